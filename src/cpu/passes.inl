@@ -220,16 +220,18 @@ BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bo
 
 /* Of a row under rows; under columns each step has its own. */
 struct FN(coefficients) {
-    V k, a, b, p, q, rest;
+    V k, a, b, p, q, rest, param; /* param: of the activation */
 };
 
 BODY struct FN(coefficients) FN(coefficients_of_row)(const struct normfuse_pass *s, size_t r, const int pass, const bool columns)
 {
     const V zero = OP(set1)(0);
-    struct FN(coefficients) of = {zero, zero, zero, zero, zero, zero};
+    struct FN(coefficients) of = {zero, zero, zero, zero, zero, zero, OP(set1)((R)s->act_param)};
     if (columns)
         return of;
     const size_t at = r * s->coefficient_step;
+    if (s->slope)
+        of.param = OP(set1)(((const R *)s->slope)[at]);
     of.k = OP(set1)(((const R *)s->k)[at]);
     if (s->a) {
         of.a = OP(set1)(((const R *)s->a)[at]);
@@ -262,6 +264,12 @@ BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, s
     return s->post_add ? OP(add)(z, added) : z;
 }
 
+/* The activation's parameter at column i of a row. */
+BODY V FN(param)(const struct normfuse_pass *s, size_t i, size_t n, struct FN(coefficients) of, const bool columns, const int form)
+{
+    return columns && form == NORMFUSE_PRELU ? FN(coefficient)(s->slope, i, n) : of.param;
+}
+
 /* `stream` need not be a constant: a copy of each loop for it would double their code. */
 BODY void FN(write)(T *to, V v, size_t n, bool stream)
 {
@@ -280,14 +288,14 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
     } else {
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         const V z = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
-        y = OP(activation)(form, OP(set1)((R)s->act_param), z);
+        y = OP(activation)(form, FN(param)(s, i, n, of, columns, form), z);
     }
     FN(write)(ROW(T *, y, r) + i, y, n, stream);
 }
 
-/* dy' at column i; *d is x - k. Missing lanes give dy' = 0 and d = 0. */
+/* dy' at column i; *d is x - k, *h what a value of prelu adds to the slope's gradient. Missing lanes give dy' = 0 and d = 0. */
 BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
-                    const bool columns, const int form, V *d)
+                    const bool columns, const int form, V *d, V *h)
 {
     *d = FN(distance)(s, r, i, n, of, columns);
     if (form == STAGED)
@@ -295,18 +303,21 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
     const V g = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
     if (form == NORMFUSE_IDENTITY)
         return g;
-    return OP(activation_gradient)(form, OP(set1)((R)s->act_param), g, FN(z)(s, r, i, n, *d, of, columns));
+    const V z = FN(z)(s, r, i, n, *d, of, columns);
+    if (form == NORMFUSE_PRELU)
+        *h = OP(slope_gradient)(g, z);
+    return OP(activation_gradient)(form, FN(param)(s, i, n, of, columns, form), g, z);
 }
 
 BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
                            const R *staged, const bool columns, const int form, bool stream)
 {
-    V d;
+    V d, h;
     if (form != STAGED || s->kept) {
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
     }
-    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d), p = columns ? FN(coefficient)(s->p, i, n) : of.p;
+    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d, &h), p = columns ? FN(coefficient)(s->p, i, n) : of.p;
     V v;
     if (!s->q)
         v = OP(mul)(p, g);
@@ -336,7 +347,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     const bool has_slope = s->slope != NULL;
-    V slope = OP(set1)(has_slope && !columns ? ((const R *)s->slope)[r * s->coefficient_step] : 0);
+    V slope = of.param;
     for (size_t i = first, n; i < end; i += n, z += W, g += W) {
         n = end - i < W ? end - i : W;
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
@@ -488,10 +499,14 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     const bool is_staged = FN(is_mostly_edges)(s) || (pass == AFFINE2 && s->kept);
-    switch (is_staged ? STAGED : s->activation) {
+    /* Rows have a parameter each, of either. */
+    const int32_t chosen = !columns && s->activation == NORMFUSE_PRELU ? NORMFUSE_LEAKY_RELU : s->activation;
+    switch (is_staged ? STAGED : chosen) {
 #define FORM(activation)                                                         \
     case activation:                                                             \
         if (pass == AFFINE && activation == NORMFUSE_SILU && FORWARD_SILU_STAGED) \
+            break;                                                               \
+        if (!columns && activation == NORMFUSE_PRELU)                            \
             break;                                                               \
         FN(rows)(s, pass, columns, activation, s->stream);                       \
         return;
@@ -628,21 +643,25 @@ struct FN(sums) {
     V sum[2], square[2];
 };
 
-/* Values [first, end) of a row, onto *sums; first is a multiple of 2*W. */
+/* Values [first, end) of a row, onto *sums, and what they add to the slope's gradient onto *slopes; first is a multiple of 2*W. */
 BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form,
-                       struct FN(sums) *sums)
+                       struct FN(sums) *sums, struct FN(sums) *slopes)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, false);
     const bool keeps = s->dpost_add || s->y || s->kept;
-    V d0, d1;
+    V d0, d1, h0, h1;
     size_t i = first;
     for (; i + 2 * W <= end; i += 2 * W) {
-        const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
-        const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1);
+        const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0, &h0);
+        const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1, &h1);
         sums->sum[0] = OP(add)(sums->sum[0], g0);
         sums->sum[1] = OP(add)(sums->sum[1], g1);
         sums->square[0] = OP(fma)(g0, d0, sums->square[0]);
         sums->square[1] = OP(fma)(g1, d1, sums->square[1]);
+        if (form == NORMFUSE_PRELU) {
+            slopes->sum[0] = OP(add)(slopes->sum[0], h0);
+            slopes->sum[1] = OP(add)(slopes->sum[1], h1);
+        }
         if (keeps) {
             FN(keep)(s, r, i, W, of.p, g0);
             FN(keep)(s, r, i + W, W, of.p, g1);
@@ -650,7 +669,9 @@ BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, si
     }
     for (int j = 0; i < end; i += W, j++) {
         const size_t n = end - i < W ? end - i : W;
-        const V g = FN(gradient)(s, r, i, n, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
+        const V g = FN(gradient)(s, r, i, n, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0, &h0);
+        if (form == NORMFUSE_PRELU)
+            slopes->sum[j] = OP(add)(slopes->sum[j], h0);
         if (j == 0) {
             sums->sum[0] = OP(add)(sums->sum[0], g);
             sums->square[0] = OP(fma)(g, d0, sums->square[0]);
@@ -679,10 +700,14 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, true);
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
-    V d;
-    const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d);
+    V d, h;
+    const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d, &h);
     FN(store_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
     FN(store_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
+    if (form == NORMFUSE_PRELU && s->slope_sum) {
+        R *slopes = (R *)s->slope_sum + c;
+        FN(store_sum)(slopes, OP(add)(FN(coefficient)(slopes, 0, n), h), n);
+    }
     if (s->dpost_add || s->y || s->kept)
         FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : g, g);
 }
@@ -695,11 +720,18 @@ BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t f
         FN(dot2_columns_step)(s, r, c, end - c, form == STAGED ? staged + (c - first) : NULL, form);
 }
 
+BODY void FN(slope_row_ends)(const struct normfuse_pass *s, size_t r, struct FN(sums) *slopes)
+{
+    if (s->slope_sum && (s->sum_per_row || r + 1 == s->rows)) {
+        ((R *)s->slope_sum)[s->sum_per_row ? r : 0] = OP(hsum)(OP(add)(slopes->sum[0], slopes->sum[1]));
+        slopes->sum[0] = slopes->sum[1] = OP(set1)(0);
+    }
+}
+
 /* What a block's stage has in z's place, onto the sums for the slope's gradient, in the order of dot2's own. */
 static __attribute__((noinline)) void FN(sum_slopes)(const struct normfuse_pass *s, const struct FN(block) *at, const R *staged,
                                                      bool columns, struct FN(sums) *lanes)
 {
-    const V zero = OP(set1)(0);
     for (size_t j = 0; j < at->count; j++, staged += at->pitch) {
         const size_t r = at->row + j;
         R *sums = (R *)s->slope_sum + at->first;
@@ -713,10 +745,8 @@ static __attribute__((noinline)) void FN(sum_slopes)(const struct normfuse_pass 
             else
                 lanes->sum[1] = OP(add)(lanes->sum[1], v);
         }
-        if (!columns && at->first + at->width == s->n && (s->sum_per_row || r + 1 == s->rows)) {
-            ((R *)s->slope_sum)[s->sum_per_row ? r : 0] = OP(hsum)(OP(add)(lanes->sum[0], lanes->sum[1]));
-            lanes->sum[0] = lanes->sum[1] = zero;
-        }
+        if (!columns && at->first + at->width == s->n)
+            FN(slope_row_ends)(s, r, lanes);
     }
 }
 
@@ -732,8 +762,10 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
             if (columns) {                                            \
                 FN(dot2_columns_row)(s, r, 0, s->n, NULL, activation); \
             } else {                                                  \
-                FN(dot2_row)(s, r, 0, s->n, NULL, activation, &sums); \
+                FN(dot2_row)(s, r, 0, s->n, NULL, activation, &sums, &slope_sums); \
                 FN(dot2_row_ends)(s, r, &sums);                       \
+                if (activation == NORMFUSE_PRELU)                     \
+                    FN(slope_row_ends)(s, r, &slope_sums);            \
             }                                                         \
         }                                                             \
         return;
@@ -752,7 +784,7 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
             if (columns) {
                 FN(dot2_columns_row)(s, r, at.first, end, staged + j * at.pitch, STAGED);
             } else {
-                FN(dot2_row)(s, r, at.first, end, staged + j * at.pitch, STAGED, &sums);
+                FN(dot2_row)(s, r, at.first, end, staged + j * at.pitch, STAGED, &sums, NULL);
                 if (end == s->n)
                     FN(dot2_row_ends)(s, r, &sums);
             }
