@@ -27,10 +27,15 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #else
 #define FORMS_16(FORM)                                                                             \
     FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU) FORM(NORMFUSE_LEAKY_RELU) FORM(NORMFUSE_HARDSWISH) \
-    FORM(NORMFUSE_SILU) FORM(NORMFUSE_PRELU)
+    FORM(NORMFUSE_SILU)
+#endif
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define FORMS_PRELU(FORM)
+#else
+#define FORMS_PRELU(FORM) FORM(NORMFUSE_PRELU)
 #endif
 #if defined(NORMFUSE_ALL_INLINE_FORMS)
-#define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY) FOR_EACH_ACTIVATION(FORM) FORM(NORMFUSE_PRELU)
+#define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY) FOR_EACH_ACTIVATION(FORM)
 #elif defined(NORMFUSE_NO_INLINE_FORMS)
 #define FORMS_F32 FORMS_16
 #else
@@ -49,17 +54,20 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
+#define PRELU_FORMS FORMS_PRELU
 #define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT f16
 #define INLINE_FORMS FORMS_16
+#define PRELU_FORMS(FORM)
 #define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 #endif
 #define T uint16_t
 #define DT bf16
 #define INLINE_FORMS FORMS_16
+#define PRELU_FORMS FORMS_PRELU
 #define FORWARD_SILU_STAGED VF_ROUNDS_BF16
 #include "cpu/passes.inl"
 #undef OP
@@ -82,6 +90,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define T double
 #define DT f64
 #define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU)
+#define PRELU_FORMS(FORM)
 #define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 

@@ -14,6 +14,7 @@
  * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
  * docs/decisions/0012.
  *   INLINE_FORMS(FORM)  FORM(activation) for each that has loops of its own
+ *   PRELU_FORMS(FORM)   FORM(NORMFUSE_PRELU) or nothing
  *   FORWARD_SILU_STAGED  1: but the forward of SiLU has none */
 #define LOAD(p) CAT(OP(load_), DT)(p)
 #define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
@@ -293,9 +294,9 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
     FN(write)(ROW(T *, y, r) + i, y, n, stream);
 }
 
-/* dy' at column i; *d is x - k, *h what a value of prelu adds to the slope's gradient. Missing lanes give dy' = 0 and d = 0. */
+/* dy' at column i; *d is x - k. Missing lanes give dy' = 0 and d = 0. */
 BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
-                    const bool columns, const int form, V *d, V *h)
+                    const bool columns, const int form, V *d)
 {
     *d = FN(distance)(s, r, i, n, of, columns);
     if (form == STAGED)
@@ -303,21 +304,18 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
     const V g = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
     if (form == NORMFUSE_IDENTITY)
         return g;
-    const V z = FN(z)(s, r, i, n, *d, of, columns);
-    if (form == NORMFUSE_PRELU)
-        *h = OP(slope_gradient)(g, z);
-    return OP(activation_gradient)(form, FN(param)(s, i, n, of, columns, form), g, z);
+    return OP(activation_gradient)(form, FN(param)(s, i, n, of, columns, form), g, FN(z)(s, r, i, n, *d, of, columns));
 }
 
 BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
                            const R *staged, const bool columns, const int form, bool stream)
 {
-    V d, h;
+    V d;
     if (form != STAGED || s->kept) {
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
     }
-    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d, &h), p = columns ? FN(coefficient)(s->p, i, n) : of.p;
+    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d), p = columns ? FN(coefficient)(s->p, i, n) : of.p;
     V v;
     if (!s->q)
         v = OP(mul)(p, g);
@@ -499,7 +497,8 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     const bool is_staged = FN(is_mostly_edges)(s) || (pass == AFFINE2 && s->kept);
-    /* Rows have a parameter each, of either. */
+    /* Rows have a parameter each, of either. Under columns prelu has loops of its own; its sums go through a stage: loops for
+     * them, too, would be 60 KB of code. */
     const int32_t chosen = !columns && s->activation == NORMFUSE_PRELU ? NORMFUSE_LEAKY_RELU : s->activation;
     switch (is_staged ? STAGED : chosen) {
 #define FORM(activation)                                                         \
@@ -511,6 +510,7 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
         FN(rows)(s, pass, columns, activation, s->stream);                       \
         return;
         INLINE_FORMS(FORM)
+        PRELU_FORMS(FORM)
 #undef FORM
     default: break;
     }
@@ -643,25 +643,21 @@ struct FN(sums) {
     V sum[2], square[2];
 };
 
-/* Values [first, end) of a row, onto *sums, and what they add to the slope's gradient onto *slopes; first is a multiple of 2*W. */
+/* Values [first, end) of a row, onto *sums; first is a multiple of 2*W. */
 BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form,
-                       struct FN(sums) *sums, struct FN(sums) *slopes)
+                       struct FN(sums) *sums)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, false);
     const bool keeps = s->dpost_add || s->y || s->kept;
-    V d0, d1, h0, h1;
+    V d0, d1;
     size_t i = first;
     for (; i + 2 * W <= end; i += 2 * W) {
-        const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0, &h0);
-        const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1, &h1);
+        const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
+        const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1);
         sums->sum[0] = OP(add)(sums->sum[0], g0);
         sums->sum[1] = OP(add)(sums->sum[1], g1);
         sums->square[0] = OP(fma)(g0, d0, sums->square[0]);
         sums->square[1] = OP(fma)(g1, d1, sums->square[1]);
-        if (form == NORMFUSE_PRELU) {
-            slopes->sum[0] = OP(add)(slopes->sum[0], h0);
-            slopes->sum[1] = OP(add)(slopes->sum[1], h1);
-        }
         if (keeps) {
             FN(keep)(s, r, i, W, of.p, g0);
             FN(keep)(s, r, i + W, W, of.p, g1);
@@ -669,9 +665,7 @@ BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, si
     }
     for (int j = 0; i < end; i += W, j++) {
         const size_t n = end - i < W ? end - i : W;
-        const V g = FN(gradient)(s, r, i, n, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0, &h0);
-        if (form == NORMFUSE_PRELU)
-            slopes->sum[j] = OP(add)(slopes->sum[j], h0);
+        const V g = FN(gradient)(s, r, i, n, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
         if (j == 0) {
             sums->sum[0] = OP(add)(sums->sum[0], g);
             sums->square[0] = OP(fma)(g, d0, sums->square[0]);
@@ -700,14 +694,10 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, true);
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
-    V d, h;
-    const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d, &h);
+    V d;
+    const V g = FN(gradient)(s, r, c, n, of, staged, true, form, &d);
     FN(store_sum)(sums, OP(add)(FN(coefficient)(sums, 0, n), g), n);
     FN(store_sum)(squares, OP(fma)(g, d, FN(coefficient)(squares, 0, n)), n);
-    if (form == NORMFUSE_PRELU && s->slope_sum) {
-        R *slopes = (R *)s->slope_sum + c;
-        FN(store_sum)(slopes, OP(add)(FN(coefficient)(slopes, 0, n), h), n);
-    }
     if (s->dpost_add || s->y || s->kept)
         FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : g, g);
 }
@@ -762,10 +752,8 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
             if (columns) {                                            \
                 FN(dot2_columns_row)(s, r, 0, s->n, NULL, activation); \
             } else {                                                  \
-                FN(dot2_row)(s, r, 0, s->n, NULL, activation, &sums, &slope_sums); \
+                FN(dot2_row)(s, r, 0, s->n, NULL, activation, &sums); \
                 FN(dot2_row_ends)(s, r, &sums);                       \
-                if (activation == NORMFUSE_PRELU)                     \
-                    FN(slope_row_ends)(s, r, &slope_sums);            \
             }                                                         \
         }                                                             \
         return;
@@ -776,15 +764,16 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
     R z[STAGE + W], g[STAGE + W];
     struct FN(block) at = {0};
     while (FN(next_block)(s, &at, false)) {
-        const R *staged = FN(stage)(s, &at, z, g, DOT2, columns);
+        /* Not *s: what calls may have seen is read again after each store (affine leaky_relu backward 1.25 times slower). */
+        const R *staged = FN(stage)(arguments, &at, z, g, DOT2, columns);
         if (s->slope_sum)
-            FN(sum_slopes)(s, &at, z, columns, &slope_sums);
+            FN(sum_slopes)(arguments, &at, z, columns, &slope_sums);
         for (size_t j = 0; j < at.count; j++) {
             const size_t r = at.row + j, end = at.first + at.width;
             if (columns) {
                 FN(dot2_columns_row)(s, r, at.first, end, staged + j * at.pitch, STAGED);
             } else {
-                FN(dot2_row)(s, r, at.first, end, staged + j * at.pitch, STAGED, &sums, NULL);
+                FN(dot2_row)(s, r, at.first, end, staged + j * at.pitch, STAGED, &sums);
                 if (end == s->n)
                     FN(dot2_row_ends)(s, r, &sums);
             }
@@ -897,6 +886,7 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
 #undef TOGETHER
 #undef AHEAD
 #undef INLINE_FORMS
+#undef PRELU_FORMS
 #undef FORWARD_SILU_STAGED
 #undef T
 #undef DT
