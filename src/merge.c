@@ -3,6 +3,7 @@
  * merge.c - joins the statistics and the sums of shards, in the order given, in double. */
 #include "caller.h"
 #include "problem.h"
+#include "torch.h"
 
 #include <inttypes.h>
 
@@ -14,6 +15,7 @@ struct shards {
     struct normfuse_flat in, out;
     normfuse_device device;
     int64_t count, values; /* shards, doubles a shard */
+    struct normfuse_flat stats; /* of ..._per_value: triples; data is NULL elsewhere */
 };
 
 /* in: [shards, ..., width], out: [..., width]. */
@@ -54,11 +56,30 @@ static normfuse_status check(struct shards *shards, const char *call, const norm
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                                "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported", call,
                                (int)in->device.device_type);
-    *shards = (struct shards){flat_in, flat_out, in->device, in->shape[0], values};
+    *shards = (struct shards){.in = flat_in, .out = flat_out, .device = in->device, .count = in->shape[0], .values = values};
     const uintptr_t in_low = (uintptr_t)flat_in.data, in_high = in_low + (uintptr_t)flat_in.elements * sizeof(double);
     const uintptr_t out_low = (uintptr_t)flat_out.data, out_high = out_low + (uintptr_t)values * sizeof(double);
     if (flat_in.elements != 0 && in_low != out_low && in_low < out_high && out_low < in_high)
         return normfuse_refuse(NORMFUSE_OVERLAP, "%s: out overlaps in, but is not its first shard", call);
+    return NORMFUSE_OK;
+}
+
+/* stats: [..., 3], whose triples divide the pairs of out. */
+static normfuse_status check_stats(struct shards *shards, const char *call, const normfuse_tensor *stats)
+{
+    if (stats == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: stats is NULL", call);
+    const normfuse_status status = normfuse_flat_tensor(&shards->stats, call, "stats", stats);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (shards->stats.type != NORMFUSE_F64)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: stats must be f64", call);
+    const int64_t triples = shards->stats.elements / 3, pairs = shards->values / 2;
+    if (stats->shape[stats->ndim - 1] != 3 || (triples == 0 ? pairs != 0 : pairs % triples != 0))
+        return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: stats must be [..., 3], a triple for as many pairs of out each",
+                               call);
+    if (stats->device.device_type != shards->device.device_type || stats->device.device_id != shards->device.device_id)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: stats is on another device than in", call);
     return NORMFUSE_OK;
 }
 
@@ -71,7 +92,7 @@ static normfuse_status merge_there(const struct shards *shards, const char *call
     const normfuse_status status = normfuse_cuda_device(call, shards->device.device_id, &device);
     if (status != NORMFUSE_OK || shards->values == 0)
         return status;
-    return normfuse_cuda_merge(&shards->in, &shards->out, width, shards->device.device_id, exec);
+    return normfuse_cuda_merge(&shards->in, &shards->stats, &shards->out, width, shards->device.device_id, exec);
 #else
     (void)shards;
     (void)width;
@@ -114,20 +135,29 @@ static void merge_sums(const struct shards *shards)
 {
     const double *const from = (const double *)(const void *)shards->in.data;
     double *const to = (double *)(void *)shards->out.data;
+    const double *const stats = (const double *)(const void *)shards->stats.data;
+    const int64_t triples = shards->stats.elements / 3, share = triples == 0 ? 1 : shards->values / triples;
     for (int64_t i = 0; i < shards->values; i++) {
         double sum = 0;
         for (int64_t shard = 0; shard < shards->count; shard++)
             sum += from[shard * shards->values + i];
+        if (stats != NULL) {
+            const double count = stats[i / share * 3];
+            sum = sum * NORMFUSE_PER_VALUE / (count < 1 ? 1 : count);
+        }
         to[i] = sum;
     }
 }
 
 static normfuse_status merge(const char *call, const normfuse_tensor *in, const normfuse_tensor *out,
-                             const normfuse_exec *exec, int32_t width, void (*here)(const struct shards *))
+                             const normfuse_exec *exec, int32_t width, void (*here)(const struct shards *),
+                             bool per_value, const normfuse_tensor *stats)
 {
     const struct normfuse_caller caller = normfuse_enter();
     struct shards shards;
     normfuse_status status = check(&shards, call, in, out, exec, width);
+    if (status == NORMFUSE_OK && per_value)
+        status = check_stats(&shards, call, stats);
     if (status == NORMFUSE_OK && shards.device.device_type == NORMFUSE_CUDA)
         status = merge_there(&shards, call, width, exec);
     else if (status == NORMFUSE_OK)
@@ -138,10 +168,16 @@ static normfuse_status merge(const char *call, const normfuse_tensor *in, const 
 
 normfuse_status normfuse_stats_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
 {
-    return merge("stats_merge", in, out, exec, 3, merge_stats);
+    return merge("stats_merge", in, out, exec, 3, merge_stats, false, NULL);
 }
 
 normfuse_status normfuse_sums_merge(const normfuse_tensor *in, const normfuse_tensor *out, const normfuse_exec *exec)
 {
-    return merge("sums_merge", in, out, exec, 2, merge_sums);
+    return merge("sums_merge", in, out, exec, 2, merge_sums, false, NULL);
+}
+
+normfuse_status normfuse_sums_merge_per_value(const normfuse_tensor *in, const normfuse_tensor *stats,
+                                              const normfuse_tensor *out, const normfuse_exec *exec)
+{
+    return merge("sums_merge_per_value", in, out, exec, 2, merge_sums, true, stats);
 }

@@ -74,7 +74,8 @@ static struct {
 enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS,
-    GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED, RETURN_SUM,
+    PARTS = SLOTS, /* stats or sums of all shards, in rank order; a handle of its own, like SAVED */
+    GROUPS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, WANTED, RETURN_SUM,
     SAVED, /* mean and rstd, their bytes in one tensor: K f64, then K f32 (f64 of f64 x) */
     /* aten's */
     SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
@@ -121,6 +122,7 @@ struct operation {
     bool evaluates;
     bool is_lean; /* refuses x of one value a group */
     bool is_aten; /* one of aten's operators */
+    bool merges;  /* PARTS; the gradients of parameters are of SUMS alone */
     uint8_t arguments[MAX_ARGUMENTS]; /* in the order of the schema */
     uint8_t outputs[MAX_OUTPUTS + 1];
     group_norm_call *group_norm; /* the one that `kind` says; of aten's batch norms both */
@@ -148,12 +150,12 @@ struct call {
     uint8_t inputs[MAX_ARGUMENTS]; /* the slots of those that were given */
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
     tensor_handle outputs[MAX_OUTPUTS];
-    tensor_handle scratch, saved;
+    tensor_handle scratch, saved, parts, shared; /* shared: the sums of all shards, per value */
     enum kind kind;
     int32_t dtype; /* x's, as torch numbers it */
     int32_t device_type, device_index;
     double eps, momentum, act_param;
-    int64_t groups, set_values, activation, wanted;
+    int64_t groups, activation, wanted;
     bool evaluates;
     bool returns_sum; /* u is an output; with pre_add it always is */
     /* aten's group norm: what x has, whatever its shape; or `positions` is -1 and the shape says. */
@@ -166,6 +168,7 @@ struct call {
     bool has_failed_tasks;      /* torch's threads did not run them all */
     /* written where they are used */
     normfuse_tensor tensors[SLOTS];
+    int64_t part_axes[2][2][4]; /* of `parts` and `shared`, likewise */
     int64_t axes[SLOTS][2][3]; /* shape and strides of those that the library sees with other axes than torch */
 };
 
@@ -524,9 +527,9 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case MOMENTUM: call->momentum = as_double(value); break;
         case ACTIVATION: call->activation = (int64_t)value; break;
         case ACT_PARAM: call->act_param = as_double(value); break;
-        case SET_VALUES: call->set_values = (int64_t)value; break;
         case WANTED: call->wanted = (int64_t)value; break;
         case SAVED: call->saved = as_tensor(value); break;
+        case PARTS: call->parts = as_tensor(value); break;
         case SAMPLES: call->samples = (int64_t)value; break;
         case CHANNELS: call->channels = (int64_t)value; break;
         case POSITIONS: call->positions = (int64_t)value; break;
@@ -872,6 +875,55 @@ static void parallel_for(void *pool, int64_t count, void (*task)(void *context, 
     }
 }
 
+/* The library's view of what all shards gave, [shards, ...], where one gave `one`. */
+static bool view_parts(struct call *call, normfuse_tensor *view, const normfuse_tensor *one)
+{
+    struct shape shape;
+    int32_t dtype, device_type, device_index;
+    if (!get_shape(call, &shape, call->parts))
+        return false;
+    if (torch.aoti_torch_get_dtype(call->parts, &dtype) ||
+        torch.aoti_torch_get_device_type(call->parts, &device_type) ||
+        torch.aoti_torch_get_device_index(call->parts, &device_index))
+        return fail(call, "");
+    if (device_type != call->device_type || device_index != call->device_index)
+        return fail(call, "parts is on another device than the input");
+    int64_t elements = elements_of(shape.axes, shape.sizes), of_one = elements_of(one->ndim, one->shape);
+    if (dtype != torch.f64 || one->ndim > 3 || !is_contiguous(shape.axes, shape.sizes, shape.strides) ||
+        (of_one == 0 ? elements != 0 : elements % of_one != 0))
+        return fail(call, "parts is not what the shards gave, one after the other");
+    *view = *one;
+    view->byte_offset = 0;
+    view->ndim = one->ndim + 1;
+    view->shape = call->part_axes[0][0];
+    view->strides = call->part_axes[0][1];
+    view->shape[0] = of_one == 0 ? 1 : elements / of_one;
+    memcpy(view->shape + 1, one->shape, (size_t)one->ndim * sizeof *one->shape);
+    contiguous_strides(view->ndim, view->shape, view->strides);
+    return get_data(call, &view->data, call->parts, false);
+}
+
+/* Stats of all shards to the output of that name; sums to `shared`, per value. */
+static bool merge_parts(struct call *call, const struct operation *operation, normfuse_tensor *shared,
+                        const normfuse_exec *exec)
+{
+    normfuse_tensor parts;
+    const normfuse_tensor *one = &call->tensors[operation->is_backward ? SUMS : STATS];
+    if (!view_parts(call, &parts, one))
+        return false;
+    if (!operation->is_backward)
+        return normfuse_stats_merge(&parts, one, exec) == NORMFUSE_OK || fail(call, normfuse_last_error());
+    *shared = parts;
+    shared->ndim = one->ndim;
+    shared->shape = memcpy(call->part_axes[1][0], one->shape, (size_t)one->ndim * sizeof *one->shape);
+    shared->strides = call->part_axes[1][1];
+    contiguous_strides(shared->ndim, shared->shape, shared->strides);
+    return empty(call, &call->shared, shared->ndim, shared->shape, shared->strides, torch.f64) &&
+           get_data(call, &shared->data, call->shared, true) &&
+           (normfuse_sums_merge_per_value(&parts, &call->tensors[STATS], shared, exec) == NORMFUSE_OK ||
+            fail(call, normfuse_last_error()));
+}
+
 static normfuse_status scratch_bytes(enum kind kind, bool is_backward, const union options *options,
                                      const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
@@ -931,6 +983,41 @@ static normfuse_status enqueue(const struct call *call, const struct operation *
     }
 }
 
+static bool call_library(struct call *call, const struct operation *operation, const union options *options,
+                         const normfuse_tensors *tensors, normfuse_exec exec)
+{
+    void *const acquired = call->device_type == torch.cuda ? normfuse_stream_acquire(call->device_index, &exec) : NULL;
+    normfuse_status status = enqueue(call, operation, options, tensors, &exec);
+    normfuse_stream_release(acquired);
+    if (status == NORMFUSE_SCRATCH) {
+        exec.scratch = NULL;
+        if (!add_scratch(call, operation, options, tensors, &exec))
+            return false;
+        status = enqueue(call, operation, options, tensors, &exec);
+    }
+    return status == NORMFUSE_OK && !call->has_failed_tasks ? true : fail(call, normfuse_last_error());
+}
+
+/* The gradients of parameters of this shard's sums, those of x and pre_bias of the sums of all. */
+static bool call_library_of_shards(struct call *call, const struct operation *operation, const union options *options,
+                                   normfuse_tensors tensors, const normfuse_exec *exec)
+{
+    normfuse_tensors of_parameters = tensors;
+    of_parameters.dx = of_parameters.dpre_bias = of_parameters.du = of_parameters.pre_bias = NULL;
+    of_parameters.stats = tensors.stats = NULL;
+    if ((tensors.dweight != NULL || tensors.dbias != NULL || tensors.dscale != NULL || tensors.dshift != NULL) &&
+        !call_library(call, operation, options, &of_parameters, *exec))
+        return false;
+    if (tensors.dx == NULL)
+        return true;
+    let_go(&call->scratch, 1);
+    call->scratch = NULL;
+    normfuse_tensor shared;
+    tensors.dweight = tensors.dbias = tensors.dscale = tensors.dshift = NULL;
+    tensors.sums = &shared;
+    return merge_parts(call, operation, &shared, exec) && call_library(call, operation, options, &tensors, *exec);
+}
+
 static bool compute(struct call *call, const struct operation *operation)
 {
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors};
@@ -959,6 +1046,7 @@ static bool compute(struct call *call, const struct operation *operation)
 
     const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
+    const int64_t set_values = operation->merges && operation->is_backward ? NORMFUSE_PER_VALUE : 0;
     if (activation != call->activation)
         return fail(call, "activation is not one that the library knows");
     union options options;
@@ -968,12 +1056,12 @@ static bool compute(struct call *call, const struct operation *operation)
         options.group_norm = (normfuse_group_norm_options){
             .struct_bytes = sizeof options.group_norm, .flags = flags, .groups = call->groups, .eps = call->eps,
             .activation = activation, .act_param = call->act_param, .momentum = call->momentum,
-            .set_values = call->set_values};
+            .set_values = set_values};
         break;
     case BATCH_NORM:
         options.batch_norm = (normfuse_batch_norm_options){
             .struct_bytes = sizeof options.batch_norm, .flags = flags, .eps = call->eps, .activation = activation,
-            .act_param = call->act_param, .momentum = call->momentum, .set_values = call->set_values};
+            .act_param = call->act_param, .momentum = call->momentum, .set_values = set_values};
         break;
     case AFFINE:
         options.affine = (normfuse_affine_options){.struct_bytes = sizeof options.affine, .flags = flags,
@@ -983,16 +1071,11 @@ static bool compute(struct call *call, const struct operation *operation)
     normfuse_exec exec = {.struct_bytes = sizeof exec};
     if (!prepare_exec(call, &exec))
         return false;
-    void *const acquired = call->device_type == torch.cuda ? normfuse_stream_acquire(call->device_index, &exec) : NULL;
-    normfuse_status status = enqueue(call, operation, &options, &tensors, &exec);
-    normfuse_stream_release(acquired);
-    if (status == NORMFUSE_SCRATCH) {
-        exec.scratch = NULL;
-        if (!add_scratch(call, operation, &options, &tensors, &exec))
-            return false;
-        status = enqueue(call, operation, &options, &tensors, &exec);
-    }
-    return status == NORMFUSE_OK && !call->has_failed_tasks ? true : fail(call, normfuse_last_error());
+    if (!operation->merges)
+        return call_library(call, operation, &options, &tensors, exec);
+    if (operation->is_backward)
+        return call_library_of_shards(call, operation, &options, tensors, &exec);
+    return merge_parts(call, operation, NULL, &exec) && call_library(call, operation, &options, &tensors, exec);
 }
 
 /* Throws a C++ exception, which crosses this frame and its callers': nothing of theirs may be left to let go. */
@@ -1035,6 +1118,8 @@ static void run(const struct operation *operation, stack_value *stack)
     }
     let_go(&call.scratch, 1);
     let_go(&call.saved, 1);
+    let_go(&call.parts, 1);
+    let_go(&call.shared, 1);
     let_go(&call.transposed_y, 1);
     let_go(call.running, 2);
     if (!succeeded) {
@@ -1044,46 +1129,6 @@ static void run(const struct operation *operation, stack_value *stack)
     }
     for (int i = 0; operation->outputs[i] != END; i++)
         stack[i] = (stack_value)(uintptr_t)call.outputs[i];
-}
-
-/* [shards, ...] -> [...] */
-static void merge(stack_value *stack,
-                  normfuse_status (*function)(const normfuse_tensor *, const normfuse_tensor *, const normfuse_exec *))
-{
-    struct call call;
-    memset(&call, 0, sizeof call);
-    tensor_handle parts = as_tensor(stack[0]);
-    call.handles[STATS] = parts;
-    int64_t axes, *sizes, *strides;
-    bool succeeded = torch.aoti_torch_get_dim(parts, &axes) == 0 && torch.aoti_torch_get_sizes(parts, &sizes) == 0 &&
-                     torch.aoti_torch_get_strides(parts, &strides) == 0 &&
-                     torch.aoti_torch_get_dtype(parts, &call.dtype) == 0 &&
-                     torch.aoti_torch_get_device_type(parts, &call.device_type) == 0 &&
-                     torch.aoti_torch_get_device_index(parts, &call.device_index) == 0;
-    if (!succeeded)
-        fail(&call, "");
-    else if (axes < 2 || axes > MAX_AXES)
-        succeeded = fail(&call, "expected a tensor of at least 2 dimensions, [shards, ...]");
-    if (succeeded && !is_contiguous(axes, sizes, strides)) {
-        succeeded = empty_contiguous(&call, &call.copies[STATS], axes, sizes, call.dtype) &&
-                    copy_to(&call, call.copies[STATS], parts);
-        parts = call.copies[STATS];
-    }
-    normfuse_exec exec = {.struct_bytes = sizeof exec};
-    succeeded = succeeded && empty_contiguous(&call, &call.outputs[0], axes - 1, sizes + 1, call.dtype) &&
-                describe(&call, STATS, parts, false) && describe(&call, SUMS, call.outputs[0], true) &&
-                prepare_exec(&call, &exec);
-    if (succeeded &&
-        (function(&call.tensors[STATS], &call.tensors[SUMS], &exec) != NORMFUSE_OK || call.has_failed_tasks))
-        succeeded = fail(&call, normfuse_last_error());
-    let_go(call.handles, SLOTS);
-    let_go(call.copies, SLOTS);
-    if (!succeeded) {
-        let_go(call.outputs, MAX_OUTPUTS);
-        raise_error(call.problem);
-        return;
-    }
-    stack[0] = (stack_value)(uintptr_t)call.outputs[0];
 }
 
 /* ---- the operators, in the order of their schemas --------------------------------------------------------------- */
@@ -1140,29 +1185,31 @@ OPERATION(channel_affine_backward, .kind = AFFINE, .affine = normfuse_affine_bac
 OPERATION(group_norm_stats, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_stats,
           .arguments = {X, O(PRE_BIAS), O(PRE_ADD), GROUPS, END}, .outputs = {STATS, U, END})
 OPERATION(group_norm_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_apply,
-          .arguments = {X, STATS, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, END},
-          .outputs = {Y, MEAN, RSTD, END})
+          .merges = true,
+          .arguments = {X, PARTS, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, END},
+          .outputs = {Y, MEAN, RSTD, STATS, END})
 OPERATION(group_norm_backward_sums, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_sums,
           .is_backward = true,
           .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, ACT, WANTED, END},
           .outputs = {SUMS, DPOST_ADD, END})
 OPERATION(group_norm_backward_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_apply,
-          .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), ADAPTIVE, O(PRE_BIAS), O(POST_ADD), GROUPS, SET_VALUES, ACT,
+          .is_backward = true, .merges = true,
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS, PARTS, STATS), ADAPTIVE, O(PRE_BIAS), O(POST_ADD), GROUPS, ACT,
                         WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, END})
 OPERATION(batch_norm_stats, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_stats,
           .arguments = {X, O(PRE_BIAS), O(PRE_ADD), END}, .outputs = {STATS, U, END})
 OPERATION(batch_norm_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_apply,
-          .arguments = {X, STATS, O(WEIGHT), O(BIAS), RUNNING, O(POST_ADD), MOMENTUM, EPS, ACT, END},
-          .outputs = {Y, MEAN, RSTD, END})
+          .merges = true,
+          .arguments = {X, PARTS, O(WEIGHT), O(BIAS), RUNNING, O(POST_ADD), MOMENTUM, EPS, ACT, END},
+          .outputs = {Y, MEAN, RSTD, STATS, END})
 OPERATION(batch_norm_backward_sums, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_sums,
           .is_backward = true,
           .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), O(POST_ADD), ACT, WANTED, END},
           .outputs = {SUMS, DPOST_ADD, END})
 OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_apply,
-          .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS), O(PRE_BIAS), O(POST_ADD), SET_VALUES, ACT, WANTED, END},
+          .is_backward = true, .merges = true,
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS, PARTS, STATS), O(PRE_BIAS), O(POST_ADD), ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DPRE_BIAS, END})
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */
@@ -1223,20 +1270,6 @@ OPERATION(cudnn_batch_norm, ATEN_BATCH_NORM, .arguments = {X, WEIGHT, O(BIAS), R
 OPERATION(cudnn_batch_norm_backward, ATEN_BATCH_NORM_BACKWARD,
           .arguments = {X, DY, WEIGHT, RUNNING, GIVEN_SAVED, EPS, RESERVE, END}, .outputs = {DX, DWEIGHT, DBIAS, END})
 
-static void stats_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
-{
-    (void)inputs;
-    (void)outputs;
-    merge(stack, normfuse_stats_merge);
-}
-
-static void sums_merge(stack_value *stack, uint64_t inputs, uint64_t outputs)
-{
-    (void)inputs;
-    (void)outputs;
-    merge(stack, normfuse_sums_merge);
-}
-
 /* ---- registration ---------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -1271,8 +1304,6 @@ static const struct {
     KERNEL(lean_batch_norm_inference),
     KERNEL(lean_batch_norm_backward),
     KERNEL(lean_batch_norm_evaluate_backward),
-    KERNEL(stats_merge),
-    KERNEL(sums_merge),
 #undef KERNEL
 };
 

@@ -13,6 +13,7 @@
 #include "normfuse.h"
 #include "problem.h"
 #include "scalar.h"
+#include "torch.h"
 
 /* In the order of normfuse_tensors. */
 enum slot {
@@ -1609,6 +1610,39 @@ static void test_merge(void)
         }
         CHECK(fabsl(sums[i / 2][i % 2] - sum) <= SHARDS * (DBL_EPSILON / 2) * magnitude, "sum %d", i);
     }
+
+    /* Per value: a count for each pair, and one for all; a set without values has sums of 0. */
+    double stats[SETS][3] = {{0}}, per_value[SETS][2];
+    normfuse_axes stats_axes, per_value_axes;
+    const normfuse_tensor per_value_tensor = f64_tensor(per_value, &per_value_axes, 2, SETS, 2, 0);
+    for (int triples = SETS; triples >= 1; triples -= SETS - 1) {
+        const normfuse_tensor stats_tensor = f64_tensor(stats, &stats_axes, 2, triples, 3, 0);
+        for (int i = 0; i < SETS; i++)
+            stats[i][0] = i == 1 ? 0 : 7 + i;
+        CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &stats_tensor, &per_value_tensor, NULL) == NORMFUSE_OK, "%s",
+              normfuse_last_error());
+        for (int i = 0; i < SETS * 2; i++) {
+            const double count = stats[triples == 1 ? 0 : i / 2][0];
+            CHECK(per_value[i / 2][i % 2] == sums[i / 2][i % 2] * NORMFUSE_PER_VALUE / (count < 1 ? 1 : count),
+                  "sum %d per value, %d counts", i, triples);
+        }
+    }
+    normfuse_tensor bad_stats = f64_tensor(stats, &stats_axes, 2, SETS, 2, 0);
+    CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &bad_stats, &per_value_tensor, NULL) == NORMFUSE_BAD_SHAPE,
+          "stats of pairs");
+    bad_stats = f64_tensor(stats, &stats_axes, 2, SETS - 1, 3, 0);
+    CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &bad_stats, &per_value_tensor, NULL) == NORMFUSE_BAD_SHAPE,
+          "a triple for no whole number of pairs");
+    CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, NULL, &per_value_tensor, NULL) == NORMFUSE_BAD_ARGUMENT,
+          "stats NULL");
+    bad_stats = f64_tensor(stats, &stats_axes, 2, SETS, 3, 0);
+    bad_stats.device.device_type = NORMFUSE_CUDA;
+    CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &bad_stats, &per_value_tensor, NULL) == NORMFUSE_UNSUPPORTED,
+          "stats on another device");
+    bad_stats.device.device_type = NORMFUSE_CPU;
+    bad_stats.dtype.bits = 32;
+    CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &bad_stats, &per_value_tensor, NULL) == NORMFUSE_UNSUPPORTED,
+          "stats in f32");
 
     /* Refusals. */
     const double untouched = sums[0][0];

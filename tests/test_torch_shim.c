@@ -169,11 +169,41 @@ static void native_batch_norm_of_one_value(uint64_t *s)
     s[0] = as_value(tensor(2, (const int64_t[]){1, C}, FAKE_F32));
 }
 
-static void stats_merge(uint64_t *s)
+static uint64_t of_channels(int64_t rows, int64_t width)
 {
-    void *const made = tensor(3, (const int64_t[]){3, 8192, 3}, FAKE_F64);
-    torch->set_strides(made, (const int64_t[]){3, 9, 1});
-    s[0] = as_value(made);
+    return as_value(tensor(2, (const int64_t[]){rows * C, width}, FAKE_F64));
+}
+
+static void batch_norm_apply(uint64_t *s)
+{
+    *s++ = big();
+    *s++ = of_channels(3, 3);
+    for (int i = 0; i < 4; i++)
+        *s++ = channels();
+    *s++ = 0;
+    *s++ = number(0.1);
+    *s++ = number(1e-5);
+    *s++ = 3;
+    *s = number(0.0);
+}
+
+/* Of x, weight, bias and pre_bias. */
+static void batch_norm_backward_apply(uint64_t *s)
+{
+    *s++ = big();
+    *s++ = 0;
+    *s++ = big();
+    *s++ = as_value(tensor(1, (const int64_t[]){C}, FAKE_F64));
+    *s++ = as_value(tensor(1, (const int64_t[]){C}, FAKE_F32));
+    *s++ = of_channels(1, 2);
+    *s++ = of_channels(3, 2);
+    *s++ = of_channels(1, 3);
+    for (int i = 0; i < 3; i++)
+        *s++ = channels();
+    *s++ = 0;
+    *s++ = 3;
+    *s++ = number(0.0);
+    *s = 7 | 128;
 }
 
 static const struct {
@@ -190,7 +220,8 @@ static const struct {
     {"aten", "native_group_norm_backward", native_group_norm_backward, 10, 3, true},
     {"aten", "native_batch_norm", native_batch_norm, 8, 3, true},
     {"aten", "native_batch_norm", native_batch_norm_of_one_value, 8, 3, false},
-    {"normfuse", "stats_merge", stats_merge, 1, 1, false},
+    {"normfuse", "batch_norm_apply", batch_norm_apply, 11, 4, true},
+    {"normfuse", "batch_norm_backward_apply", batch_norm_backward_apply, 15, 4, true},
 };
 
 static void test_every_failure(void)

@@ -156,6 +156,7 @@ _SIGNATURES = {
     "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),
     "normfuse_stream_scratch": (None, [c_int32, c_void_p, c_size_t, POINTER(c_void_p)]),
     "normfuse_stream_scratch_free": (None, [c_int32, c_void_p, c_void_p]),
+    "normfuse_sums_merge_per_value": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
     "normfuse_stats_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
     "normfuse_sums_merge": (c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Exec)]),
     "normfuse_sample_quantum": (c_int32, [POINTER(Tensor), POINTER(c_int64)]),

@@ -69,15 +69,16 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "channel_affine": (x, weight, bias, post_add, *act),
         "channel_affine_backward": (dy, x, weight, bias, post_add, *act, 63),
         "group_norm_stats": (x, of_samples, pre_add, groups),
-        "group_norm_apply": (x, group_stats, weight, bias, scale, shift, post_add, groups, 1e-5, *act),
+        "group_norm_apply": (x, torch.stack([group_stats, group_stats]), weight, bias, scale, shift, post_add, groups, 1e-5, *act),
         "group_norm_backward_sums": (dy, x, *group_saved, weight, bias, scale, shift, post_add, groups, *act, 63),
-        "group_norm_backward_apply": (dy, du, x, *group_saved, tensor(n, c, 2), weight, bias, scale, shift, of_samples,
-                                      post_add, groups, 0, *act, ALL | _operators.FROM_U),
+        "group_norm_backward_apply": (dy, du, x, *group_saved, tensor(n, c, 2), tensor(3, n, c, 2), group_stats, weight,
+                                      bias, scale, shift, of_samples, post_add, groups, *act,
+                                      ALL | _operators.FROM_U),
         "batch_norm_stats": (x, of_channels, None),
-        "batch_norm_apply": (x, channel_stats, weight, bias, *running, post_add, 0.1, 1e-5, *act),
+        "batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, post_add, 0.1, 1e-5, *act),
         "batch_norm_backward_sums": (dy, x, *channel_saved, weight, bias, post_add, *act, 63),
-        "batch_norm_backward_apply": (dy, du, x, *channel_saved, tensor(c, 2), weight, bias, of_channels, post_add, 0,
-                                      *act, ALL),
+        "batch_norm_backward_apply": (dy, du, x, *channel_saved, tensor(c, 2), tensor(3 * c, 2), channel_stats, weight,
+                                      bias, of_channels, post_add, *act, ALL),
         "lean_group_norm": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_backward": (dy, x, packed(*group_saved), weight, bias, groups, *act, 7),
@@ -86,8 +87,6 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
         "lean_batch_norm_backward": (dy, x, packed(*channel_saved), weight, bias, *act, 7),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
-        "stats_merge": (torch.stack([group_stats, group_stats]),),
-        "sums_merge": (tensor(3, c, 2),),
     }[name]
 
 
@@ -425,30 +424,35 @@ def test_shards_of_batch_norm():
     wants = ops.batch_norm_backward(dy, None, x, mean, rstd, weight, bias, pre_bias, post_add, 1e-5, SILU, 0.0, ALL)
     shards = [slice(0, 1), slice(1, 1), slice(1, 4), slice(4, 6)]
     stats, u = zip(*(ops.batch_norm_stats(x[s], pre_bias, None) for s in shards))
-    stats, x, dpre_bias = ops.stats_merge(torch.stack(stats)), torch.cat(u), 0
-    assert torch.equal(stats[:, 0], torch.full((4,), 30, dtype=F64, device=DEVICE))
+    x, dpre_bias = torch.cat(u), 0
     sums = torch.stack([ops.batch_norm_backward_sums(dy[s], x[s], mean, rstd, weight, bias, post_add[s], SILU, 0.0, 32)
                         [0] for s in shards])
-    merged = ops.sums_merge(sums)
     close = dict(rtol=1e-12, atol=1e-12)
-    for i, s in enumerate(shards):
+    added = [0, 0, 0]
+    for parts_of, sums_of, s, own in zip((torch.stack(stats), torch.cat(stats)) * 2, (sums, sums.flatten(0, 1)) * 2, shards,
+                                         sums):
         mine = [r.clone() for r in running]
-        part, part_mean, part_rstd = ops.batch_norm_apply(x[s], stats, weight, bias, *mine, post_add[s], 0.1, 1e-5, SILU,
-                                                          0.0)
+        part, part_mean, part_rstd, merged = ops.batch_norm_apply(x[s], parts_of, weight, bias, *mine, post_add[s], 0.1,
+                                                                  1e-5, SILU, 0.0)
+        assert torch.equal(merged[:, 0], torch.full((4,), 30, dtype=F64, device=DEVICE))
         torch.testing.assert_close((part, part_mean, part_rstd, *mine), (y[s], mean, rstd, *want_running), **close)
-        dx, dweight, dbias, of_shard = ops.batch_norm_backward_apply(
-            dy[s], None, x[s], mean, rstd, merged, weight, bias, pre_bias, post_add[s], 30, SILU, 0.0,
+        dx, *of_shard = ops.batch_norm_backward_apply(
+            dy[s], None, x[s], mean, rstd, own, sums_of, merged, weight, bias, pre_bias, post_add[s], SILU, 0.0,
             7 | _operators.WANT_PRE_BIAS | _operators.FROM_U)
-        dpre_bias = dpre_bias + of_shard
+        added = [a + b for a, b in zip(added, of_shard)]
         torch.testing.assert_close(dx, wants[0][s], **close)
-        if x[s].numel():
-            torch.testing.assert_close((dweight, dbias), wants[1:3], **close)
-            # The count need not be known on the host: shares of the sums do as well.
-            share = merged * (x[s].shape[0] * 5 / stats[:, :1])
-            dx = ops.batch_norm_backward_apply(dy[s], None, x[s], mean, rstd, share, weight, bias, None, post_add[s], 0,
-                                               SILU, 0.0, 1)[0]
-            torch.testing.assert_close(dx, wants[0][s], **close)
-    torch.testing.assert_close(dpre_bias, wants[4], **close)
+    torch.testing.assert_close(added, [*wants[1:3], wants[4]], **close)
+
+
+@pytest.mark.parametrize("name", ["batch_norm_apply", "batch_norm_backward_apply"])
+def test_parts_that_no_shards_gave_are_refused(name):
+    names = [argument.name for argument in getattr(ops, name).default._schema.arguments]
+    for wrong in (tensor(5, 2), tensor(6, 8, 2, dtype=torch.float32), tensor(8, 2, 6).transpose(0, 1)):
+        args = list(arguments(name))
+        args[names.index("parts")] = wrong
+        for kernel in (_operators._ctypes_kernel(name), getattr(ops, name)):
+            with pytest.raises(RuntimeError, match="parts is not what the shards gave"):
+                kernel(*args)
 
 
 def test_strips_of_group_norm():
@@ -457,15 +461,15 @@ def test_strips_of_group_norm():
     y, _, mean, rstd = ops.group_norm(x, weight, bias, *[None] * 5, 2, 1e-5, SILU, 0.0, False)
     dx = ops.group_norm_backward(dy, None, x, mean, rstd, weight, bias, None, None, None, None, 2, 1e-5, SILU, 0.0, 1)[0]
     strips = [slice(0, 1), slice(1, 4), slice(4, 6)]
-    stats = ops.stats_merge(torch.stack([ops.group_norm_stats(x[:, :, s], None, None, 2)[0] for s in strips]))
-    sums = ops.sums_merge(torch.stack([ops.group_norm_backward_sums(
-        dy[:, :, s], x[:, :, s], mean, rstd, weight, bias, None, None, None, 2, SILU, 0.0, 0)[0] for s in strips]))
+    stats = torch.cat([ops.group_norm_stats(x[:, :, s], None, None, 2)[0] for s in strips])
+    sums = torch.stack([ops.group_norm_backward_sums(
+        dy[:, :, s], x[:, :, s], mean, rstd, weight, bias, None, None, None, 2, SILU, 0.0, 0)[0] for s in strips])
     close = dict(rtol=1e-12, atol=1e-12)
     for s in strips:
-        part = ops.group_norm_apply(x[:, :, s], stats, weight, bias, None, None, None, 2, 1e-5, SILU, 0.0)
-        torch.testing.assert_close(part, (y[:, :, s], mean, rstd), **close)
-        mine = ops.group_norm_backward_apply(dy[:, :, s], None, x[:, :, s], mean, rstd, sums, weight, bias, None, None,
-                                             None, None, 2, 60, SILU, 0.0, 1)[0]
+        *part, merged = ops.group_norm_apply(x[:, :, s], stats, weight, bias, None, None, None, 2, 1e-5, SILU, 0.0)
+        torch.testing.assert_close(tuple(part), (y[:, :, s], mean, rstd), **close)
+        mine = ops.group_norm_backward_apply(dy[:, :, s], None, x[:, :, s], mean, rstd, sums[0], sums, merged, weight,
+                                             bias, None, None, None, None, 2, SILU, 0.0, 1)[0]
         torch.testing.assert_close(mine, dx[:, :, s], **close)
 
 

@@ -340,7 +340,8 @@ extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_c
 
 /* ---- shards ----------------------------------------------------------------------------------------------------- */
 
-/* As normfuse_stats_merge and normfuse_sums_merge on the CPU, one thread a triple or a sum. */
+/* As normfuse_stats_merge, normfuse_sums_merge and normfuse_sums_merge_per_value on the CPU, one thread a triple or a
+ * pair. */
 extern "C" __global__ void normfuse_merge(const __grid_constant__ normfuse_cuda_merge_arguments a)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -351,6 +352,11 @@ extern "C" __global__ void normfuse_merge(const __grid_constant__ normfuse_cuda_
         for (int64_t shard = 0; shard < a.shards; shard++) {
             plain += a.in[shard * a.values + i * PAIR];
             centred += a.in[shard * a.values + i * PAIR + 1];
+        }
+        if (a.stats != nullptr) {
+            const double count = a.stats[i / a.share * TRIPLE], divisor = count < 1.0 ? 1.0 : count;
+            plain = plain * a.factor / divisor;
+            centred = centred * a.factor / divisor;
         }
         a.out[i * PAIR] = plain;
         a.out[i * PAIR + 1] = centred;

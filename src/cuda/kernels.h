@@ -426,7 +426,10 @@ struct normfuse_cuda_merge_arguments {
     const double *in; /* [shards][values] */
     double *out;      /* [values] */
     int64_t shards, values;
-    int32_t width; /* 3: triples, 2: pairs */
+    const double *stats; /* triples, whose counts divide factor * sums; NULL: nothing does */
+    int64_t share;       /* pairs a triple */
+    double factor;
+    int32_t width;       /* 3: triples, 2: pairs */
 };
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../torch.h"
 #include "plan.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
@@ -324,17 +325,20 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     return needed;
 }
 
-normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *out, int32_t width,
-                                    int32_t ordinal, const normfuse_exec *exec)
+normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *stats,
+                                    const struct normfuse_flat *out, int32_t width, int32_t ordinal,
+                                    const normfuse_exec *exec)
 {
     const char *const call = width == 3 ? "stats_merge" : "sums_merge";
     const struct normfuse_cuda_device *device;
     const normfuse_status status = normfuse_cuda_device(call, ordinal, &device);
     if (status != NORMFUSE_OK || out->elements == 0)
         return status;
-    const struct normfuse_cuda_merge_arguments arguments = {(const double *)(const void *)in->data,
-                                                            (double *)(void *)out->data, in->elements / out->elements,
-                                                            out->elements, width};
+    const struct normfuse_cuda_merge_arguments arguments = {
+        .in = (const double *)(const void *)in->data, .out = (double *)(void *)out->data,
+        .shards = in->elements / out->elements, .values = out->elements,
+        .stats = (const double *)(const void *)stats->data, .factor = NORMFUSE_PER_VALUE,
+        .share = stats->data == NULL ? 1 : out->elements / 2 / (stats->elements / 3), .width = width};
     const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
                                                 .grid = (uint32_t)divide_up(out->elements / width, 128),
                                                 .threads = 128,

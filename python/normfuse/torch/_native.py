@@ -17,6 +17,8 @@ library.normfuse_torch_register.restype, library.normfuse_torch_register.argtype
 library.normfuse_torch_install.restype, library.normfuse_torch_install.argtypes = c_char_p, []
 library.normfuse_torch_uninstall.restype, library.normfuse_torch_uninstall.argtypes = None, []
 
+PER_VALUE = 2  # set_values of sums that normfuse_sums_merge_per_value merged: torch.h
+
 _DTYPES = {torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 _BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
 
@@ -93,5 +95,5 @@ def call(operator: str, direction: str, function: str, flags: int, numbers: Dict
     check(getattr(library, f"normfuse_{operator}_{function}")(byref(options), byref(structs), byref(execution)))
 
 
-def merge(name: str, parts: torch.Tensor, out: torch.Tensor) -> None:
-    check(getattr(library, f"normfuse_{name}")(byref(_tensor(parts)), byref(_tensor(out)), byref(_exec(parts))))
+def merge(name: str, parts: torch.Tensor, *others: torch.Tensor) -> None:
+    check(getattr(library, f"normfuse_{name}")(*(byref(_tensor(t)) for t in (parts, *others)), byref(_exec(parts))))

@@ -42,6 +42,7 @@ _RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
 _GIVEN_NORM, _GIVEN_RUNNING = "Tensor x, Tensor weight, Tensor bias", "Tensor(a!) running_mean, Tensor(b!) running_var"
 _SAVED = "Tensor mean, Tensor rstd"
 _BACK = "Tensor? pre_bias, Tensor? post_add"
+_SHARDS = "Tensor sums, Tensor parts, Tensor stats"
 
 SCHEMAS = {
     "group_norm":
@@ -72,28 +73,31 @@ SCHEMAS = {
     "channel_affine_backward":
         f"(Tensor dy, Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor, Tensor)",
-    # Statistics that are spread over workers: see normfuse.h, "sharded statistics".
+    # Statistics that are spread over workers: see normfuse.h, "sharded statistics". parts: the stats, or sums, of all
+    # shards in rank order, [shards, ...] or one after the other. ..._apply merges them, and returns the merged stats
+    # last. ..._backward_apply makes gradients of parameters of this shard's `sums`, those of x and pre_bias of `parts`
+    # (which is not read where they are not wanted) and the merged `stats`: the host need not know the count.
     "group_norm_stats": "(Tensor x, Tensor? pre_bias, Tensor? pre_add, int groups) -> (Tensor, Tensor)",
     "group_norm_apply":
-        f"(Tensor u, Tensor stats, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
-        f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor u, Tensor parts, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
+        f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
     "group_norm_backward_sums":
         f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor)",
     "group_norm_backward_apply":
-        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, {_ADAPTIVE}, "
-        f"{_BACK}, int groups, int set_values, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, "
+        f"{_BACK}, int groups, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_stats": "(Tensor x, Tensor? pre_bias, Tensor? pre_add) -> (Tensor, Tensor)",
     "batch_norm_apply":
-        f"(Tensor u, Tensor stats, Tensor? weight, Tensor? bias, {_RUNNING}, Tensor? post_add, float momentum, "
-        f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor u, Tensor parts, Tensor? weight, Tensor? bias, {_RUNNING}, Tensor? post_add, float momentum, "
+        f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_backward_sums":
         f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
         "-> (Tensor, Tensor)",
     "batch_norm_backward_apply":
-        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor sums, Tensor? weight, Tensor? bias, {_BACK}, "
-        f"int set_values, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_BACK}, "
+        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
     # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. saved: mean
     # and rstd, see unpack_saved. One value that is all of a call's group or channel is refused here.
@@ -112,8 +116,6 @@ SCHEMAS = {
     "lean_batch_norm_evaluate_backward":
         "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
-    "stats_merge": "(Tensor stats) -> Tensor",
-    "sums_merge": "(Tensor sums) -> Tensor",
 }  # fmt: skip
 
 
@@ -284,8 +286,8 @@ class _Outputs:
         return _f64(x, x.shape[0], groups, 3), _big(x, writes_u(pre_bias, pre_add, True))
 
     @staticmethod
-    def group_norm_apply(u, stats, weight, bias, scale, shift, post_add, groups, eps, activation, act_param):
-        return (like(u), *_saved(u, u.shape[0], groups))
+    def group_norm_apply(u, parts, weight, bias, scale, shift, post_add, groups, eps, activation, act_param):
+        return (like(u), *_saved(u, u.shape[0], groups), _f64(u, u.shape[0], groups, 3))
 
     @staticmethod
     def group_norm_backward_sums(dy, u, mean, rstd, weight, bias, scale, shift, post_add, groups, activation,
@@ -293,8 +295,8 @@ class _Outputs:
         return _f64(u, u.shape[0], u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
 
     @staticmethod
-    def group_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, scale, shift, pre_bias, post_add, groups,
-                                  set_values, activation, act_param, wanted):
+    def group_norm_backward_apply(dy, du, u, mean, rstd, sums, parts, stats, weight, bias, scale, shift, pre_bias,
+                                  post_add, groups, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
                 _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
                 _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
@@ -304,25 +306,19 @@ class _Outputs:
         return _f64(x, x.shape[1], 3), _big(x, writes_u(pre_bias, pre_add, True))
 
     @staticmethod
-    def batch_norm_apply(u, stats, weight, bias, running_mean, running_var, post_add, momentum, eps, activation,
+    def batch_norm_apply(u, parts, weight, bias, running_mean, running_var, post_add, momentum, eps, activation,
                          act_param):
-        return (like(u), *_saved(u, u.shape[1]))
+        return (like(u), *_saved(u, u.shape[1]), _f64(u, u.shape[1], 3))
 
     @staticmethod
     def batch_norm_backward_sums(dy, u, mean, rstd, weight, bias, post_add, activation, act_param, wanted):
         return _f64(u, u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
 
     @staticmethod
-    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, weight, bias, pre_bias, post_add, set_values,
+    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, parts, stats, weight, bias, pre_bias, post_add,
                                   activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
                 _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
-
-    @staticmethod
-    def stats_merge(stats):
-        return torch.empty(stats.shape[1:], dtype=stats.dtype, device=stats.device)
-
-    sums_merge = stats_merge
 
     @staticmethod
     def lean_group_norm(x, weight, bias, groups, eps, activation, act_param):
@@ -372,11 +368,11 @@ _OUTPUT_NAMES = {
     "channel_affine": ("y",),
     "channel_affine_backward": ("dx", "dweight", "dbias", "dpost_add"),
     "group_norm_stats": ("stats", "u"),
-    "group_norm_apply": ("y", "mean", "rstd"),
+    "group_norm_apply": ("y", "mean", "rstd", "stats"),
     "group_norm_backward_sums": ("sums", "dpost_add"),
     "group_norm_backward_apply": ("dx", "dweight", "dbias", "dscale", "dshift", "dpre_bias"),
     "batch_norm_stats": ("stats", "u"),
-    "batch_norm_apply": ("y", "mean", "rstd"),
+    "batch_norm_apply": ("y", "mean", "rstd", "stats"),
     "batch_norm_backward_sums": ("sums", "dpost_add"),
     "lean_group_norm": ("y", "saved"),
     "lean_group_norm_inference": ("y",),
@@ -455,19 +451,39 @@ def _ctypes_kernel(name: str):
                 tensors[slot] = tensor
         if "saved" in tensors:
             tensors["mean"], tensors["rstd"] = unpack_saved(tensors.pop("saved"), x)
-        _native.call(operator, direction, function, flags, numbers, tensors)
+        if "parts" in tensors:
+            _of_shards(partial(_native.call, operator, direction, function, flags), numbers, tensors)
+        else:
+            _native.call(operator, direction, function, flags, numbers, tensors)
         return outputs
 
     return kernel
 
 
-def _ctypes_merge(name: str):
-    def kernel(parts):
-        out = _Outputs.stats_merge(parts)
-        _native.merge(name, parts.contiguous(), out)
-        return out
+def _of_shards(call, numbers, tensors) -> None:
+    """..._apply and ..._backward_apply of the parts of all shards."""
+    parts = tensors.pop("parts")
+    if "y" in tensors and "dy" not in tensors:
+        _native.merge("stats_merge", _in_parts(parts, tensors["stats"]), tensors["stats"])
+        call(numbers, tensors)
+        return
+    numbers, stats = {**numbers, "set_values": _native.PER_VALUE}, tensors.pop("stats")
+    of_parameters = {"dweight", "dbias", "dscale", "dshift"} & set(tensors)
+    if of_parameters:
+        call(numbers, {slot: tensor for slot, tensor in tensors.items()
+                       if slot not in ("dx", "dpre_bias", "du", "pre_bias")})
+    if "dx" in tensors:
+        shared = torch.empty_like(tensors["sums"], memory_format=torch.contiguous_format)
+        _native.merge("sums_merge_per_value", _in_parts(parts, shared), stats, shared)
+        call(numbers, {**{slot: tensor for slot, tensor in tensors.items() if slot not in of_parameters},
+                       "sums": shared})
 
-    return kernel
+
+def _in_parts(parts: Tensor, one: Tensor) -> Tensor:
+    """[shards, ...] of what may be one after the other."""
+    if parts.dtype != torch.float64 or not parts.is_contiguous() or parts.numel() % max(one.numel(), 1):
+        raise RuntimeError("parts is not what the shards gave, one after the other")
+    return parts.view(parts.numel() // one.numel() if one.numel() else 1, *one.shape)
 
 
 def _with_checks(name: str):
@@ -527,9 +543,8 @@ def _register() -> Tuple[str, str]:
         if asked_for == "shim":
             raise ImportError(f"NORMFUSE_TORCH_BINDING is 'shim', but {why}")
     for name in SCHEMAS:
-        kernel = _ctypes_merge(name) if name.endswith("_merge") else _ctypes_kernel(name)
         for key in ("CPU", "CUDA"):
-            _library.impl(name, kernel, key)
+            _library.impl(name, _ctypes_kernel(name), key)
     return "ctypes", why
 
 

@@ -31,21 +31,45 @@ from ._operators import (FROM_U, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_S
 __all__ = ["batch_norm", "group_norm", "spans_processes"]
 
 
+_is_compiling = torch.compiler.is_compiling
+_ProcessGroup = dist.ProcessGroup if dist.is_available() else None
+# What torch.distributed.all_gather_single calls; before PyTorch 2.13 it had another name.
+_all_gather = getattr(_ProcessGroup, "all_gather_single", None) or getattr(_ProcessGroup, "_allgather_base", None)
+_ON_THIS_STREAM = torch._C._distributed_c10d.AllgatherOptions() if dist.is_available() else None
+if _ON_THIS_STREAM is not None:
+    _ON_THIS_STREAM.asyncOp = False
+
+
 def spans_processes(process_group: Optional[Any] = None) -> bool:
     """Whether `process_group` (None: all processes) is more than this process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
 
 
-# What a gather needs to know of a group: its name, its processes, and whether its parts go through host memory.
-_Group = tuple[str, int, bool]
+# What a gather needs to know of a group: itself (torch.compile and tracers: its name), its processes, and whether its
+# parts go through host memory.
+_Group = tuple[Any, int, bool]
+
+
+def _is_watched() -> bool:
+    """Whether a mode of torch's looks on, which may want collectives that it can follow: fake tensors, traces."""
+    return torch._C._len_torch_dispatch_stack() > 0 or not functional._is_plain_eager()
 
 
 def _gather(part: Tensor, group: _Group) -> Tensor:
-    """[processes, ...]: the parts of all processes in rank order."""
-    name, processes, through_host = group
-    sent = part.unsqueeze(0).cpu() if through_host else part.unsqueeze(0)
-    gathered = torch.ops._c10d_functional.all_gather_into_tensor(sent, processes, name)
-    gathered = torch.ops._c10d_functional.wait_tensor(gathered)
+    """[processes * n, ...] of parts [n, ...]: those of all processes, in rank order."""
+    of, processes, through_host = group
+    sent = part.cpu() if through_host else part
+    if isinstance(of, str) or type(part) is not Tensor or _is_watched():
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
+            sent, processes, of if isinstance(of, str) else of.group_name)
+        gathered = torch.ops._c10d_functional.wait_tensor(gathered)
+    else:
+        # The functional collectives are two operators with kernels in Python and a stream of their own. Where NCCL gathers
+        # on this stream there is nothing to wait for, and no work is returned.
+        gathered = sent.new_empty((processes * sent.shape[0], *sent.shape[1:]))
+        work = _all_gather(of, gathered, sent, _ON_THIS_STREAM)
+        if work is not None:
+            work.wait()
     return gathered.to(part.device) if through_host else gathered
 
 
@@ -59,18 +83,11 @@ def _goes_through_host(group_name: str, device: str) -> bool:
 
 def _named(process_group: Optional[Any], input: Tensor) -> _Group:
     group = dist.group.WORLD if process_group is None else process_group
-    name = group.group_name
-    return name, dist.get_world_size(group), input.device.type != "cpu" and _goes_through_host(name, input.device.type)
-
-
-# What the library is told that a set counts: its real count, on the device, is not known to the host, so `_per_value`
-# divides by it first and multiplies by this one, which changes no digit. (1 is refused, as it should be elsewhere.)
-_SET_VALUES = 2
-
-
-def _per_value(sums: Tensor, counts: Tensor) -> Tensor:
-    """Merged sums for backward_apply with set_values=_SET_VALUES. An empty set has sums of 0."""
-    return sums * _SET_VALUES / counts.clamp(min=1.0)
+    if _is_compiling():
+        name = group.group_name
+        return name, dist.get_world_size(group), input.device.type != "cpu" and _goes_through_host(
+            name, input.device.type)
+    return group, group.size(), input.device.type != "cpu" and group._get_backend(input.device).name() == "gloo"
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -79,7 +96,7 @@ class _SumOverProcesses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, part, *group):
         ctx.group = group
-        return _gather(part.contiguous(), group).sum(0)
+        return _gather(part.contiguous(), group).view(group[1], *part.shape).sum(0)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -119,11 +136,10 @@ class _BatchNorm(torch.autograd.Function):
                 activation, act_param, group_name, processes, through_host):
         group = (group_name, processes, through_host)
         stats, u = ops.batch_norm_stats(input, pre_bias, pre_add)
-        merged = ops.stats_merge(_gather(stats, group))
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
-        y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum,
-                                             eps, activation, act_param)
+        y, mean, rstd, merged = ops.batch_norm_apply(x, _gather(stats, group), weight, bias, running_mean, running_var,
+                                                     post_add, momentum, eps, activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add)
         ctx.rest = eps, activation, act_param, from_y | FROM_U, group
@@ -148,17 +164,10 @@ class _BatchNorm(torch.autograd.Function):
             return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy)
         sums, dpost_add = ops.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation, act_param,
                                                        (WANT_POST_ADD if through else 0) | bits)
-        dx = dweight = dbias = dpre_bias = None
-        wanted = WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
-        if wanted:
-            _, dweight, dbias, _ = ops.batch_norm_backward_apply(dy, None, x, mean, rstd, sums, weight, bias, None,
-                                                                 post_add, _SET_VALUES, activation, act_param,
-                                                                 wanted | bits)
-        if asks_x:
-            shared = _per_value(ops.sums_merge(_gather(sums, group)), merged[:, :1])
-            dx, _, _, dpre_bias = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, pre_bias,
-                                                                post_add, _SET_VALUES, activation, act_param,
-                                                                WANT_X | of_bias | bits)
+        dx, dweight, dbias, dpre_bias = ops.batch_norm_backward_apply(
+            dy, du, x, mean, rstd, sums, _gather(sums, group) if asks_x else sums, merged, weight, bias, pre_bias,
+            post_add, activation, act_param,
+            WANT_X * asks_x | WANT_WEIGHT * needs[1] | WANT_BIAS * needs[2] | of_bias | bits)
         return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy)
 
     @staticmethod
@@ -174,11 +183,10 @@ class _GroupNorm(torch.autograd.Function):
                 group_name, processes, through_host):
         group = (group_name, processes, through_host)
         stats, u = ops.group_norm_stats(input, pre_bias, pre_add, groups)
-        merged = ops.stats_merge(_gather(stats, group))
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
-        y, mean, rstd = ops.group_norm_apply(x, merged, weight, bias, scale, shift, post_add, groups, eps, activation,
-                                             act_param)
+        y, mean, rstd, merged = ops.group_norm_apply(x, _gather(stats, group), weight, bias, scale, shift, post_add,
+                                                     groups, eps, activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add)
         ctx.rest = groups, eps, activation, act_param, from_y | FROM_U, group
@@ -204,19 +212,11 @@ class _GroupNorm(torch.autograd.Function):
         sums, dpost_add = ops.group_norm_backward_sums(dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups,
                                                        activation, act_param,
                                                        (WANT_POST_ADD if through else 0) | bits)
-        dx = dweight = dbias = dscale = dshift = dpre_bias = None
-        wanted = (WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
-                  + WANT_SCALE * (scale is not None and needs[3]) + WANT_SHIFT * (shift is not None and needs[4]))
-        if wanted:
-            _, dweight, dbias, dscale, dshift, _ = ops.group_norm_backward_apply(
-                dy, None, x, mean, rstd, sums, weight, bias, scale, shift, None, post_add, groups, _SET_VALUES,
-                activation, act_param, wanted | bits)
-        if asks_x:
-            counts = merged[:, :, :1].repeat_interleave(x.shape[1] // groups, 1)
-            shared = _per_value(ops.sums_merge(_gather(sums, group)), counts)
-            dx, _, _, _, _, dpre_bias = ops.group_norm_backward_apply(
-                dy, du, x, mean, rstd, shared, weight, bias, scale, shift, pre_bias, post_add, groups, _SET_VALUES,
-                activation, act_param, WANT_X | of_bias | bits)
+        dx, dweight, dbias, dscale, dshift, dpre_bias = ops.group_norm_backward_apply(
+            dy, du, x, mean, rstd, sums, _gather(sums, group) if asks_x else sums, merged, weight, bias, scale, shift,
+            pre_bias, post_add, groups, activation, act_param,
+            WANT_X * asks_x | WANT_WEIGHT * needs[1] | WANT_BIAS * needs[2] | WANT_SCALE * needs[3]
+            | WANT_SHIFT * needs[4] | of_bias | bits)
         return _GroupNorm._of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add if through else dy)
 
     @staticmethod
