@@ -1234,6 +1234,18 @@ OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = n
           .arguments = {DY, X, GIVEN_RUNNING, WEIGHT, BIAS, EPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
+OPERATION(lean_batch_norm_stats, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_stats,
+          .arguments = {X, END}, .outputs = {STATS, END})
+OPERATION(lean_batch_norm_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_apply, .merges = true,
+          .arguments = {X, PARTS, WEIGHT, BIAS, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END},
+          .outputs = {Y, SAVED, STATS, END})
+OPERATION(lean_batch_norm_backward_sums, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_sums,
+          .is_backward = true, .arguments = {DY, X, SAVED, WEIGHT, BIAS, ACT, END}, .outputs = {SUMS, END})
+OPERATION(lean_batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_apply,
+          .is_backward = true, .merges = true,
+          .arguments = {DY, X, SAVED, SUMS, PARTS, STATS, WEIGHT, BIAS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, END})
+
 /* aten's own operators. What they save is what aten's kernels save, so that each may be differentiated by the other. */
 #define ATEN_GROUP_NORM .is_aten = true, .kind = GROUP_NORM
 #define ATEN_BATCH_NORM                                                                                                \
@@ -1304,6 +1316,10 @@ static const struct {
     KERNEL(lean_batch_norm_inference),
     KERNEL(lean_batch_norm_backward),
     KERNEL(lean_batch_norm_evaluate_backward),
+    KERNEL(lean_batch_norm_stats),
+    KERNEL(lean_batch_norm_apply),
+    KERNEL(lean_batch_norm_backward_sums),
+    KERNEL(lean_batch_norm_backward_apply),
 #undef KERNEL
 };
 

@@ -87,6 +87,11 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
         "lean_batch_norm_backward": (dy, x, packed(*channel_saved), weight, bias, *act, 7),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
+        "lean_batch_norm_stats": (x,),
+        "lean_batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, 0.1, 1e-5, *act),
+        "lean_batch_norm_backward_sums": (dy, x, packed(*channel_saved), weight, bias, *act),
+        "lean_batch_norm_backward_apply": (dy, x, packed(*channel_saved), tensor(c, 2), tensor(3 * c, 2), channel_stats,
+                                           weight, bias, *act, 7),
     }[name]
 
 

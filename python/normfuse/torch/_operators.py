@@ -116,6 +116,15 @@ SCHEMAS = {
     "lean_batch_norm_evaluate_backward":
         "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_stats": "(Tensor x) -> Tensor",
+    "lean_batch_norm_apply":
+        f"(Tensor u, Tensor parts, Tensor weight, Tensor bias, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) "
+        "-> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_backward_sums":
+        f"(Tensor dy, Tensor u, Tensor saved, Tensor weight, Tensor bias, {_ACT}) -> Tensor",
+    "lean_batch_norm_backward_apply":
+        f"(Tensor dy, Tensor u, Tensor saved, {_SHARDS}, Tensor weight, Tensor bias, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor)",
 }  # fmt: skip
 
 
@@ -353,6 +362,22 @@ class _Outputs:
                                           wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
+    @staticmethod
+    def lean_batch_norm_stats(x):
+        return _f64(x, x.shape[1], 3)
+
+    @staticmethod
+    def lean_batch_norm_apply(u, parts, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
+        return like(u), _packed(u, u.shape[1]), _f64(u, u.shape[1], 3)
+
+    @staticmethod
+    def lean_batch_norm_backward_sums(dy, u, saved, weight, bias, activation, act_param):
+        return _f64(u, u.shape[1], 2)
+
+    @staticmethod
+    def lean_batch_norm_backward_apply(dy, u, saved, sums, parts, stats, weight, bias, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
+
 
 # What the library calls each output, in order.
 _OUTPUT_NAMES = {
@@ -382,6 +407,10 @@ _OUTPUT_NAMES = {
     "lean_batch_norm_inference": ("y",),
     "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
+    "lean_batch_norm_stats": ("stats",),
+    "lean_batch_norm_apply": ("y", "saved", "stats"),
+    "lean_batch_norm_backward_sums": ("sums",),
+    "lean_batch_norm_backward_apply": ("dx", "dweight", "dbias"),
     "batch_norm_backward_apply": ("dx", "dweight", "dbias", "dpre_bias"),
 }
 # The outputs that are not written where the other inputs do not ask for them; all others always are.

@@ -25,8 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _autograd, _checks, functional
-from ._operators import (FROM_U, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X,
-                         ops, writes_u)
+from ._operators import FROM_U, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_X, ops, straight, writes_u
 
 __all__ = ["batch_norm", "group_norm", "spans_processes"]
 
@@ -42,7 +41,11 @@ if _ON_THIS_STREAM is not None:
 
 def spans_processes(process_group: Optional[Any] = None) -> bool:
     """Whether `process_group` (None: all processes) is more than this process."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
+    if _is_compiling() or _ProcessGroup is None:
+        return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
+    world = dist.group.WORLD  # None: there are no groups
+    group = world if process_group is None else process_group
+    return world is not None and isinstance(group, _ProcessGroup) and group.size() > 1
 
 
 # What a gather needs to know of a group: itself (torch.compile and tracers: its name), its processes, and whether its
@@ -55,22 +58,49 @@ def _is_watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or not functional._is_plain_eager()
 
 
+class _Straight:
+    """The operators of shards past torch.ops, see straight."""
+    batch_norm_stats = straight("batch_norm_stats")
+    batch_norm_apply = straight("batch_norm_apply")
+    batch_norm_backward_sums = straight("batch_norm_backward_sums")
+    batch_norm_backward_apply = straight("batch_norm_backward_apply")
+    lean_batch_norm_stats = straight("lean_batch_norm_stats")
+    lean_batch_norm_apply = straight("lean_batch_norm_apply")
+    lean_batch_norm_backward_sums = straight("lean_batch_norm_backward_sums")
+    lean_batch_norm_backward_apply = straight("lean_batch_norm_backward_apply")
+    group_norm_stats = straight("group_norm_stats")
+    group_norm_apply = straight("group_norm_apply")
+    group_norm_backward_sums = straight("group_norm_backward_sums")
+    group_norm_backward_apply = straight("group_norm_backward_apply")
+
+
+def _calls(x: Tensor) -> Any:
+    return ops if type(x) is not Tensor or _is_watched() else _Straight
+
+
 def _gather(part: Tensor, group: _Group) -> Tensor:
     """[processes * n, ...] of parts [n, ...]: those of all processes, in rank order."""
     of, processes, through_host = group
     sent = part.cpu() if through_host else part
-    if isinstance(of, str) or type(part) is not Tensor or _is_watched():
+    if not through_host and not isinstance(of, str) and _calls(part) is _Straight:
+        return _gather_straight(part, group)
+    if isinstance(of, str) or _calls(sent) is ops:
         gathered = torch.ops._c10d_functional.all_gather_into_tensor(
             sent, processes, of if isinstance(of, str) else of.group_name)
         gathered = torch.ops._c10d_functional.wait_tensor(gathered)
     else:
-        # The functional collectives are two operators with kernels in Python and a stream of their own. Where NCCL gathers
-        # on this stream there is nothing to wait for, and no work is returned.
-        gathered = sent.new_empty((processes * sent.shape[0], *sent.shape[1:]))
-        work = _all_gather(of, gathered, sent, _ON_THIS_STREAM)
-        if work is not None:
-            work.wait()
+        gathered = _gather_straight(sent, group)
     return gathered.to(part.device) if through_host else gathered
+
+
+def _gather_straight(part: Tensor, group: _Group) -> Tensor:
+    """By the group itself: the functional collectives are two operators with kernels in Python, and a stream of their own.
+    Where NCCL gathers on this stream there is nothing to wait for, and no work is returned."""
+    gathered = part.new_empty((group[1] * part.shape[0], *part.shape[1:]))
+    work = _all_gather(group[0], gathered, part, _ON_THIS_STREAM)
+    if work is not None:
+        work.wait()
+    return gathered
 
 
 @torch.compiler.assume_constant_result
@@ -81,7 +111,7 @@ def _goes_through_host(group_name: str, device: str) -> bool:
     return group._get_backend(torch.device(device)).name() == "gloo"
 
 
-def _named(process_group: Optional[Any], input: Tensor) -> _Group:
+def named(process_group: Optional[Any], input: Tensor) -> _Group:
     group = dist.group.WORLD if process_group is None else process_group
     if _is_compiling():
         name = group.group_name
@@ -131,67 +161,76 @@ def _is_recorded() -> bool:
 
 
 class _BatchNorm(torch.autograd.Function):
+    """(x, weight, bias, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others` are running_mean,
+    running_var, batches_tracked (of a cumulative average), momentum, eps, activation, act_param and the group."""
+
     @staticmethod
-    def forward(ctx, input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
-                activation, act_param, group_name, processes, through_host):
-        group = (group_name, processes, through_host)
-        stats, u = ops.batch_norm_stats(input, pre_bias, pre_add)
+    def forward(ctx, input, weight, bias, pre_bias, pre_add, post_add, others):
+        running_mean, running_var, batches, momentum, eps, activation, act_param, group = others
+        calls = _calls(input)
+        stats, u = calls.batch_norm_stats(input, pre_bias, pre_add)
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
-        y, mean, rstd, merged = ops.batch_norm_apply(x, _gather(stats, group), weight, bias, running_mean, running_var,
-                                                     post_add, momentum, eps, activation, act_param)
+        running = (running_mean, running_var) if batches is None else (None, None)
+        y, mean, rstd, merged = calls.batch_norm_apply(x, _gather(stats, group), weight, bias, *running, post_add,
+                                                       momentum, eps, activation, act_param)
+        if batches is not None:
+            _average(running_mean, running_var, merged, batches)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add)
         ctx.rest = eps, activation, act_param, from_y | FROM_U, group
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(merged)
-        return (y, merged, u) if has_u else (y, merged)
+        if has_u:
+            ctx.set_materialize_grads(False)
+            return y, u
+        return y
 
     @staticmethod
-    def backward(ctx, dy, _, du=None):
+    def backward(ctx, dy, du=None):
         x, mean, rstd, merged, weight, bias, pre_bias, post_add = ctx.saved_tensors
         eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
-        needs = ctx.needs_input_grad
-        asks_x = needs[0] or needs[5] or needs[6]
-        through = needs[7] and activation != 0
-        of_bias = WANT_PRE_BIAS if needs[5] else 0
+        x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, post_add_needs, _ = ctx.needs_input_grad
+        through = post_add_needs and activation != 0
+        if pre_bias_needs:
+            bits |= WANT_PRE_BIAS
         if _is_recorded():
             moments = _autograd._moments_of(_batch_average(merged[:, 0], group), eps)
             dx, dweight, dbias, _, _, dpost_add, dpre_bias = _autograd._composite(
-                dy, du, x, weight, bias, None, None, pre_bias, post_add, activation, act_param, moments, bits | of_bias)
-            return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy)
-        sums, dpost_add = ops.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation, act_param,
-                                                       (WANT_POST_ADD if through else 0) | bits)
-        dx, dweight, dbias, dpre_bias = ops.batch_norm_backward_apply(
-            dy, du, x, mean, rstd, sums, _gather(sums, group) if asks_x else sums, merged, weight, bias, pre_bias,
-            post_add, activation, act_param,
-            WANT_X * asks_x | WANT_WEIGHT * needs[1] | WANT_BIAS * needs[2] | of_bias | bits)
-        return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy)
-
-    @staticmethod
-    def _of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add):
-        return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None, None, None,
-                dpre_bias if needs[5] else None, dx if needs[6] else None, dpost_add if needs[7] else None,
-                *(None,) * 7)
+                dy, du, x, weight, bias, None, None, pre_bias, post_add, activation, act_param, moments, bits)
+        else:
+            calls = _calls(dy)
+            sums, dpost_add = calls.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation,
+                                                             act_param, bits | WANT_POST_ADD if through else bits)
+            wanted = _autograd._wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs)
+            dx, dweight, dbias, dpre_bias = calls.batch_norm_backward_apply(
+                dy, du, x, mean, rstd, sums, _gather(sums, group) if wanted & WANT_X else sums, merged, weight, bias,
+                pre_bias, post_add, activation, act_param, wanted | bits)
+        return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
+                dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
+                (dpost_add if through else dy) if post_add_needs else None, None)
 
 
 class _GroupNorm(torch.autograd.Function):
+    """(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others` are
+    the number of groups, eps, activation, act_param and the group of processes."""
+
     @staticmethod
-    def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
-                group_name, processes, through_host):
-        group = (group_name, processes, through_host)
-        stats, u = ops.group_norm_stats(input, pre_bias, pre_add, groups)
+    def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, others):
+        groups, eps, activation, act_param, group = others
+        calls = _calls(input)
+        stats, u = calls.group_norm_stats(input, pre_bias, pre_add, groups)
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
-        y, mean, rstd, merged = ops.group_norm_apply(x, _gather(stats, group), weight, bias, scale, shift, post_add,
-                                                     groups, eps, activation, act_param)
+        y, mean, rstd, merged = calls.group_norm_apply(x, _gather(stats, group), weight, bias, scale, shift, post_add,
+                                                       groups, eps, activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
         ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add)
         ctx.rest = groups, eps, activation, act_param, from_y | FROM_U, group
-        ctx.set_materialize_grads(False)
-        return (y, u) if has_u else y
+        if has_u:
+            ctx.set_materialize_grads(False)
+            return y, u
+        return y
 
     @staticmethod
     def backward(ctx, dy, du=None):
@@ -199,31 +238,74 @@ class _GroupNorm(torch.autograd.Function):
         groups, eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
-        needs = ctx.needs_input_grad
-        asks_x = needs[0] or needs[5] or needs[6]
-        through = needs[7] and activation != 0
-        of_bias = WANT_PRE_BIAS if needs[5] else 0
+        (x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_bias_needs, pre_add_needs, post_add_needs,
+         _) = ctx.needs_input_grad
+        through = post_add_needs and activation != 0
+        if pre_bias_needs:
+            bits |= WANT_PRE_BIAS
         if _is_recorded():
             moments = _autograd._moments_of(_group_average(merged[:, :, 0], group), eps)
-            *gradients, dpost_add, dpre_bias = _autograd._composite(
-                dy, du, x, weight, bias, scale, shift, pre_bias, post_add, activation, act_param, moments,
-                bits | of_bias)
-            return _GroupNorm._of_inputs(needs, *gradients, dpre_bias, dpost_add if through else dy)
-        sums, dpost_add = ops.group_norm_backward_sums(dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups,
-                                                       activation, act_param,
-                                                       (WANT_POST_ADD if through else 0) | bits)
-        dx, dweight, dbias, dscale, dshift, dpre_bias = ops.group_norm_backward_apply(
-            dy, du, x, mean, rstd, sums, _gather(sums, group) if asks_x else sums, merged, weight, bias, scale, shift,
-            pre_bias, post_add, groups, activation, act_param,
-            WANT_X * asks_x | WANT_WEIGHT * needs[1] | WANT_BIAS * needs[2] | WANT_SCALE * needs[3]
-            | WANT_SHIFT * needs[4] | of_bias | bits)
-        return _GroupNorm._of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add if through else dy)
+            dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias = _autograd._composite(
+                dy, du, x, weight, bias, scale, shift, pre_bias, post_add, activation, act_param, moments, bits)
+        else:
+            calls = _calls(dy)
+            sums, dpost_add = calls.group_norm_backward_sums(
+                dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups, activation, act_param,
+                bits | WANT_POST_ADD if through else bits)
+            wanted = _autograd._wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs) | \
+                (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
+            dx, dweight, dbias, dscale, dshift, dpre_bias = calls.group_norm_backward_apply(
+                dy, du, x, mean, rstd, sums, _gather(sums, group) if wanted & WANT_X else sums, merged, weight, bias,
+                scale, shift, pre_bias, post_add, groups, activation, act_param, wanted | bits)
+        return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
+                dscale if scale_needs else None, dshift if shift_needs else None,
+                dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
+                (dpost_add if through else dy) if post_add_needs else None, None)
+
+
+class _LeanBatchNorm(torch.autograd.Function):
+    """_BatchNorm of (x, weight, bias, others) in calls that nobody looks on, without additions, of which everything is
+    given, and whose parts go from device to device. In `others` are running_mean, running_var, momentum, eps, activation, act_param and the group."""
 
     @staticmethod
-    def _of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add):
-        return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None,
-                dscale if needs[3] else None, dshift if needs[4] else None, dpre_bias if needs[5] else None,
-                dx if needs[6] else None, dpost_add if needs[7] else None, *(None,) * 7)
+    def forward(ctx, x, weight, bias, others):
+        y, saved, stats = _Straight.lean_batch_norm_apply(
+            x, _gather_straight(_Straight.lean_batch_norm_stats(x), others[6]), weight, bias, *others[:6])
+        ctx.to_save = x, saved, stats, weight, bias
+        ctx.others = others
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, saved, stats, weight, bias = ctx.saved_tensors
+        _, _, _, eps, activation, act_param, group = ctx.others
+        wanted = _autograd._WANTED[ctx.needs_input_grad]
+        if _is_recorded():
+            moments = _autograd._moments_of(_batch_average(stats[:, 0], group), eps)
+            gradients = _autograd._composite(dy, None, x, weight, bias, None, None, None, None, activation, act_param,
+                                             moments)[:3]
+        else:
+            calls = _calls(dy)
+            sums = calls.lean_batch_norm_backward_sums(dy, x, saved, weight, bias, activation, act_param)
+            gradients = calls.lean_batch_norm_backward_apply(
+                dy, x, saved, sums, _gather(sums, group) if wanted & WANT_X else sums, stats, weight, bias, activation,
+                act_param, wanted)
+        return (*gradients, None) if wanted == _autograd._WANT_ALL else _autograd._only(wanted, *gradients)
+
+
+def _apply(function: Any, input: Tensor, *others: Any) -> Any:
+    """function.apply; in eager calls that nobody looks on without its search for a setup_context, see _autograd._straight."""
+    if _calls(input) is ops:
+        return function.apply(input, *others)
+    return function.straight_apply(*(_unwrap_if_dead(value) if isinstance(value, Tensor) else value
+                                     for value in (input, *others)))
+
+
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+for _function in (_BatchNorm, _LeanBatchNorm, _GroupNorm):
+    _function.straight_apply = super(torch.autograd.Function, _function).apply
+    _function._backward_cls.apply = _function.backward  # without the search for a vjp
+_straight_lean_batch_norm = _LeanBatchNorm.straight_apply
 
 
 def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
@@ -246,20 +328,33 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
                                      activation=activation, act_param=act_param, pre_bias=pre_bias, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add)
+    return batch_norm_over(named(process_group, input), input, running_mean, running_var, weight, bias, momentum, eps,
+                           batches_tracked, activation, act_param, pre_bias, pre_add, return_sum, post_add)
+
+
+def batch_norm_over(group: _Group, input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
+                    weight: Optional[Tensor], bias: Optional[Tensor], momentum: float, eps: float,
+                    batches_tracked: Optional[Tensor], activation: Optional[str], act_param: Optional[float],
+                    pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool,
+                    post_add: Optional[Tensor]) -> Union[Tensor, tuple[Tensor, Tensor]]:
+    """batch_norm over more than this process."""
     if eps <= 0.0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if (running_mean is None) != (running_var is None):
         raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
     number, parameter = functional._activation(activation, act_param)
+    if (pre_bias is pre_add is post_add is batches_tracked is None and not return_sum
+            and not functional._autocast_to_float32 and weight is not None and bias is not None
+            and running_mean is not None and not group[2] and _calls(input) is _Straight
+            and input.shape[1:2] == weight.shape == bias.shape == running_mean.shape == running_var.shape):
+        return _straight_lean_batch_norm(_unwrap_if_dead(input), _unwrap_if_dead(weight), _unwrap_if_dead(bias), (
+            running_mean, running_var, momentum, eps, number, parameter, group))
     input, pre_bias, pre_add, post_add = _fitted(input, pre_bias, pre_add, post_add, return_sum)
     _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
-    cumulative = batches_tracked is not None and running_mean is not None
-    output = _BatchNorm.apply(input, weight, bias, None if cumulative else running_mean,
-                              None if cumulative else running_var, pre_bias, pre_add, post_add, momentum, eps, number,
-                              parameter, *_named(process_group, input))
-    if cumulative:
-        _average(running_mean, running_var, output[1], batches_tracked)
-    return (output[0], output[2]) if return_sum else output[0]
+    output = _apply(_BatchNorm, input, weight, bias, pre_bias, pre_add, post_add, (
+        running_mean, running_var, None if running_mean is None else batches_tracked, momentum, eps, number, parameter,
+        group))
+    return output if return_sum or not writes_u(pre_bias, pre_add, True) else output[0]
 
 
 @torch.no_grad()
@@ -296,8 +391,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
     input, pre_bias, pre_add, post_add = _fitted(input, pre_bias, pre_add, post_add, return_sum)
     scale, shift = functional._per_sample(scale), functional._per_sample(shift)
     _checks.group_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups)
-    output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups, eps, number,
-                              parameter, *_named(process_group, input))
+    output = _apply(_GroupNorm, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, (
+        num_groups, eps, number, parameter, named(process_group, input)))
     return output if return_sum or not writes_u(pre_bias, pre_add, True) else output[0]
 
 

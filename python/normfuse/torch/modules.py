@@ -299,20 +299,25 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
                                    activation=activation, act_param=act_param)
         running_mean = running_var = batches = None
         momentum = self.momentum
+        try:  # see GroupNorm
+            parameters, buffers = self._parameters, self._buffers
+            weight, bias = parameters["weight"], parameters["bias"]
+            mean, var, count = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+        except KeyError:
+            weight, bias = self.weight, self.bias
+            mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         if self.track_running_stats:
-            running_mean, running_var = self.running_mean, self.running_var
+            running_mean, running_var = mean, var
             if _recomputes():
                 momentum = 0.0
             else:
-                self.num_batches_tracked.add_(1)
+                count.add_(1)
                 if momentum is None:
-                    batches = self.num_batches_tracked
+                    batches = count
         activation, act_param = self._of_this_call(activation, act_param)
-        return distributed.batch_norm(input, running_mean, running_var, self.weight, self.bias,
-                                      0.0 if momentum is None else momentum, self.eps,
-                                      batches_tracked=batches, process_group=self.process_group, pre_bias=pre_bias,
-                                      pre_add=pre_add, return_sum=return_sum, post_add=post_add, activation=activation,
-                                      act_param=act_param)
+        return distributed.batch_norm_over(distributed.named(self.process_group, input), input, running_mean,
+                                           running_var, weight, bias, 0.0 if momentum is None else momentum, self.eps,
+                                           batches, activation, act_param, pre_bias, pre_add, return_sum, post_add)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
