@@ -229,6 +229,12 @@ def second_derivatives():
                 return nft.distributed.batch_norm(x, None, None, weight, bias, activation=activation, pre_bias=pre_bias,
                                                   pre_add=pre_add, post_add=post_add)
 
+            def plain(x, weight, bias, whole=False):
+                running = torch.zeros(4), torch.ones(4)
+                if whole:
+                    return nft.batch_norm(x, *running, weight, bias, True, activation=activation)
+                return nft.distributed.batch_norm(x, *running, weight, bias, activation=activation)
+
             def group(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, whole=False):
                 more = {"activation": activation, "pre_bias": pre_bias, "pre_add": pre_add, "post_add": post_add,
                         "scale": scale, "shift": shift}
@@ -236,7 +242,8 @@ def second_derivatives():
                     x, 2, weight, bias, sharded_dim=2, **more)
 
             # Cut along the batch; along the rows of images that lie the other way round.
-            for call, axis, given, shared in ((batch, 0, [x, dy, more, dy.flip(0)], [weight, bias, pre_bias]),
+            for call, axis, given, shared in ((plain, 0, [x, dy], [weight, bias]),
+                                              (batch, 0, [x, dy, more, dy.flip(0)], [weight, bias, pre_bias]),
                                               (group, 2, [t.transpose(0, 2).contiguous() for t in
                                                           (x, dy, more, dy.flip(0))],
                                                [weight, bias, scale[:3], shift[:3], of_samples[:3]])):

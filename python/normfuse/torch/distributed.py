@@ -55,7 +55,7 @@ _Group = tuple[Any, int, bool]
 
 def _is_watched() -> bool:
     """Whether a mode of torch's looks on, which may want collectives that it can follow: fake tensors, traces."""
-    return torch._C._len_torch_dispatch_stack() > 0 or not functional._is_plain_eager()
+    return not functional._is_plain_eager() or torch._C._len_torch_dispatch_stack() > 0
 
 
 class _Straight:
@@ -82,12 +82,10 @@ def _gather(part: Tensor, group: _Group) -> Tensor:
     """[processes * n, ...] of parts [n, ...]: those of all processes, in rank order."""
     of, processes, through_host = group
     sent = part.cpu() if through_host else part
-    if not through_host and not isinstance(of, str) and _calls(part) is _Straight:
-        return _gather_straight(part, group)
     if isinstance(of, str) or _calls(sent) is ops:
-        gathered = torch.ops._c10d_functional.all_gather_into_tensor(
-            sent, processes, of if isinstance(of, str) else of.group_name)
-        gathered = torch.ops._c10d_functional.wait_tensor(gathered)
+        name = of if isinstance(of, str) else of.group_name
+        gathered = torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_gather_into_tensor(sent, processes, name))
     else:
         gathered = _gather_straight(sent, group)
     return gathered.to(part.device) if through_host else gathered
