@@ -4,12 +4,16 @@
 torch.nn.SyncBatchNorm: f32, contiguous, in training, the forward and the forward with its backward.
 
     python bench/sync_batch_norm.py [--device cuda] [--processes 2] [SHAPE ...] >bench/results/DATE-MACHINE-sync.jsonl
+    python bench/sync_batch_norm.py --host >bench/results/DATE-MACHINE-sync-host.jsonl
 
 On CUDA each process has a GPU, over NCCL; on the CPU gloo. Layers take turns. A time is a share of CALLS calls in a row,
 which all processes begin together, until the device has done the last; rows have the median of process 0. How "graph":
 the calls are replayed from one CUDA graph, collectives included. added_us is what the layer takes beyond
 nft.BatchNorm2d. Before, all processes normalize the same batch: `failed` is in rows of layers whose gradients are not
 those of nft.BatchNorm2d, and the exit status is 1.
+
+With --host it times what the host does around its collectives: one process on the CPU, a tiny batch, and a group of two
+whose collectives send nothing and give nothing ("fake"), so results are not compared.
 
 Rows, JSON a line, go to standard output."""
 import argparse
@@ -29,6 +33,7 @@ import torch.distributed as dist  # noqa: E402
 import normfuse.torch as nft  # noqa: E402
 
 SHAPES = ["8x64x32x32", "32x256x14x14", "64x256x56x56"]
+HOST_SHAPE = "2x8x4x4"
 CALLS = 20
 
 
@@ -99,8 +104,12 @@ def work(rank, words, folder):
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/meet", rank=rank,
-                            world_size=words.processes, timeout=datetime.timedelta(seconds=60))
+    if words.host:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=words.processes)
+    else:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=f"file://{folder}/meet", rank=rank,
+                                world_size=words.processes, timeout=datetime.timedelta(seconds=60))
     common = {"processes": words.processes, "backend": dist.get_backend(), "torch": torch.__version__,
               "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
     if device == "cuda":
@@ -112,7 +121,7 @@ def work(rank, words, folder):
         if device == "cuda":
             layers["stock"] = torch.nn.SyncBatchNorm(shape[1])
         layers = {name: layer.to(device) for name, layer in layers.items()}
-        failed = compare(layers, shape, device)
+        failed = {} if words.host else compare(layers, shape, device)
         good = good and not failed
         for direction, calls in calls_of(layers, shape, device).items():
             for how in ("eager", "graph")[:1 + (device == "cuda")]:
@@ -136,15 +145,19 @@ def work(rank, words, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shapes", nargs="*", default=SHAPES, metavar="SHAPE",
-                        help=f"[N, C, H, W] of each process; default: {' '.join(SHAPES)}")
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE",
+                        help=f"[N, C, H, W] of each process; default: {' '.join(SHAPES)}; with --host {HOST_SHAPE}")
+    parser.add_argument("--host", action="store_true", help="the host's time alone, over collectives that send nothing")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     words = parser.parse_args()
+    words.shapes = words.shapes or ([HOST_SHAPE] if words.host else SHAPES)
+    if words.host and words.device != "cpu":
+        parser.error("--host is of the CPU")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            torch.multiprocessing.spawn(work, (words, folder), words.processes)
+            torch.multiprocessing.spawn(work, (words, folder), 1 if words.host else words.processes)
         except torch.multiprocessing.ProcessExitedException as error:
             return error.exit_code
     return 0
