@@ -617,6 +617,52 @@ def test_over_processes(processes, backend, name):
     pytest.fail("\n".join(filter(None, [error, *failures])) or "the processes did not come so far", pytrace=False)
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_a_group_gathers_itself(monkeypatch, added):
+    """Without torch.compile, and but for gloo, one call of the group in each direction, which is waited for where it gives
+    something to wait for. Here its two processes have the same: results are those of both batches in one."""
+    from normfuse.torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    calls = []
+
+    class Work:
+        def __init__(self, *copied):
+            self.copied = copied
+
+        def wait(self):
+            gathered, part = self.copied
+            gathered.copy_(torch.cat([part, part]))
+
+    def gather(group, gathered, part, options):
+        assert group is dist.group.WORLD and not options.asyncOp
+        calls.append(part.shape)
+        work = Work(gathered, part)
+        return work if len(calls) % 2 else work.wait()  # as NCCL: it is on this stream
+
+    monkeypatch.setattr(distributed, "_all_gather", gather)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        torch.manual_seed(11)
+        x, dy, more = (torch.randn(3, 4, 5, dtype=torch.float64, device=DEVICE) for _ in range(3))
+        ours = nft.SyncBatchNorm(4, activation="silu", dtype=torch.float64, device=DEVICE)
+        whole = nft.BatchNorm1d(4, activation="silu", dtype=torch.float64, device=DEVICE)
+        a, b = x.clone().requires_grad_(), torch.cat([x, x]).requires_grad_()
+        y = ours(a, post_add=more if added else None)
+        y.backward(dy)
+        assert calls == [(4, 3), (4, 2)]
+        z = whole(b, post_add=torch.cat([more, more]) if added else None)
+        z.backward(torch.cat([dy, dy]))
+        close = dict(rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close((y, a.grad), (z[:3], b.grad[:3]), **close)
+        torch.testing.assert_close([2 * p.grad for p in ours.parameters()], [p.grad for p in whole.parameters()], **close)
+        torch.testing.assert_close(list(ours.buffers()), list(whole.buffers()), **close)
+        calls.clear()
+        ours(x.requires_grad_(False)).sum().backward()  # nothing is sent back
+        assert calls == [(4, 3)]
+    finally:
+        dist.destroy_process_group()
+
+
 def test_one_process_needs_no_group():
     layer, x = nft.SyncBatchNorm(4).to(DEVICE), torch.randn(2, 4, 3, device=DEVICE)
     assert torch.equal(layer(x), nft.BatchNorm1d(4).to(DEVICE)(x))

@@ -27,7 +27,7 @@ from torch import Tensor
 from . import _autograd, _checks, functional
 from ._operators import FROM_U, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_X, ops, straight, writes_u
 
-__all__ = ["batch_norm", "group_norm", "spans_processes"]
+__all__ = ["batch_norm", "group_norm"]
 
 
 _is_compiling = torch.compiler.is_compiling
@@ -39,17 +39,9 @@ if _ON_THIS_STREAM is not None:
     _ON_THIS_STREAM.asyncOp = False
 
 
-def spans_processes(process_group: Optional[Any] = None) -> bool:
-    """Whether `process_group` (None: all processes) is more than this process."""
-    if _is_compiling() or _ProcessGroup is None:
-        return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
-    world = dist.group.WORLD  # None: there are no groups
-    group = world if process_group is None else process_group
-    return world is not None and isinstance(group, _ProcessGroup) and group.size() > 1
-
-
-# What a gather needs to know of a group: itself (torch.compile and tracers: its name), its processes, and whether its
-# parts go through host memory.
+# What a gather needs to know of a group: itself, its processes, and whether its parts go through host memory. Of gloo and
+# under torch.compile its name: gloo's threads may hold the parts a while longer, and when Python ends meanwhile, so do they,
+# with an error. The functional collectives take so long that this is not seen.
 _Group = tuple[Any, int, bool]
 
 
@@ -109,13 +101,24 @@ def _goes_through_host(group_name: str, device: str) -> bool:
     return group._get_backend(torch.device(device)).name() == "gloo"
 
 
-def named(process_group: Optional[Any], input: Tensor) -> _Group:
-    group = dist.group.WORLD if process_group is None else process_group
+def spanned(process_group: Optional[Any], input: Tensor) -> Optional[_Group]:
+    """`process_group` (None: all processes), where it is more than this process; else None."""
+    world = None if _ProcessGroup is None else dist.group.WORLD  # None: there are no groups
+    if world is None:
+        return None
+    group = world if process_group is None else process_group
     if _is_compiling():
+        processes = dist.get_world_size(group)
+        if processes < 2:
+            return None
         name = group.group_name
-        return name, dist.get_world_size(group), input.device.type != "cpu" and _goes_through_host(
-            name, input.device.type)
-    return group, group.size(), input.device.type != "cpu" and group._get_backend(input.device).name() == "gloo"
+        return name, processes, input.device.type != "cpu" and _goes_through_host(name, input.device.type)
+    processes = group.size() if isinstance(group, _ProcessGroup) else 0  # this process may be none of it
+    if processes < 2:
+        return None
+    if group._get_backend(input.device).name() == "gloo":
+        return group.group_name, processes, input.device.type != "cpu"
+    return group, processes, False
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -263,12 +266,12 @@ class _GroupNorm(torch.autograd.Function):
 
 class _LeanBatchNorm(torch.autograd.Function):
     """_BatchNorm of (x, weight, bias, others) in calls that nobody looks on, without additions, of which everything is
-    given, and whose parts go from device to device. In `others` are running_mean, running_var, momentum, eps, activation, act_param and the group."""
+    given. In `others` are running_mean, running_var, momentum, eps, activation, act_param and the group."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, others):
         y, saved, stats = _Straight.lean_batch_norm_apply(
-            x, _gather_straight(_Straight.lean_batch_norm_stats(x), others[6]), weight, bias, *others[:6])
+            x, _gather(_Straight.lean_batch_norm_stats(x), others[6]), weight, bias, *others[:6])
         ctx.to_save = x, saved, stats, weight, bias
         ctx.others = others
         return y
@@ -322,12 +325,15 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     The others, and what is returned, as of normfuse.torch.batch_norm. Gradients of weight, bias and pre_bias
     are those of this process's batch.
     """
-    if not spans_processes(process_group) and batches_tracked is None:
+    group = spanned(process_group, input)
+    if group is None:
+        if batches_tracked is not None:
+            raise ValueError("batches_tracked is of a group of more than one process")
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
                                      activation=activation, act_param=act_param, pre_bias=pre_bias, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add)
-    return batch_norm_over(named(process_group, input), input, running_mean, running_var, weight, bias, momentum, eps,
-                           batches_tracked, activation, act_param, pre_bias, pre_add, return_sum, post_add)
+    return batch_norm_over(group, input, running_mean, running_var, weight, bias, momentum, eps, batches_tracked,
+                            activation, act_param, pre_bias, pre_add, return_sum, post_add)
 
 
 def batch_norm_over(group: _Group, input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
@@ -340,10 +346,11 @@ def batch_norm_over(group: _Group, input: Tensor, running_mean: Optional[Tensor]
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if (running_mean is None) != (running_var is None):
         raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
-    number, parameter = functional._activation(activation, act_param)
+    number, parameter = (functional._NUMBERS[None] if activation is None is act_param
+                         else functional._activation(activation, act_param))
     if (pre_bias is pre_add is post_add is batches_tracked is None and not return_sum
             and not functional._autocast_to_float32 and weight is not None and bias is not None
-            and running_mean is not None and not group[2] and _calls(input) is _Straight
+            and running_mean is not None and _calls(input) is _Straight
             and input.shape[1:2] == weight.shape == bias.shape == running_mean.shape == running_var.shape):
         return _straight_lean_batch_norm(_unwrap_if_dead(input), _unwrap_if_dead(weight), _unwrap_if_dead(bias), (
             running_mean, running_var, momentum, eps, number, parameter, group))
@@ -381,7 +388,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
     if not 2 <= axis < input.dim():
         raise IndexError(f"sharded_dim must be a spatial axis of the input, but got {sharded_dim} for input of shape "
                          f"{list(input.shape)}")
-    if not spans_processes(process_group):
+    group = spanned(process_group, input)
+    if group is None:
         return functional.group_norm(input, num_groups, weight, bias, eps, activation=activation, act_param=act_param,
                                      pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                      scale=scale, shift=shift)
@@ -390,7 +398,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
     scale, shift = functional._per_sample(scale), functional._per_sample(shift)
     _checks.group_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups)
     output = _apply(_GroupNorm, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, (
-        num_groups, eps, number, parameter, named(process_group, input)))
+        num_groups, eps, number, parameter, group))
     return output if return_sum or not writes_u(pre_bias, pre_add, True) else output[0]
 
 

@@ -294,7 +294,8 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         from . import distributed
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
-        if not (self.training and distributed.spans_processes(self.process_group)):
+        group = distributed.spanned(self.process_group, input) if self.training else None
+        if group is None:
             return super().forward(input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
                                    activation=activation, act_param=act_param)
         running_mean = running_var = batches = None
@@ -315,9 +316,9 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
                 if momentum is None:
                     batches = count
         activation, act_param = self._of_this_call(activation, act_param)
-        return distributed.batch_norm_over(distributed.named(self.process_group, input), input, running_mean,
-                                           running_var, weight, bias, 0.0 if momentum is None else momentum, self.eps,
-                                           batches, activation, act_param, pre_bias, pre_add, return_sum, post_add)
+        return distributed.batch_norm_over(group, input, running_mean, running_var, weight, bias,
+                                           0.0 if momentum is None else momentum, self.eps, batches, activation,
+                                           act_param, pre_bias, pre_add, return_sum, post_add)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
