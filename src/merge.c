@@ -56,7 +56,8 @@ static normfuse_status check(struct shards *shards, const char *call, const norm
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                                "%s: in is on a device of type %d; CPU (1) and CUDA (2) are supported", call,
                                (int)in->device.device_type);
-    *shards = (struct shards){.in = flat_in, .out = flat_out, .device = in->device, .count = in->shape[0], .values = values};
+    *shards = (struct shards){
+        .in = flat_in, .out = flat_out, .device = in->device, .count = in->shape[0], .values = values};
     const uintptr_t in_low = (uintptr_t)flat_in.data, in_high = in_low + (uintptr_t)flat_in.elements * sizeof(double);
     const uintptr_t out_low = (uintptr_t)flat_out.data, out_high = out_low + (uintptr_t)values * sizeof(double);
     if (flat_in.elements != 0 && in_low != out_low && in_low < out_high && out_low < in_high)

@@ -20,9 +20,10 @@ NORMFUSE_API const char *normfuse_torch_register(void);
 NORMFUSE_API const char *normfuse_torch_install(void);
 NORMFUSE_API void normfuse_torch_uninstall(void);
 
-/* normfuse_sums_merge where the count of all shards is on the device: each sum times NORMFUSE_PER_VALUE and over the count
- * of its triple of the merged stats (of 0: over 1), for ..._backward_apply with options.set_values = NORMFUSE_PER_VALUE.
- * in: [shards, ..., 2] f64, out: [..., 2], stats: [..., 3] f64 with a triple for as many pairs of out each, in order. */
+/* normfuse_sums_merge where the count of all shards is on the device: each sum times NORMFUSE_PER_VALUE and over the
+ * count of its triple of the merged stats (of 0: over 1), for ..._backward_apply with options.set_values =
+ * NORMFUSE_PER_VALUE. in: [shards, ..., 2] f64, out: [..., 2], stats: [..., 3] f64, a triple for as many pairs of out
+ * each, in order. */
 enum { NORMFUSE_PER_VALUE = 2 }; /* a count of 1 is refused, and a power of 2 changes no digit */
 NORMFUSE_API normfuse_status normfuse_sums_merge_per_value(const normfuse_tensor *in, const normfuse_tensor *stats,
                                                            const normfuse_tensor *out, const normfuse_exec *exec);

@@ -39,9 +39,9 @@ if _ON_THIS_STREAM is not None:
     _ON_THIS_STREAM.asyncOp = False
 
 
-# What a gather needs to know of a group: itself, its processes, and whether its parts go through host memory. Of gloo and
-# under torch.compile its name: gloo's threads may hold the parts a while longer, and when Python ends meanwhile, so do they,
-# with an error. The functional collectives take so long that this is not seen.
+# What a gather needs to know of a group: itself, its processes, and whether its parts go through host memory. Under
+# torch.compile, and of gloo, its name, for the functional collectives: gloo's threads hold the parts a while longer, and
+# end a process with an error whose Python ends meanwhile, which was seen where the group itself was asked.
 _Group = tuple[Any, int, bool]
 
 
@@ -84,8 +84,8 @@ def _gather(part: Tensor, group: _Group) -> Tensor:
 
 
 def _gather_straight(part: Tensor, group: _Group) -> Tensor:
-    """By the group itself: the functional collectives are two operators with kernels in Python, and a stream of their own.
-    Where NCCL gathers on this stream there is nothing to wait for, and no work is returned."""
+    """By the group itself: the functional collectives are two operators with kernels in Python, and a stream of their
+    own. Where NCCL gathers on this stream there is nothing to wait for, and no work is returned."""
     gathered = part.new_empty((group[1] * part.shape[0], *part.shape[1:]))
     work = _all_gather(group[0], gathered, part, _ON_THIS_STREAM)
     if work is not None:
@@ -162,8 +162,9 @@ def _is_recorded() -> bool:
 
 
 class _BatchNorm(torch.autograd.Function):
-    """(x, weight, bias, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others` are running_mean,
-    running_var, batches_tracked (of a cumulative average), momentum, eps, activation, act_param and the group."""
+    """(x, weight, bias, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others` are
+    running_mean, running_var, batches_tracked (of a cumulative average), momentum, eps, activation, act_param and the
+    group."""
 
     @staticmethod
     def forward(ctx, input, weight, bias, pre_bias, pre_add, post_add, others):
@@ -213,8 +214,8 @@ class _BatchNorm(torch.autograd.Function):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others` are
-    the number of groups, eps, activation, act_param and the group of processes."""
+    """(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others`
+    are the number of groups, eps, activation, act_param and the group of processes."""
 
     @staticmethod
     def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, others):
@@ -295,7 +296,8 @@ class _LeanBatchNorm(torch.autograd.Function):
 
 
 def _apply(function: Any, input: Tensor, *others: Any) -> Any:
-    """function.apply; in eager calls that nobody looks on without its search for a setup_context, see _autograd._straight."""
+    """function.apply; in eager calls that nobody looks on without its search for a setup_context, see
+    _autograd._straight."""
     if _calls(input) is ops:
         return function.apply(input, *others)
     return function.straight_apply(*(_unwrap_if_dead(value) if isinstance(value, Tensor) else value
