@@ -422,6 +422,32 @@ struct normfuse_cuda_arguments {
     struct normfuse_cuda_geometry geometry;
 };
 
+/* A tensor that is copied to other strides, in elements. Axes: `a`, on which the source's elements are nearest; `b`, the
+ * same of the destination, or the next one where that is `a`; and the third. A block has a tile of them. */
+struct normfuse_cuda_copy {
+    const char *from;
+    char *to;
+    int64_t outer, b, a; /* sizes */
+    int64_t from_outer, from_b, from_a, to_outer, to_b, to_a;
+    int32_t tile_outer, tile_b, tile_a;
+    int32_t first_block;
+    int32_t pitch;  /* of a row of the tile in shared memory, in elements */
+    int32_t shared; /* bytes of it */
+    int32_t straight; /* nothing goes through shared memory */
+    int32_t from_vectors, to_vectors; /* of 16 bytes; else elements */
+    int32_t from_plane, to_plane;     /* the tile's elements of a and b are adjacent, and read or written as one row */
+    struct normfuse_cuda_divisor by_tiles_a, by_tiles_b, by_tile_a, by_tile_b;
+    struct normfuse_cuda_divisor by_read, by_write; /* vectors or elements of a row */
+};
+
+/* Of a call's tensors five are inputs: x, pre_add, post_add, dy, du. */
+enum { NORMFUSE_CUDA_COPIES = 5, NORMFUSE_CUDA_TRANSPOSE_THREADS = 256 };
+struct normfuse_cuda_transpose_arguments {
+    int64_t blocks; /* of all copies */
+    int32_t count;
+    struct normfuse_cuda_copy copies[NORMFUSE_CUDA_COPIES];
+};
+
 struct normfuse_cuda_merge_arguments {
     const double *in; /* [shards][values] */
     double *out;      /* [values] */
