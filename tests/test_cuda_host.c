@@ -1257,10 +1257,7 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
     struct normfuse_view *const views[NORMFUSE_VIEWS] = {
         &p.x, backward ? &p.dx : &p.y, &p.dy, &p.post_add, &p.pre_add, backward ? &p.du : &p.u, &p.dpost_add};
     for (int i = 0; i < NORMFUSE_VIEWS; i++)
-        *views[i] = i == 0 ? (struct normfuse_view){from->views[0], from->x_batch, from->x_channel, from->x_position}
-                           : (struct normfuse_view){from->views[i], from->other_strides[i - 1].batch,
-                                                    from->other_strides[i - 1].channel,
-                                                    from->other_strides[i - 1].position};
+        *views[i] = (struct normfuse_view){from->views[i], from->x_batch, from->x_channel, from->x_position};
     struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
         &p.weight, &p.bias,         &p.scale,       &p.shift,   &p.pre_bias, &p.mean,   &p.rstd,
         &p.running_mean, &p.running_var, &p.dweight, &p.dbias,    &p.dscale, &p.dshift};

@@ -64,9 +64,7 @@ __device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, 
         }
         dx.store(dx, make_vector<T, V>(u), range);
     }
-    dx.places.advance();
-    if (V == 1)
-        dz.places.advance();
+    dx.place.advance();
 }
 
 /* What dx takes of totals that are known. */

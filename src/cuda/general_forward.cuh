@@ -63,9 +63,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
             }
             activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
             y.store(y, make_vector<T, V>(z), range);
-            y.places.advance();
-            if (V == 1)
-                u_to.places.advance();
+            y.place.advance();
         });
     });
 }
@@ -251,7 +249,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                 values_of_x<T, V, N>(from, adds, u);
                 if (writes) {
                     u_to.store(u_to, make_vector<T, V>(u), range);
-                    u_to.places.advance();
+                    u_to.place.advance();
                 }
 #pragma unroll
                 for (int i = 0; i < V; i++) {

@@ -11,7 +11,7 @@
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
  * `lanes` of rows, `lines`, `tile` and `general` take every addition; the others are plain: nothing is added to x,
- * before the activation or to dx, and all tensors have the same strides. */
+ * before the activation or to dx. Tensors have the same strides. */
 enum normfuse_cuda_schedule {
     NORMFUSE_SCHEDULE_lanes,      /* some lanes of a warp have a norm group; columns: of one row */
     NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
@@ -28,7 +28,7 @@ enum normfuse_cuda_schedule {
                                       them; columns: two passes */
     NORMFUSE_SCHEDULE_elementwise, /* columns: given statistics or none */
     NORMFUSE_SCHEDULE_elementwise_residual, /* the same with an addition before the activation */
-    NORMFUSE_SCHEDULE_general,              /* everything; with vectors of one element any strides */
+    NORMFUSE_SCHEDULE_general,              /* everything */
     NORMFUSE_SCHEDULES
 };
 
@@ -306,7 +306,7 @@ enum normfuse_cuda_flag {
  * line after the other: what most calls read is on few, all pointers on two. */
 struct normfuse_cuda_problem {
     int64_t n, c, s;
-    int64_t x_batch, x_channel, x_position;
+    int64_t x_batch, x_channel, x_position; /* strides of every tensor, in elements */
     int32_t sets, activation, groups, flags;
 
     char *views[NORMFUSE_VIEWS];
@@ -325,17 +325,13 @@ struct normfuse_cuda_problem {
     char *rare_parameters[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     struct normfuse_cuda_strides rare_strides[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     int32_t rare_types[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
-    struct {
-        int64_t batch, channel, position;
-    } other_strides[NORMFUSE_VIEWS - 1]; /* of the tensors but x; most kernels take only those that have its strides */
-    char unused[24];                     /* what comes next begins a line */
+    char unused[40]; /* what comes next begins a line */
 
 #if defined(__cplusplus)
 #define NORMFUSE_VIEW(name, place)                                                                                     \
     __device__ __forceinline__ normfuse_view name() const                                                              \
     {                                                                                                                  \
-        return {views[place], other_strides[place - 1].batch, other_strides[place - 1].channel,                        \
-                other_strides[place - 1].position};                                                                    \
+        return {views[place], x_batch, x_channel, x_position};                                                         \
     }
 #define NORMFUSE_PARAMETER(name, place)                                                                                \
     __device__ __forceinline__ normfuse_parameter name() const                                                         \
@@ -345,10 +341,7 @@ struct normfuse_cuda_problem {
         return {rare < 0 ? parameters[at] : rare_parameters[at], of.batch, of.channel,                                 \
                 rare < 0 ? types[at] : rare_types[at]};                                                                \
     }
-    __device__ __forceinline__ normfuse_view x() const
-    {
-        return {views[NORMFUSE_VIEW_X], x_batch, x_channel, x_position};
-    }
+    NORMFUSE_VIEW(x, NORMFUSE_VIEW_X)
     NORMFUSE_VIEW(y, NORMFUSE_VIEW_OUT)
     NORMFUSE_VIEW(dx, NORMFUSE_VIEW_OUT)
     NORMFUSE_VIEW(dy, NORMFUSE_VIEW_DY)

@@ -186,14 +186,8 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
         .stats = p->stats,
         .sums = p->sums,
     };
-    for (int i = 0; i < NORMFUSE_VIEWS; i++) {
+    for (int i = 0; i < NORMFUSE_VIEWS; i++)
         to->views[i] = views[i]->data;
-        if (i > 0) {
-            to->other_strides[i - 1].batch = views[i]->batch;
-            to->other_strides[i - 1].channel = views[i]->channel;
-            to->other_strides[i - 1].position = views[i]->position;
-        }
-    }
     for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
         const int rare = i - NORMFUSE_COMMON_PARAMETERS;
         *(rare < 0 ? &to->parameters[i] : &to->rare_parameters[rare]) = parameters[i]->data;
@@ -228,7 +222,8 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
     if (copies->count == 0)
         return NORMFUSE_OK;
     for (int i = 0; i < copies->count; i++)
-        launch.shared = maximum(launch.shared, copies->copies[i].shared);
+        if (launch.shared < (size_t)copies->copies[i].shared)
+            launch.shared = (size_t)copies->copies[i].shared;
     note(&step);
     return normfuse_cuda_launch(problem->name, device, exec->stream, &launch);
 }

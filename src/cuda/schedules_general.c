@@ -13,8 +13,7 @@ enum {
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
-/* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
- * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
+/* The shape as these kernels see it. Vectors of 16 bytes need tensors that begin where a vector does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
  * (columns: rows are folded). */
 static struct shape general_of(const struct shape *shape)
 {
@@ -22,7 +21,7 @@ static struct shape general_of(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
-    if (!shape->same_strides || !normfuse_cuda_begins_with_vectors(p))
+    if (!normfuse_cuda_begins_with_vectors(p))
         return narrow;
     general.wide = true;
     general.elements = elements;
