@@ -372,8 +372,8 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
     const int channel_step = p.sets == NORMFUSE_SETS_BATCH ? 0 : 1;
     const normfuse_view dx_view = p.dx().data ? p.dx() : p.x(), du_view = many && p.du().data ? p.du() : p.x();
     const normfuse_view dpost_view = many && p.dpost_add().data ? p.dpost_add() : p.x();
-    const tensor dx(a, dx_view, many ? dx_view : p.x(), vectors.n, vectors.c);
-    const tensor du(a, du_view, du_view, vectors.n, vectors.c), dpost(a, dpost_view, dpost_view, vectors.n, vectors.c);
+    const tensor dx(a, dx_view, vectors.n, vectors.c);
+    const tensor du(a, du_view, vectors.n, vectors.c), dpost(a, dpost_view, vectors.n, vectors.c);
     choose_activation<!many, all>(p.activation, [&](auto chosen) {
         const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
             if (index >= vectors.end)
@@ -502,7 +502,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         const row_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
         const normfuse_view post_view = many && p.post_add().data ? p.post_add() : p.x();
-        const tensor post(a, post_view, post_view, vectors.n, vectors.c);
+        const tensor post(a, post_view, vectors.n, vectors.c);
         const auto differentiate = [&](auto chosen, const row_gradient<R> &coefficient, int index, int stretch,
                                        R(&x)[V], R(&dy)[V]) {
             differentiate_row<T, V, schedule>(a, post, chosen, coefficient, index, stretch, x, dy);
