@@ -231,6 +231,12 @@ static bool make_buffer(struct buffer *buffer, normfuse_type type, int64_t eleme
     return true;
 }
 
+/* But for statistics, which a forward writes. */
+static bool is_output(const struct work *work, enum tensor_name name)
+{
+    return (name == Y && !work->line->backward) || name == U || (name >= DX && name != PRE_BIAS);
+}
+
 /* A tensor with x's shape. */
 static bool make_big(struct work *work, enum tensor_name name)
 {
@@ -241,7 +247,8 @@ static bool make_big(struct work *work, enum tensor_name name)
     int64_t elements = (work->n + more_samples) * channels * work->s;
     if (!make_buffer(buffer, work->line->type, elements, options->misaligned))
         return false;
-    bool channels_last = work->line->channels_last != (options->mixed_layout && name != X);
+    bool channels_last = name == X ? work->line->channels_last
+                                   : problem_line_channels_last(work->line, is_output(work, name));
     buffer->n = work->n;
     buffer->c = work->c;
     buffer->s = work->s;
@@ -519,7 +526,7 @@ static bool make_tensors(struct work *work)
         if (!buffer->base)
             continue;
         bool is_statistics = name == MEAN || name == RSTD;
-        buffer->is_output = (name == Y && !backward) || name == U || (name >= DX && name != PRE_BIAS) || (is_statistics && !backward);
+        buffer->is_output = is_output(work, (enum tensor_name)name) || (is_statistics && !backward);
         if (buffer->is_output)
             clear_output(work, (enum tensor_name)name);
         else if (!is_statistics)
@@ -1734,7 +1741,7 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+running is a training forward's of batch and instance norm";
     if (options->cumulative && !options->running)
         return "+cumulative needs +running";
-    if (options->in_place && options->mixed_layout)
+    if (options->in_place && problem_line_is_mixed(line))
         return "+inplace needs one layout";
     if (options->sharded && (line->op == AFFINE || evaluates || (grouped && line->ndim < 3)))
         return "+sharded is of statistics, and of group norm with a spatial axis";
@@ -1860,7 +1867,6 @@ static const struct {
     { "+inplace", offsetof(struct verify_options, in_place) },
     { "+slice_c", offsetof(struct verify_options, slice_channels) },
     { "+slice_n", offsetof(struct verify_options, slice_batch) },
-    { "+mixed", offsetof(struct verify_options, mixed_layout) },
     { "+misaligned", offsetof(struct verify_options, misaligned) },
     { "+strided", offsetof(struct verify_options, strided_parameters) },
     { "+f64_mean", offsetof(struct verify_options, f64_mean) },

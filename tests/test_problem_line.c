@@ -50,6 +50,9 @@ static const struct {
     { "affine 3x8x5 +pre_add +u", "affine 3x8x5 +pre_add +u" },
     { "affine 3x8x5 +pre_bias +u", "affine 3x8x5 +pre_bias +u" },
     { "batch_norm 3x8x5 +pre_bias=sample +pre_add", "batch_norm 3x8x5 +pre_add +pre_bias=sample" },
+    { "batch_norm 3x8x5 +mixed +post_add", "batch_norm 3x8x5 +post_add +mixed" },
+    { "affine 3x8x5 layout=nhwc +mixed=inputs", "affine 3x8x5 layout=nhwc +mixed=inputs" },
+    { "affine 3x8x5 +mixed=outputs dir=bwd", "affine 3x8x5 dir=bwd +mixed=outputs" },
 };
 
 /* Text that must be refused, and the words that the message must hold. */
@@ -105,6 +108,8 @@ static const struct {
     { "affine 2x8x3 +pre_bias=channel", "'+pre_bias=channel'", "+pre_bias=sample" },
     { "affine 2x8x3 +pre_bias +pre_bias=sample", "'+pre_bias=sample'", "expected one of them" },
     { "batch_norm 2x8x3 +scale", "'+scale'", "not batch_norm" },
+    { "affine 2x8x3 +mixed=x", "'+mixed=x'", "+mixed=inputs, +mixed=outputs" },
+    { "affine 2x8x3 +mixed +mixed=outputs", "'+mixed=outputs'", "expected one of them" },
     { "affine 2x8x3 affine 2x8x3", "'affine'", "one problem only" },
 };
 

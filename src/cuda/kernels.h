@@ -415,14 +415,16 @@ struct normfuse_cuda_arguments {
     struct normfuse_cuda_geometry geometry;
 };
 
-/* A tensor that is copied to other strides, in elements. Axes: `a`, on which the source's elements are nearest; `b`, the
- * same of the destination, or the next one where that is `a`; and the third. A block has a tile of them. */
+/* A tensor that is copied to other strides. Axes: `a`, on which the source's elements are nearest; `b`, the same of the
+ * destination, or the next one where that is `a`; and the third. A block has a tile of them. */
+struct normfuse_cuda_axis {
+    int64_t size, from, to; /* strides in elements */
+};
 struct normfuse_cuda_copy {
     const char *from;
     char *to;
-    int64_t outer, b, a; /* sizes */
-    int64_t from_outer, from_b, from_a, to_outer, to_b, to_a;
-    int32_t tile_outer, tile_b, tile_a;
+    struct normfuse_cuda_axis a, b, outer;
+    int32_t tile_a, tile_b, tile_outer;
     int32_t first_block;
     int32_t pitch;  /* of a row of the tile in shared memory, in elements */
     int32_t shared; /* bytes of it */

@@ -65,17 +65,13 @@ static struct normfuse_view choose_strides(const struct normfuse_problem *p, str
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------ */
 
-/* An axis of elements, and the strides of both tensors on it. */
-struct axis {
-    int64_t size, from, to;
-};
-static const struct axis one = {1, 0, 0};
+static const struct normfuse_cuda_axis one = {1, 0, 0}; /* of one element */
 
 /* Axes whose elements follow one another in both tensors become one. */
-static void unite(struct axis axes[3])
+static void unite(struct normfuse_cuda_axis axes[3])
 {
     for (int i = 0; i < 18; i++) { /* twice, since two may be one only once another two are */
-        struct axis *const inner = &axes[i / 3 % 3], *const outer = &axes[i % 3];
+        struct normfuse_cuda_axis *const inner = &axes[i / 3 % 3], *const outer = &axes[i % 3];
         if (inner == outer || outer->size == 1 || inner->size == 1 || outer->from != inner->from * inner->size ||
             outer->to != inner->to * inner->size)
             continue;
@@ -84,127 +80,112 @@ static void unite(struct axis axes[3])
     }
 }
 
-/* The axis from `first` on with the shortest stride, though not 0, of more than one element goes to axes[first]. */
-static void bring_nearest(struct axis axes[3], int first, bool to)
+/* A stride's length; 0, where elements are repeated, is the longest. */
+static int64_t magnitude(int64_t stride)
 {
-    int64_t shortest = INT64_MAX;
-    for (int i = first; i < 3; i++) {
-        const int64_t stride = to ? axes[i].to : axes[i].from, length = stride < 0 ? -stride : stride;
-        if (axes[i].size > 1 && length > 0 && length < shortest) {
-            const struct axis nearest = axes[i];
-            shortest = length;
-            axes[i] = axes[first];
-            axes[first] = nearest;
-        }
-    }
+    return stride == 0 ? INT64_MAX : stride < 0 ? -stride : stride;
 }
 
-/* As many as fit, whole multiples where they are more. */
+/* The axis of axes[from..3) with the shortest stride, of the destination or of the source, goes to axes[from]. */
+static void bring_nearest(struct normfuse_cuda_axis axes[3], int from, bool to)
+{
+    for (int i = from + 1; i < 3; i++)
+        if (magnitude(to ? axes[i].to : axes[i].from) < magnitude(to ? axes[from].to : axes[from].from)) {
+            const struct normfuse_cuda_axis nearer = axes[i];
+            axes[i] = axes[from];
+            axes[from] = nearer;
+        }
+}
+
+/* As many as fit; where they are more, multiples of a power of two. */
 static int64_t share_of(int64_t room, int64_t size, int64_t multiple)
 {
-    return minimum(size, maximum(multiple, room / multiple * multiple));
+    return minimum(size, maximum(multiple, room & -multiple));
 }
 
-/* How a tile is cut from axes of more than 2^31 elements even, and read and written: see transpose.cu. Returns its
- * blocks. */
-static int64_t cut(struct normfuse_cuda_copy *copy, const struct normfuse_problem *p, struct axis axes[3])
+/* How a tile is cut from the axes, and read and written: see transpose.cu. Returns its blocks. */
+static int64_t cut(struct normfuse_cuda_copy *copy, int64_t bytes)
 {
-    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type), vector = 16 / bytes, line = 128 / bytes;
-    const int64_t all = axes[0].size * axes[1].size * axes[2].size;
-    const int64_t room = (all * bytes < SMALL_BYTES ? SMALL_TILE_BYTES : TILE_BYTES) / bytes;
-    const int64_t in_plane = PLANE_BYTES / bytes;
-    unite(axes);
-    bring_nearest(axes, 0, false);
-    /* Where the destination's nearest axis is another one, it is the next. */
-    struct axis by_to[3] = {axes[0], axes[1], axes[2]};
-    bring_nearest(by_to, 0, true);
-    const bool straight = by_to[0].from == axes[0].from && by_to[0].to == axes[0].to;
-    bring_nearest(axes, 1, true);
-    const struct axis a = axes[0], b = axes[1], outer = axes[2];
-
-    const bool from_aligned = (uintptr_t)copy->from % 16 == 0 && a.from == 1 && outer.from % vector == 0;
-    const bool to_aligned = (uintptr_t)copy->to % 16 == 0 && (straight ? a.to : b.to) == 1 && outer.to % vector == 0;
-    bool from_vectors = from_aligned && a.size % vector == 0 && b.from % vector == 0;
-    bool to_vectors = to_aligned && (straight ? a.size % vector == 0 && b.to % vector == 0
-                                              : b.size % vector == 0 && a.to % vector == 0);
+    const struct normfuse_cuda_axis *const a = &copy->a, *const b = &copy->b, *const outer = &copy->outer;
+    const int64_t vector = 16 / bytes, line = 128 / bytes, rest = vector - 1, in_plane = PLANE_BYTES / bytes;
+    const bool is_small = a->size * b->size * outer->size * bytes < SMALL_BYTES;
+    const int64_t room = (is_small ? SMALL_TILE_BYTES : TILE_BYTES) / bytes;
+    const bool straight = magnitude(a->to) < magnitude(b->to);
+    const struct normfuse_cuda_axis *const near = straight ? a : b, *const apart = straight ? b : a;
+    const bool from_aligned = (uintptr_t)copy->from % 16 == 0 && a->from == 1 && (outer->from & rest) == 0;
+    const bool to_aligned = (uintptr_t)copy->to % 16 == 0 && near->to == 1 && (outer->to & rest) == 0;
+    const bool from_vectors = from_aligned && ((a->size | b->from) & rest) == 0;
+    const bool to_vectors = to_aligned && ((near->size | apart->to) & rest) == 0;
     /* Rows that are no whole vectors, though the plane of them is. */
-    const bool whole = !straight && a.size * b.size % vector == 0;
-    bool from_plane = whole && !from_vectors && from_aligned && b.from == a.size &&
-                      a.size <= in_plane / minimum(b.size, line / 2);
-    bool to_plane = whole && !to_vectors && to_aligned && a.to == b.size &&
-                    b.size <= in_plane / minimum(a.size, line / 2);
+    const bool whole = !straight && (a->size * b->size & rest) == 0;
+    bool from_plane = whole && !from_vectors && from_aligned && b->from == a->size &&
+                      a->size <= in_plane / minimum(b->size, line / 2);
+    bool to_plane = whole && !to_vectors && to_aligned && a->to == b->size &&
+                    b->size <= in_plane / minimum(a->size, line / 2);
     int64_t tile_a, tile_b, side = 1;
     while (4 * side * side <= room)
         side *= 2;
     if (straight) {
-        tile_a = minimum(a.size, room);
-        tile_b = minimum(b.size, room / tile_a);
-        from_vectors = to_vectors = from_vectors && to_vectors;
+        tile_a = minimum(a->size, room);
+        tile_b = minimum(b->size, room / tile_a);
     } else if (from_plane) {
-        tile_a = a.size;
-        tile_b = share_of(room / a.size, b.size, a.size <= in_plane / line ? line : line / 2);
+        tile_a = a->size;
+        tile_b = share_of(room / tile_a, b->size, tile_a <= in_plane / line ? line : line / 2);
     } else if (to_plane) {
-        tile_b = b.size;
-        tile_a = share_of(room / b.size, a.size, b.size <= in_plane / line ? line : line / 2);
+        tile_b = b->size;
+        tile_a = share_of(room / tile_b, a->size, tile_b <= in_plane / line ? line : line / 2);
     } else {
-        tile_a = minimum(a.size, side);
-        tile_b = share_of(room / tile_a, b.size, vector);
-        if (tile_b == b.size)
-            tile_a = share_of(room / tile_b, a.size, vector);
+        tile_a = minimum(a->size, side);
+        tile_b = share_of(room / tile_a, b->size, vector);
+        if (tile_b == b->size)
+            tile_a = share_of(room / tile_b, a->size, vector);
     }
-    from_plane = from_plane && tile_a == a.size;
-    to_plane = to_plane && tile_b == b.size && (tile_a == a.size || tile_a % vector == 0);
-    const bool is_plane = tile_a == a.size && tile_b == b.size;
-    const int64_t tile_outer = is_plane ? minimum(outer.size, maximum(1, room / (tile_a * tile_b))) : 1;
-    const int64_t tiles_a = divide_up(a.size, tile_a), tiles_b = divide_up(b.size, tile_b);
+    to_plane = to_plane && tile_b == b->size && (tile_a == a->size || (tile_a & rest) == 0);
+    const bool is_plane = tile_a == a->size && tile_b == b->size;
+    const int64_t of_tile = tile_a * tile_b, tile_outer = is_plane ? minimum(outer->size, maximum(1, room / of_tile)) : 1;
+    const int64_t tiles_a = divide_up(a->size, tile_a), tiles_b = divide_up(b->size, tile_b);
     /* An odd number of words, or of doubles. */
     const int64_t word = bytes == 2 ? 2 : 1, pitch = from_plane ? tile_a : (divide_up(tile_a, word) | 1) * word;
-    from_vectors = from_vectors || from_plane;
-    to_vectors = to_vectors || to_plane;
-    copy->outer = outer.size;
-    copy->b = b.size;
-    copy->a = a.size;
-    copy->from_outer = outer.from;
-    copy->from_b = b.from;
-    copy->from_a = a.from;
-    copy->to_outer = outer.to;
-    copy->to_b = b.to;
-    copy->to_a = a.to;
-    copy->shared = straight ? 0 : (int32_t)(tile_outer * tile_b * pitch * bytes);
-    copy->tile_outer = (int32_t)tile_outer;
-    copy->tile_b = (int32_t)tile_b;
     copy->tile_a = (int32_t)tile_a;
+    copy->tile_b = (int32_t)tile_b;
+    copy->tile_outer = (int32_t)tile_outer;
     copy->pitch = (int32_t)pitch;
+    copy->shared = straight ? 0 : (int32_t)(tile_outer * tile_b * pitch * bytes);
     copy->straight = straight;
-    copy->from_vectors = from_vectors;
-    copy->to_vectors = to_vectors;
     copy->from_plane = from_plane;
     copy->to_plane = to_plane;
+    copy->from_vectors = straight ? from_vectors && to_vectors : from_vectors || from_plane;
+    copy->to_vectors = straight ? copy->from_vectors : to_vectors || to_plane;
     copy->by_tiles_a = normfuse_cuda_divisor_of(tiles_a);
     copy->by_tiles_b = normfuse_cuda_divisor_of(tiles_b);
     copy->by_tile_a = normfuse_cuda_divisor_of(tile_a);
     copy->by_tile_b = normfuse_cuda_divisor_of(tile_b);
-    copy->by_read = normfuse_cuda_divisor_of(
-        divide_up(from_plane ? tile_a * tile_b : tile_a, from_vectors ? vector : 1));
-    copy->by_write = normfuse_cuda_divisor_of(divide_up(to_plane ? tile_a * tile_b : tile_b, to_vectors ? vector : 1));
-    return tiles_a * tiles_b * divide_up(outer.size, tile_outer);
+    copy->by_read = normfuse_cuda_divisor_of(divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1));
+    copy->by_write = normfuse_cuda_divisor_of(divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1));
+    return tiles_a * tiles_b * divide_up(outer->size, tile_outer);
 }
 
 /* False: it has more blocks than a grid. */
 static bool add_copy(struct normfuse_cuda_transpose_arguments *copies, const struct normfuse_problem *p,
                      const struct normfuse_view *from, const struct normfuse_view *to)
 {
-    struct axis axes[3] = {{p->n, from->batch, to->batch},
-                           {p->c, from->channel, to->channel},
-                           {p->s, from->position, to->position}};
+    struct normfuse_cuda_axis axes[3] = {{p->n, from->batch, to->batch},
+                                         {p->c, from->channel, to->channel},
+                                         {p->s, from->position, to->position}};
     for (int i = 0; i < 3; i++)
         if (axes[i].size == 1)
             axes[i] = one;
+    unite(axes);
+    bring_nearest(axes, 0, false);
+    bring_nearest(axes, 1, true);
     struct normfuse_cuda_copy *const copy = &copies->copies[copies->count++];
     copy->from = from->data;
     copy->to = to->data;
+    copy->a = axes[0];
+    copy->b = axes[1];
+    copy->outer = axes[2];
     copy->first_block = (int32_t)copies->blocks;
-    copies->blocks += cut(copy, p, axes);
+    copies->blocks += cut(copy, (int64_t)normfuse_type_bytes(p->type));
     return copies->blocks <= INT32_MAX;
 }
 

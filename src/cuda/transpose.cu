@@ -22,9 +22,9 @@ __device__ __forceinline__ transpose_place place_of(const normfuse_cuda_copy &c,
     place.a = (int64_t)(tile - of_a * (int)c.by_tiles_a.divisor) * c.tile_a;
     place.b = (int64_t)(of_a - of_b * (int)c.by_tiles_b.divisor) * c.tile_b;
     place.outer = (int64_t)of_b * c.tile_outer;
-    place.left_a = (int)min((int64_t)c.tile_a, c.a - place.a);
-    place.left_b = (int)min((int64_t)c.tile_b, c.b - place.b);
-    place.left_outer = (int)min((int64_t)c.tile_outer, c.outer - place.outer);
+    place.left_a = (int)min((int64_t)c.tile_a, c.a.size - place.a);
+    place.left_b = (int)min((int64_t)c.tile_b, c.b.size - place.b);
+    place.left_outer = (int)min((int64_t)c.tile_outer, c.outer.size - place.outer);
     return place;
 }
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void read_tile(const normfuse_cuda_copy &c, const tra
                                           Work work)
 {
     const char *const from =
-        c.from + (place.outer * c.from_outer + place.b * c.from_b + place.a * c.from_a) * (int64_t)sizeof(T);
+        c.from + (place.outer * c.outer.from + place.b * c.b.from + place.a * c.a.from) * (int64_t)sizeof(T);
     const int rows = c.tile_outer * (c.from_plane ? 1 : c.tile_b), items = rows * (int)c.by_read.divisor;
     const int end_b = c.from_plane ? 1 : place.left_b, end_a = c.from_plane ? place.left_b * c.tile_a : place.left_a;
 #pragma unroll 1
@@ -75,7 +75,7 @@ __device__ __forceinline__ void read_tile(const normfuse_cuda_copy &c, const tra
             const int outer = c.from_plane ? row : divide(row, c.by_tile_b);
             const int b = c.from_plane ? 0 : row - outer * c.tile_b;
             const bool has = item < items && outer < place.left_outer && b < end_b && a < end_a;
-            const char *const at = from + (outer * c.from_outer + b * c.from_b + a * c.from_a) * (int64_t)sizeof(T);
+            const char *const at = from + (outer * c.outer.from + b * c.b.from + a * c.a.from) * (int64_t)sizeof(T);
             vectors[k] = raw<T, V>();
             if constexpr (V > 1)
                 load_uint4_where(has, vectors[k], at);
@@ -94,7 +94,7 @@ __device__ __forceinline__ void read_tile(const normfuse_cuda_copy &c, const tra
 template <typename T, int V>
 __device__ __forceinline__ void write_tile(const normfuse_cuda_copy &c, const transpose_place &place, const T *tile)
 {
-    char *const to = c.to + (place.outer * c.to_outer + place.b * c.to_b + place.a * c.to_a) * (int64_t)sizeof(T);
+    char *const to = c.to + (place.outer * c.outer.to + place.b * c.b.to + place.a * c.a.to) * (int64_t)sizeof(T);
     const int rows = c.tile_outer * (c.to_plane ? 1 : c.tile_a), items = rows * (int)c.by_write.divisor;
     const raw<T, 1> *const held = reinterpret_cast<const raw<T, 1> *>(tile);
 #pragma unroll 1
@@ -105,7 +105,7 @@ __device__ __forceinline__ void write_tile(const normfuse_cuda_copy &c, const tr
         int b = c.to_plane ? element - a * c.tile_b : element;
         if (outer >= place.left_outer || a >= place.left_a || b >= place.left_b)
             continue;
-        const int64_t at = outer * c.to_outer + (c.to_plane ? (int64_t)element : a * c.to_a + b * c.to_b);
+        const int64_t at = outer * c.outer.to + (c.to_plane ? (int64_t)element : a * c.a.to + b * c.b.to);
         raw<T, 1> elements[V];
 #pragma unroll
         for (int i = 0; i < V; i++) {
@@ -147,8 +147,8 @@ template <typename T> __device__ __forceinline__ void transpose(const normfuse_c
             read_tile<T, 1, ahead>(c, place, place_of, work);
     };
     if (c.straight) {
-        char *const to = c.to + (place.outer * c.to_outer + place.b * c.to_b + place.a * c.to_a) * (int64_t)sizeof(T);
-        read([&](int outer, int b, int a) { return outer * c.to_outer + b * c.to_b + a * c.to_a; },
+        char *const to = c.to + (place.outer * c.outer.to + place.b * c.b.to + place.a * c.a.to) * (int64_t)sizeof(T);
+        read([&](int outer, int b, int a) { return outer * c.outer.to + b * c.b.to + a * c.a.to; },
              [&](int64_t at, const auto &vector) { put(to + at * (int64_t)sizeof(T), vector); });
         return;
     }
