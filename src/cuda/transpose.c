@@ -104,7 +104,7 @@ static int64_t share_of(int64_t room, int64_t size, int64_t multiple)
 }
 
 /* How a tile is cut from the axes, and read and written: see transpose.cu. Returns its blocks. */
-static int64_t cut(struct normfuse_cuda_copy *copy, int64_t bytes)
+static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, int64_t bytes)
 {
     const struct normfuse_cuda_axis *const a = &copy->a, *const b = &copy->b, *const outer = &copy->outer;
     const int64_t vector = 16 / bytes, line = 128 / bytes, rest = vector - 1, in_plane = PLANE_BYTES / bytes;
@@ -166,8 +166,9 @@ static int64_t cut(struct normfuse_cuda_copy *copy, int64_t bytes)
 }
 
 /* False: it has more blocks than a grid. */
-static bool add_copy(struct normfuse_cuda_transpose_arguments *copies, const struct normfuse_problem *p,
-                     const struct normfuse_view *from, const struct normfuse_view *to)
+static __attribute__((noinline)) bool add_copy(struct normfuse_cuda_transpose_arguments *copies,
+                                               const struct normfuse_problem *p, const struct normfuse_view *from,
+                                               const struct normfuse_view *to)
 {
     struct normfuse_cuda_axis axes[3] = {{p->n, from->batch, to->batch},
                                          {p->c, from->channel, to->channel},
