@@ -828,8 +828,8 @@ static void test_huge(const char *name)
                                    (unsigned long long)positions, PERIOD};
     int last = line->channels_last, dy_last = problem_line_channels_last(line, false);
     for (int k = 0; k < 1 + line->backward; k++) {
-        void *arguments[] = {
-            k ? &dy_data : &x_data, k ? &dy.data : &x.data, &counts[0], &counts[1], &counts[2], &counts[3], k ? &dy_last : &last};
+        void *arguments[] = {k ? &dy_data : &x_data, k ? &dy.data : &x.data, &counts[0], &counts[1], &counts[2],
+                             &counts[3], k ? &dy_last : &last};
         NEED(cuLaunchKernel(fill, 16 * (uint32_t)multiprocessors, 1, 1, 512, 1, 1, 0, job.stream, arguments, NULL));
     }
 

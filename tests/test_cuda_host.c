@@ -2440,7 +2440,8 @@ static void check_copy(const char *name, const struct fake_launch *launch, const
     HOLDS(copy->tile_outer >= 1 && copy->tile_b >= 1 && copy->tile_a >= 1);
     HOLDS(copy->tile_outer <= copy->outer.size && copy->tile_b <= copy->b.size && copy->tile_a <= copy->a.size);
     HOLDS(copy->tile_outer == 1 || (copy->tile_b == copy->b.size && copy->tile_a == copy->a.size));
-    HOLDS(copy->by_tiles_a.divisor == up(copy->a.size, copy->tile_a) && copy->by_tiles_b.divisor == up(copy->b.size, copy->tile_b));
+    HOLDS(copy->by_tiles_a.divisor == up(copy->a.size, copy->tile_a) &&
+          copy->by_tiles_b.divisor == up(copy->b.size, copy->tile_b));
     HOLDS(copy->by_tile_a.divisor == (uint32_t)copy->tile_a && copy->by_tile_b.divisor == (uint32_t)copy->tile_b);
     HOLDS(divides(&copy->by_tiles_a) && divides(&copy->by_tiles_b) && divides(&copy->by_tile_a) &&
           divides(&copy->by_tile_b) && divides(&copy->by_read) && divides(&copy->by_write));
@@ -2455,7 +2456,8 @@ static void check_copy(const char *name, const struct fake_launch *launch, const
     HOLDS(!copy->to_plane || (copy->to_vectors && copy->tile_b == copy->b.size && copy->a.to == copy->b.size));
     if (copy->from_vectors) {
         HOLDS((uintptr_t)copy->from % 16 == 0 && copy->a.from == 1 && copy->outer.from % vector == 0);
-        HOLDS(copy->from_plane ? copy->a.size * copy->b.size % vector == 0 && (copy->tile_b == copy->b.size || read % vector == 0)
+        HOLDS(copy->from_plane ? copy->a.size * copy->b.size % vector == 0 &&
+                                     (copy->tile_b == copy->b.size || read % vector == 0)
                                : copy->a.size % vector == 0 && copy->b.from % vector == 0 &&
                                      (copy->tile_a == copy->a.size || copy->tile_a % vector == 0));
     }
@@ -2463,7 +2465,8 @@ static void check_copy(const char *name, const struct fake_launch *launch, const
     const int64_t size = straight ? copy->a.size : copy->b.size, tile = straight ? copy->tile_a : copy->tile_b;
     if (copy->to_vectors) {
         HOLDS((uintptr_t)copy->to % 16 == 0 && nearest == 1 && copy->outer.to % vector == 0);
-        HOLDS(copy->to_plane ? copy->a.size * copy->b.size % vector == 0 && (copy->tile_a == copy->a.size || written % vector == 0)
+        HOLDS(copy->to_plane ? copy->a.size * copy->b.size % vector == 0 &&
+                                   (copy->tile_a == copy->a.size || written % vector == 0)
                              : size % vector == 0 && apart % vector == 0 && (tile == size || tile % vector == 0));
     }
     if (!straight) {
@@ -2568,7 +2571,8 @@ static void test_transposes(void)
             tensors.post_add = &big[3];
         if (residual && backward)
             tensors.dpost_add = &big[4];
-        const normfuse_tensor *const present[] = {tensors.y, tensors.dx, tensors.dy, tensors.post_add, tensors.dpost_add};
+        const normfuse_tensor *const present[] = {tensors.y, tensors.dx, tensors.dy, tensors.post_add,
+                                                  tensors.dpost_add};
         for (int k = 0; k < BIG; k++)
             for (int axis = 0; present[k] != NULL && axis < 3; axis++)
                 if (sizes[axis] > 1 && present[k]->strides[axis] != axes[0].strides[axis]) {
@@ -2576,9 +2580,9 @@ static void test_transposes(void)
                     break;
                 }
         scratch_address_bytes = 0;
-        normfuse_status status = backward
-                                     ? normfuse_affine_backward_scratch_bytes(&options, &tensors, &exec, &scratch_address_bytes)
-                                     : normfuse_affine_forward_scratch_bytes(&options, &tensors, &exec, &scratch_address_bytes);
+        size_t *const bytes = &scratch_address_bytes;
+        normfuse_status status = backward ? normfuse_affine_backward_scratch_bytes(&options, &tensors, &exec, bytes)
+                                          : normfuse_affine_forward_scratch_bytes(&options, &tensors, &exec, bytes);
         exec.scratch = scratch_address_bytes ? (void *)scratch_address : NULL;
         exec.scratch_bytes = scratch_address_bytes;
         fake_driver.launches = 0;

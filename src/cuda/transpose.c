@@ -142,7 +142,8 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, in
     }
     to_plane = to_plane && tile_b == b->size && (tile_a == a->size || (tile_a & rest) == 0);
     const bool is_plane = tile_a == a->size && tile_b == b->size;
-    const int64_t of_tile = tile_a * tile_b, tile_outer = is_plane ? minimum(outer->size, maximum(1, room / of_tile)) : 1;
+    const int64_t of_tile = tile_a * tile_b;
+    const int64_t tile_outer = is_plane ? minimum(outer->size, maximum(1, room / of_tile)) : 1;
     const int64_t tiles_a = divide_up(a->size, tile_a), tiles_b = divide_up(b->size, tile_b);
     /* An odd number of words, or of doubles. */
     const int64_t word = bytes == 2 ? 2 : 1, pitch = from_plane ? tile_a : (divide_up(tile_a, word) | 1) * word;
