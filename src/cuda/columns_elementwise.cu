@@ -164,7 +164,8 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     if (count == 0)
         return;
     vectors held[K];
-    cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row), other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
+    cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row),
+        other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x.base + x.at);
         if constexpr (residual)

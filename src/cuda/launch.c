@@ -269,6 +269,9 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     char *scratch = exec != NULL && exec->scratch != NULL ? exec->scratch : anywhere;
     const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
     normfuse_cuda_unite_samples(&united);
+    if (verbose(PLAN) && transposed.bytes > 0)
+        fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
+                problem->name, transposed.before.count, transposed.after.count);
     if (verbose(PLAN))
         normfuse_cuda_explain(&united, device, has_grid_barriers);
     bool is_certain = true;
