@@ -37,8 +37,8 @@ template <typename T> __device__ __forceinline__ void hold(T *tile, int at, cons
 {
     put(tile + at, element);
 }
-/* By words or doubles: rows of the tile begin where these do, an odd number of them apart, so that what a warp writes
- * and reads lies in as many banks as can be. */
+/* By words or doubles: rows of the tile are an odd number of these apart, so that what a warp reads and writes across
+ * rows lies in different banks. */
 template <typename T> __device__ __forceinline__ void hold(T *tile, int at, const uint4 &vector)
 {
     if constexpr (sizeof(T) == 8) {
@@ -135,11 +135,13 @@ template <typename T> __device__ __forceinline__ void transpose(const normfuse_c
     constexpr int V = 16 / (int)sizeof(T), ahead = 4;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     T *const tile = reinterpret_cast<T *>(dynamic);
+    /* From the last block to the first: what is read next, and what was written last, is in L2. */
+    const int block = (int)(gridDim.x - 1 - blockIdx.x);
     int i = 0;
-    while (i + 1 < a.count && (int)blockIdx.x >= a.copies[i + 1].first_block)
+    while (i + 1 < a.count && block >= a.copies[i + 1].first_block)
         i++;
     const normfuse_cuda_copy &c = a.copies[i];
-    const transpose_place place = place_of(c, (int)blockIdx.x - c.first_block);
+    const transpose_place place = place_of(c, block - c.first_block);
     const auto read = [&](auto place_of, auto work) {
         if (c.from_vectors)
             read_tile<T, V, ahead>(c, place, place_of, work);
