@@ -242,9 +242,10 @@ static bool make_big(struct work *work, enum tensor_name name)
 {
     const struct verify_options *options = work->options;
     struct buffer *buffer = &work->buffers[name];
+    bool expanded = options->expanded && (name == DY || name == DU || name == PRE_ADD || name == POST_ADD);
     int64_t more_samples = options->slice_batch ? 2 : 0, more_channels = options->slice_channels ? 3 : 0;
     int64_t channels = work->c + more_channels;
-    int64_t elements = (work->n + more_samples) * channels * work->s;
+    int64_t elements = (expanded ? 1 : work->n + more_samples) * channels * work->s;
     if (!make_buffer(buffer, work->line->type, elements, options->misaligned))
         return false;
     bool channels_last = name == X ? work->line->channels_last
@@ -252,11 +253,11 @@ static bool make_big(struct work *work, enum tensor_name name)
     buffer->n = work->n;
     buffer->c = work->c;
     buffer->s = work->s;
-    buffer->batch = channels * work->s;
+    buffer->batch = expanded ? 0 : channels * work->s;
     buffer->channel = channels_last ? 1 : work->s;
     buffer->position = channels_last ? channels : 1;
     buffer->is_big = buffer->is_sample_wise = true;
-    buffer->is_dense = !more_samples && !more_channels;
+    buffer->is_dense = !more_samples && !more_channels && !expanded;
     if (elements > 0)
         buffer->data = element(buffer, more_samples / 2, more_channels / 3, 0);
     int32_t ndim = work->line->ndim;
@@ -1741,8 +1742,8 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+running is a training forward's of batch and instance norm";
     if (options->cumulative && !options->running)
         return "+cumulative needs +running";
-    if (options->in_place && problem_line_is_mixed(line))
-        return "+inplace needs one layout";
+    if (options->in_place && (problem_line_is_mixed(line) || options->expanded))
+        return "+inplace needs one layout, and no sample that is every one's";
     if (options->sharded && (line->op == AFFINE || evaluates || (grouped && line->ndim < 3)))
         return "+sharded is of statistics, and of group norm with a spatial axis";
     if (options->accumulate && !line->backward && (line->op != BATCH_NORM || evaluates))
@@ -1867,6 +1868,7 @@ static const struct {
     { "+inplace", offsetof(struct verify_options, in_place) },
     { "+slice_c", offsetof(struct verify_options, slice_channels) },
     { "+slice_n", offsetof(struct verify_options, slice_batch) },
+    { "+expanded", offsetof(struct verify_options, expanded) },
     { "+misaligned", offsetof(struct verify_options, misaligned) },
     { "+strided", offsetof(struct verify_options, strided_parameters) },
     { "+f64_mean", offsetof(struct verify_options, f64_mean) },

@@ -33,7 +33,8 @@ CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,
 # Copies to other strides: vectors and elements, rows and whole planes, several tiles of each axis, no tile at all.
 COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x15,1x8x100x100,3000x7} dtype={f64,f32,f16} "
           "layout={nchw,nhwc} dir=bwd act=relu +post_add device=cuda "
-          "{+mixed=inputs,+mixed=outputs,+mixed +slice_c,+mixed=inputs +slice_n,+mixed=outputs +misaligned}")
+          "{+mixed=inputs,+mixed=outputs,+mixed +slice_c,+mixed=inputs +slice_n,+mixed=outputs +misaligned,"
+          "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 100x1501x24 groups=1 layout=nhwc dtype=f16 device=cuda"
 

@@ -272,7 +272,8 @@ static struct test_case random_case(void)
     line->mixed = mixed && options->seed % 3 == 0;
     line->mixed_inputs = mixed && options->seed % 3 == 1;
     line->mixed_outputs = mixed && options->seed % 3 == 2;
-    options->in_place = !mixed && one_in(4);
+    options->expanded = options->seed / 3 % 6 == 0;
+    options->in_place = !mixed && one_in(4) && !options->expanded;
     options->misaligned = one_in(5);
     options->strided_parameters = one_in(6);
     options->f64_mean = one_in(2);
