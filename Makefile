@@ -17,7 +17,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-sanitize check-platforms check-release soak mutants bench \
+.PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms check-release soak mutants bench \
     bench-peers figures install wheel dist version deb conan docs clean venv venv-release
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make check            every test'
 	@echo 'make check-cuda       the tests that need a GPU, then compute-sanitizer; exit status 3 without a GPU'
 	@echo 'make check-torch-cuda the Python packages on a GPU, with PYTHON'"'"'s PyTorch; exit status 3 without a GPU'
+	@echo 'make check-jax-cuda   normfuse.jax on a GPU, with PYTHON'"'"'s JAX and Flax; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
 	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
@@ -68,6 +69,9 @@ check-cuda: build
 
 check-torch-cuda: build
 	tests/check_torch_cuda.sh build/release
+
+check-jax-cuda: build
+	tests/check_jax_cuda.sh build/release
 
 check-sanitize: $(filter build/%,$(CMAKE))
 	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize

@@ -29,6 +29,8 @@ enum bench_small {
     BENCH_DSHIFT,
     BENCH_PRE_BIAS,
     BENCH_DPRE_BIAS,
+    BENCH_SLOPE,
+    BENCH_DSLOPE,
     BENCH_SMALLS
 };
 

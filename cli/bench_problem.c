@@ -84,6 +84,12 @@ void bench_make_smalls(struct bench *bench)
         if (line->backward)
             tensors->dpre_bias = make_small(bench, BENCH_DPRE_BIAS, line->weight_type, bias_ndim, bias_shape, 0, 0);
     }
+    if (line->activation == NORMFUSE_PRELU) {
+        const int64_t slopes = line->one_slope ? 1 : sizes[1];
+        tensors->slope = make_small(bench, BENCH_SLOPE, line->weight_type, 1, &slopes, 0.25, 0.0625);
+        if (line->backward)
+            tensors->dslope = make_small(bench, BENCH_DSLOPE, line->weight_type, 1, &slopes, 0, 0);
+    }
     if (bench_is_training(line)) {
         const int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
         bool batch = line->op == BATCH_NORM;

@@ -33,7 +33,7 @@ const char problem_help[] =
     "    weight_dtype=...   of weight and bias (the tensors')\n"
     "    layout=nchw|nhwc   channels first (default) or last in memory\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish, relu6\n"
+    "                       hardswish, elu, mish, relu6, prelu (its slope a tensor [C])\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    mode=train|eval    batch_norm: statistics of the batch (default) or running ones\n"
     "    per=channel|sample affine: weight and bias are [C] (default) or [N, C]\n"
@@ -46,6 +46,7 @@ const char problem_help[] =
     "    +u                 with these: forward writes u; backward takes it, and du\n"
     "    +post_add          added before the activation; backward writes its gradient\n"
     "    +scale             group_norm, instance_norm: scale and shift, [N, C]\n"
+    "    +one_slope         act=prelu: the slope is [1]\n"
     "    +mixed             all tensors of x's sizes, but not x, have the other layout;\n"
     "                       +mixed=inputs, +mixed=outputs: these of them\n";
 

@@ -15,7 +15,8 @@
 static const unsigned big_outputs = MEMBER(y) | MEMBER(u) | MEMBER(dx) | MEMBER(dpost_add);
 /* Written, or added to. */
 static const unsigned small_outputs = MEMBER(mean) | MEMBER(rstd) | MEMBER(dweight) | MEMBER(dbias) | MEMBER(dscale) |
-                                      MEMBER(dshift) | MEMBER(stats) | MEMBER(sums) | MEMBER(dpre_bias);
+                                      MEMBER(dshift) | MEMBER(stats) | MEMBER(sums) | MEMBER(dpre_bias) |
+                                      MEMBER(dslope);
 static const unsigned running_statistics = MEMBER(running_mean) | MEMBER(running_var);
 
 static void need(const struct mirror *mirror, bool good)

@@ -21,7 +21,8 @@ enum { MAX_WORDS = 32 };
 static const char *const operator_names[] = { "group_norm", "instance_norm", "batch_norm", "affine" };
 static const char *const type_names[] = { "f64", "f32", "f16", "bf16" };
 static const char *const activation_names[] = { "identity",   "relu",      "leaky_relu", "silu", "gelu",
-                                                "gelu_tanh", "hardswish", "elu",        "mish", "relu6" };
+                                                "gelu_tanh", "hardswish", "elu",        "mish", "relu6",
+                                                "prelu" };
 static const char *const layout_names[] = { "nchw", "nhwc" };
 static const char *const mode_names[] = { "train", "eval" };
 static const char *const per_names[] = { "channel", "sample" };
@@ -42,6 +43,7 @@ static const struct {
     { "+post_add", offsetof(struct problem_line, post_add) },
     { "+scale", offsetof(struct problem_line, scale_shift) },
     { "+adagn", offsetof(struct problem_line, scale_shift) },
+    { "+one_slope", offsetof(struct problem_line, one_slope) },
     { "+mixed", offsetof(struct problem_line, mixed) },
     { "+mixed=inputs", offsetof(struct problem_line, mixed_inputs) },
     { "+mixed=outputs", offsetof(struct problem_line, mixed_outputs) },
@@ -227,8 +229,8 @@ static bool take_addition(struct problem_line *line, const char *word, char *err
             return true;
         }
     complain(error, error_bytes,
-             "'%.80s': an addition must be one of +pre_add, +pre_bias, +pre_bias=sample, +u, +post_add, +scale, +mixed, "
-             "+mixed=inputs, +mixed=outputs",
+             "'%.80s': an addition must be one of +pre_add, +pre_bias, +pre_bias=sample, +u, +post_add, +scale, "
+             "+one_slope, +mixed, +mixed=inputs, +mixed=outputs",
              word);
     return false;
 }
@@ -413,6 +415,11 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
                  problem_operator_name(line->op));
         return 0;
     }
+    if (line->one_slope && line->activation != NORMFUSE_PRELU) {
+        complain(error, error_bytes, "'+one_slope': only act=prelu has a slope, not %s",
+                 problem_activation_name(line->activation));
+        return 0;
+    }
     return taken;
 }
 
@@ -480,6 +487,8 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
         length = append(name, bytes, length, " +post_add");
     if (line->scale_shift)
         length = append(name, bytes, length, " +scale");
+    if (line->one_slope)
+        length = append(name, bytes, length, " +one_slope");
     if (problem_line_is_mixed(line))
         length = append(name, bytes, length, " +mixed%s",
                         line->mixed ? "" : line->mixed_inputs ? "=inputs" : "=outputs");

@@ -38,6 +38,7 @@ struct problem_line {
     bool write_u;     /* +u: the forward writes u; the backward is given u in place of what it is the sum of, and du */
     bool post_add;    /* +post_add: the backward writes dpost_add */
     bool scale_shift; /* +scale: scale and shift; group and instance norm */
+    bool one_slope;   /* +one_slope: act=prelu has a slope [1], not [C] */
     /* Which tensors of x's sizes, but not x, have the other layout: +mixed: all; +mixed=inputs, +mixed=outputs. */
     bool mixed, mixed_inputs, mixed_outputs;
 };

@@ -65,6 +65,7 @@ static void draw(const struct arguments *arguments, struct problems *problems, b
     for (size_t i = 0; i < problems->count; i++) {
         problems->lines[i] = random_problem((uint64_t)problems->seed, (int64_t)i, least, most);
         problems->lines[i].device = device;
+        random_prelu(&problems->lines[i], (uint64_t)problems->seed, (int64_t)i);
         if (draws_pre_bias)
             random_pre_bias(&problems->lines[i], (uint64_t)problems->seed, (int64_t)i);
     }

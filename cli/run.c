@@ -36,6 +36,7 @@ enum {
     OPTION_POST_ADD,
     OPTION_SCALE,
     OPTION_SHIFT,
+    OPTION_SLOPE,
     OPTION_MEAN,
     OPTION_RSTD,
     OPTION_RUNNING_MEAN,
@@ -51,6 +52,7 @@ enum {
     OPTION_DSHIFT,
     OPTION_DPOST_ADD,
     OPTION_DPRE_BIAS,
+    OPTION_DSLOPE,
     OPTION_THREADS,
     OPTION_BLOCK_BYTES,
     OPTION_SYNC,
@@ -73,6 +75,8 @@ static const struct option options[OPTION_COUNT] = {
                       "the normalized value is multiplied by 1 + scale after weight and bias."},
     [OPTION_SHIFT] = {"shift", 0, "FILE", "Group and instance norm: read the shift of each sample and channel, [N, C], "
                       "added after the scale."},
+    [OPTION_SLOPE] = {"slope", 0, "FILE", "act=prelu, which needs it: read the slope of each channel, [C], or of all, [1]. "
+                      "Any of the dtypes."},
     [OPTION_MEAN] = {"mean", 0, "FILE", "Write the means: [N, groups], batch norm [C]; f32, f64 for f64 x."},
     [OPTION_RSTD] = {"rstd", 0, "FILE", "Write 1/sqrt(variance + eps), as the means."},
     [OPTION_RUNNING_MEAN] = {"running-mean", 0, "FILE", "Batch and instance norm: read the running mean, [C]; needed "
@@ -92,6 +96,7 @@ static const struct option options[OPTION_COUNT] = {
     [OPTION_DPOST_ADD] = {"dpost-add", 0, "FILE", "Write the gradient of post_add: x's axes and dtype."},
     [OPTION_DPRE_BIAS] = {"dpre-bias", 0, "FILE", "Write the gradient of pre_bias, the sum of what --dx writes: its axes "
                           "and dtype; without --pre-bias [C] and x's dtype."},
+    [OPTION_DSLOPE] = {"dslope", 0, "FILE", "Write the gradient of the slope: its axes and dtype."},
     [OPTION_THREADS] = {"threads", 0, "N", "Use at most N threads. Results do not depend on it."},
     [OPTION_BLOCK_BYTES] = {"block-bytes", 0, "BYTES", "Work on blocks of samples whose tensors take about this much "
                             "memory (64K, 256M, 1G; default 256M, or less where memory is limited). Results do not "
@@ -105,7 +110,7 @@ static const char sections[] =
     "    groups=G           group_norm, required: number of groups, a divisor of C\n"
     "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish, relu6\n"
+    "                       hardswish, elu, mish, relu6, prelu (with --slope)\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    eps=V              added to the variance (1e-5)\n"
     "    mode=train|eval    batch_norm, instance_norm: statistics of the batch (default), or\n"
@@ -164,14 +169,17 @@ enum shape_kind {
     PER_SAMPLE,  /* [N, C] */
     PARAMETER,   /* [C], or [N, C] with per=sample */
     EITHER,      /* [C], or [N, C] where pre_bias is */
+    SHARED,      /* [C], or [1] where the slope is */
     STATISTICS   /* [N, groups], or [C] */
 };
 
 enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE };
 enum { ANY = GROUP | INSTANCE | BATCH | PLAIN, STATISTICAL = GROUP | INSTANCE | BATCH };
 
-enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, PRE_BIAS, RUNNING_MEAN, RUNNING_VAR, INPUTS };
-enum output_id { Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, OUTPUTS };
+enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, PRE_BIAS, SLOPE, RUNNING_MEAN, RUNNING_VAR, INPUTS };
+enum output_id {
+    Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, DSLOPE, OUTPUTS
+};
 
 struct role {
     int option; /* -1: the word X.npy */
@@ -195,6 +203,7 @@ static const struct role input_roles[INPUTS] = {
     [SCALE] = {OPTION_SCALE, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(scale), 0},
     [SHIFT] = {OPTION_SHIFT, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(shift), 0},
     [PRE_BIAS] = {OPTION_PRE_BIAS, EITHER, ANY, false, FIELD(pre_bias), 0},
+    [SLOPE] = {OPTION_SLOPE, SHARED, ANY, false, FIELD(slope), 0},
     [RUNNING_MEAN] = {OPTION_RUNNING_MEAN, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_mean), 0},
     [RUNNING_VAR] = {OPTION_RUNNING_VAR, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_var), 0},
 };
@@ -214,16 +223,17 @@ static const struct role output_roles[OUTPUTS] = {
     [DSCALE] = {OPTION_DSCALE, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dscale), SCALE},
     [DSHIFT] = {OPTION_DSHIFT, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dshift), SHIFT},
     [DPRE_BIAS] = {OPTION_DPRE_BIAS, EITHER, ANY, true, FIELD(dpre_bias), PRE_BIAS},
+    [DSLOPE] = {OPTION_DSLOPE, SHARED, ANY, true, FIELD(dslope), SLOPE},
 };
 
 #define BIT(name) (1u << (name))
 
 enum {
     STATISTICS_INPUTS = 1 << X | 1 << PRE_ADD | 1 << PRE_BIAS,
-    PARAMETER_INPUTS = 1 << WEIGHT | 1 << BIAS | 1 << SCALE | 1 << SHIFT,
+    PARAMETER_INPUTS = 1 << WEIGHT | 1 << BIAS | 1 << SCALE | 1 << SHIFT | 1 << SLOPE,
     FORWARD_INPUTS = STATISTICS_INPUTS | 1 << POST_ADD | PARAMETER_INPUTS,
     RUNNING_INPUTS = 1 << RUNNING_MEAN | 1 << RUNNING_VAR,
-    SUMMED = 1 << DWEIGHT | 1 << DBIAS | 1 << DPRE_BIAS, /* over samples, where they are [C] */
+    SUMMED = 1 << DWEIGHT | 1 << DBIAS | 1 << DPRE_BIAS | 1 << DSLOPE, /* over samples, where they are [C] */
     GRADIENTS = 1 << DX | 1 << DPOST_ADD | 1 << DSCALE | 1 << DSHIFT | SUMMED,
     NEW_RUNNING = 1 << NEW_RUNNING_MEAN | 1 << NEW_RUNNING_VAR
 };
@@ -258,6 +268,7 @@ struct run {
     struct buffer stats, sums;
     struct buffer summed[OUTPUTS]; /* f64: gradients that are summed over the blocks */
     struct buffer running[2];     /* mean, variance, updated in place */
+    struct buffer slopes;         /* [C] of a slope [1]: its gradient is summed by channel, whatever the blocks */
     double *sample_sums[2];       /* instance norm: [C], sums over samples of the mean and of the unbiased variance */
 
     bool show_progress;
@@ -380,6 +391,9 @@ static void read_words(struct run *run)
     if (run->line.has_act_param && run->line.activation != NORMFUSE_LEAKY_RELU && run->line.activation != NORMFUSE_ELU)
         report_usage("run", "act_param is for leaky_relu and elu; the activation is %s",
                      problem_activation_name(run->line.activation));
+    if ((run->line.activation == NORMFUSE_PRELU) != arguments_has(arguments, OPTION_SLOPE))
+        report_usage("run", run->line.activation == NORMFUSE_PRELU ? "act=prelu needs --slope"
+                                                                   : "option '--slope' is for act=prelu");
     if (run->has_momentum && run->has_seen)
         report_usage("run", "momentum and seen exclude each other: without momentum the average is cumulative");
 }
@@ -411,6 +425,8 @@ static void read_files(struct run *run)
         report_usage("run", "option '--sum-out' needs --pre-add or --pre-bias");
     if ((run->wanted & BIT(DPRE_BIAS)) && !(run->wanted & BIT(DX)))
         report_usage("run", "option '--dpre-bias' needs --dx, whose sum it is");
+    if ((run->wanted & BIT(DSLOPE)) && run->line.activation != NORMFUSE_PRELU)
+        report_usage("run", "option '--dslope' is for act=prelu");
     if (((run->given & RUNNING_INPUTS) != 0) != ((run->given & RUNNING_INPUTS) == RUNNING_INPUTS))
         report_usage("run", "--running-mean and --running-var go together");
     if (run->line.evaluate && !(run->given & RUNNING_INPUTS))
@@ -448,7 +464,7 @@ static struct stream_shape shape_of(const struct run *run, enum shape_kind kind)
     shape = (struct stream_shape){.ndim = by_sample ? 2 : 1};
     if (by_sample)
         shape.sizes[0] = run->n;
-    shape.sizes[shape.ndim - 1] = kind == STATISTICS ? run->groups : run->c;
+    shape.sizes[shape.ndim - 1] = kind == STATISTICS ? run->groups : kind == SHARED && run->line.one_slope ? 1 : run->c;
     return shape;
 }
 
@@ -499,6 +515,8 @@ static void open_input(struct run *run, enum input id)
                       big && run->line.channels_last);
     if (role->kind == EITHER)
         run->line.sample_bias = input->shape.ndim == 2;
+    if (role->kind == SHARED)
+        run->line.one_slope = input->shape.ndim == 1 && input->shape.sizes[0] == 1;
     struct stream_shape shape = shape_of(run, role->kind);
     if (!stream_shapes_equal(&shape, &input->shape)) {
         stream_shape_text(wanted, sizeof wanted, &shape);
@@ -717,6 +735,13 @@ static normfuse_tensors block_inputs(struct run *run, unsigned inputs, int64_t f
             set(&tensors, input_roles[i].field,
                 stream_input_block(input, cut ? first : 0, cut ? count : input->shape.sizes[0]));
         }
+    if (tensors.slope && run->line.one_slope) {
+        const normfuse_type type = run->inputs[SLOPE].type;
+        const void *one = tensors.slope->data;
+        tensors.slope = reserve(&run->slopes, type, 1, &run->c);
+        for (int64_t i = 0; i < run->c; i++)
+            memcpy((char *)run->slopes.data + (size_t)i * number_bytes(type), one, number_bytes(type));
+    }
     return tensors;
 }
 
@@ -837,7 +862,7 @@ static void forward_block(struct run *run, int64_t first, int64_t count)
 /* Gradients that blocks add to. */
 static unsigned summed_outputs(const struct run *run)
 {
-    return (run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS)) | (run->line.sample_bias ? 0 : BIT(DPRE_BIAS));
+    return (run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS)) | (run->line.sample_bias ? 0 : BIT(DPRE_BIAS)) | BIT(DSLOPE);
 }
 
 static void reserve_summed(struct run *run, unsigned summed)
@@ -857,8 +882,14 @@ static void set_summed(struct run *run, normfuse_tensors *tensors, unsigned summ
 static void write_summed(struct run *run, unsigned summed)
 {
     for (int i = 0; i < OUTPUTS; i++)
-        if (summed & run->wanted & BIT(i))
-            stream_output_write_f64(&run->outputs[i], run->summed[i].data, run->c);
+        if (summed & run->wanted & BIT(i)) {
+            const double *sums = run->summed[i].data;
+            double of_all = 0;
+            bool is_one = i == DSLOPE && run->line.one_slope;
+            for (int64_t c = 0; is_one && c < run->c; c++)
+                of_all += sums[c];
+            stream_output_write_f64(&run->outputs[i], is_one ? &of_all : sums, is_one ? 1 : run->c);
+        }
 }
 
 static void backward_block(struct run *run, int64_t first, int64_t count)
@@ -978,7 +1009,9 @@ static void run_batch_training(struct run *run)
     if (!backward)
         return;
     reserve_zeros(&run->sums, 2, pairs);
-    batch_pass(run, BACKWARD_SUMS, FORWARD_INPUTS | BIT(DY), BIT(DPOST_ADD), 0, true);
+    reserve_summed(run, BIT(DSLOPE));
+    batch_pass(run, BACKWARD_SUMS, FORWARD_INPUTS | BIT(DY), BIT(DPOST_ADD), BIT(DSLOPE), true);
+    write_summed(run, BIT(DSLOPE));
     unsigned inputs = FORWARD_INPUTS | BIT(DY) | (last_pass ? BIT(DU) : 0);
     unsigned parameters = BIT(DWEIGHT) | BIT(DBIAS), summed = summed_outputs(run) & BIT(DPRE_BIAS);
     if (run->wanted & parameters)

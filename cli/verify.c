@@ -31,14 +31,14 @@ static const double double_unit = 0x1p-53;
 
 enum tensor_name {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU,
-    DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS,
+    DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE,
     TENSORS
 };
 
 static const char *const tensor_names[TENSORS] = {
     "x", "pre_add", "post_add", "weight", "bias", "scale", "shift", "y", "u", "mean", "rstd", "running_mean",
     "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "stats", "sums",
-    "pre_bias", "dpre_bias"
+    "pre_bias", "dpre_bias", "slope", "dslope"
 };
 
 /* A tensor in memory of its own, with guards around it. Element (n, c, s) is at data + (n*batch + c*channel +
@@ -92,7 +92,7 @@ struct work {
     struct set_record *records;
     double momentum;
     /* gradients of whole channels: value and bound, [N, C] for groups, [C] otherwise */
-    double *dweight, *dweight_error, *dbias, *dbias_error;
+    double *dweight, *dweight_error, *dbias, *dbias_error, *dslope, *dslope_error;
     char *scratch;
     size_t scratch_bytes;
     double *statistics; /* of shards and parts */
@@ -189,6 +189,7 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
     case BIAS: return (bounded ? 3 : 0) + 0.25 * value;
     case SCALE:
     case SHIFT: return 0.25 * value;
+    case SLOPE: return 0.25 + 0.25 * value;
     case Y: /* a backward's input: of any z, of which the gradients ask nothing */
         return reference_activation(work->line->activation, work->parameter, bounded ? 3 + 3 * value : value);
     default: return value;
@@ -234,7 +235,7 @@ static bool make_buffer(struct buffer *buffer, normfuse_type type, int64_t eleme
 /* But for statistics, which a forward writes. */
 static bool is_output(const struct work *work, enum tensor_name name)
 {
-    return (name == Y && !work->line->backward) || name == U || (name >= DX && name != PRE_BIAS);
+    return (name == Y && !work->line->backward) || name == U || (name >= DX && name != PRE_BIAS && name != SLOPE);
 }
 
 /* A tensor with x's shape. */
@@ -376,7 +377,10 @@ static void fill_bytes(const struct buffer *buffer, int byte)
 /* What an output holds before a call. */
 static void clear_output(const struct work *work, enum tensor_name name)
 {
-    fill_bytes(&work->buffers[name], work->options->accumulate && (name == DWEIGHT || name == DBIAS || name == DPRE_BIAS) ? 0 : UNWRITTEN);
+    const struct verify_options *options = work->options;
+    bool is_added_to = (options->accumulate && (name == DWEIGHT || name == DBIAS || name == DPRE_BIAS)) ||
+                       ((options->accumulate || options->sharded) && name == DSLOPE);
+    fill_bytes(&work->buffers[name], is_added_to ? 0 : UNWRITTEN);
 }
 
 /* Of a tensor and the guards around it. */
@@ -468,6 +472,9 @@ static bool make_tensors(struct work *work)
         good = good && make_small(work, SCALE, line->weight_type, work->n, work->c, true);
         good = good && make_small(work, SHIFT, line->weight_type, work->n, work->c, true);
     }
+    const int64_t slopes = line->one_slope ? 1 : work->c;
+    if (line->activation == NORMFUSE_PRELU)
+        good = good && make_small(work, SLOPE, line->weight_type, NO_ROWS, slopes, true);
     if (work->has_statistics && (backward || !is_left_out(work, VERIFY_SAVED))) {
         good = good && make_small(work, MEAN, mean_type, statistics_rows, work->groups, false);
         good = good && make_small(work, RSTD, statistics_type, statistics_rows, work->groups, false);
@@ -513,6 +520,8 @@ static bool make_tensors(struct work *work)
             good = good && make_small(work, DSCALE, line->weight_type, work->n, work->c, true);
         if (line->scale_shift && !is_left_out(work, VERIFY_DSHIFT))
             good = good && make_small(work, DSHIFT, line->weight_type, work->n, work->c, true);
+        if (line->activation == NORMFUSE_PRELU && !is_left_out(work, VERIFY_DSLOPE))
+            good = good && make_small(work, DSLOPE, options->sharded ? NORMFUSE_F64 : gradient_type, NO_ROWS, slopes, true);
         if (line->post_add && !is_left_out(work, VERIFY_DPOST_ADD)) {
             if (options->in_place && !work->at[DX] && !options->sharded)
                 put_into(work, DPOST_ADD, DY);
@@ -620,7 +629,7 @@ struct share {
     bool started;
 };
 
-enum { ARRAYS_FORWARD = 2, ARRAYS_BACKWARD = 6, PAIR_ARRAYS = 12 };
+enum { ARRAYS_FORWARD = 2, ARRAYS_BACKWARD = 6, PAIR_INPUTS = 5, PAIR_ARRAYS = PAIR_INPUTS + 11 };
 
 static double *array(const struct share *share, int index)
 {
@@ -930,20 +939,24 @@ static const normfuse_tensor **member(normfuse_tensors *tensors, enum tensor_nam
     case STATS: return &tensors->stats;
     case PRE_BIAS: return &tensors->pre_bias;
     case DPRE_BIAS: return &tensors->dpre_bias;
+    case SLOPE: return &tensors->slope;
+    case DSLOPE: return &tensors->dslope;
     default: return &tensors->sums;
     }
 }
 
 static const unsigned pre = 1u << PRE_ADD | 1u << PRE_BIAS;
 static const unsigned forward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
-                                       1u << SCALE | 1u << SHIFT | 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
+                                       1u << SCALE | 1u << SHIFT | 1u << SLOPE | 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
 static const unsigned forward_outputs = 1u << Y | 1u << U | 1u << MEAN | 1u << RSTD;
 static const unsigned running_statistics = 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
 static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
                                         1u << SCALE | 1u << SHIFT | 1u << MEAN | 1u << RSTD | 1u << RUNNING_MEAN |
-                                        1u << RUNNING_VAR | 1u << Y | 1u << DY;
+                                        1u << RUNNING_VAR | 1u << Y | 1u << DY | 1u << SLOPE;
 static const unsigned parameter_gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT;
 static const unsigned input_gradients = 1u << DX | 1u << DPRE_BIAS;
+/* What a backward's sums are made with. */
+static const unsigned elementwise_gradients = 1u << DPOST_ADD | 1u << DSLOPE;
 
 /* Takes the tensors of `names` that exist, [from, from + count) along `axis` of those that have it (axis 0: all that
  * have samples; axis 2: big ones). axis -1: whole. */
@@ -1001,7 +1014,7 @@ static void describe(const struct work *work, struct shard_values *part, double 
 }
 
 /* One call a shard, merged between. The applying call of shard 0 alone gets what belongs to the whole: the others
- * would write the same. */
+ * would write the same. dslope is a shard's: all add to it. */
 static normfuse_status call_sharded(struct work *work)
 {
     bool backward = work->line->backward;
@@ -1009,7 +1022,8 @@ static normfuse_status call_sharded(struct work *work)
     int64_t length = work->line->sizes[axis], cut[SHARDS + 1] = { 0, length / 3, length / 2, length };
     int64_t rows = work->set_is_group ? work->n : NO_ROWS, columns = backward ? work->c : work->groups;
     int64_t width = backward ? 2 : 3, values = (rows == NO_ROWS ? 1 : rows) * columns * width;
-    double *memory = make_sharded_memory(work, (SHARDS + 1) * values, UNWRITTEN);
+    bool adds = work->at[DSLOPE] != NULL;
+    double *memory = make_sharded_memory(work, (SHARDS + 1) * values, adds ? 0 : UNWRITTEN);
     if (!memory)
         return NORMFUSE_OUT_OF_MEMORY;
     normfuse_status status = NORMFUSE_OK;
@@ -1018,12 +1032,12 @@ static normfuse_status call_sharded(struct work *work)
     describe(work, &all, memory, SHARDS, rows, columns, width);
     describe(work, &merged, memory + SHARDS * values, 0, rows, columns, width);
     enum tensor_name carrier = backward ? SUMS : STATS;
-    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | pre | 1u << U;
+    unsigned first = backward ? backward_inputs | elementwise_gradients : 1u << X | pre | 1u << U;
     for (int i = 0; i < SHARDS && status == NORMFUSE_OK; i++) {
         take(work, &arguments, first, axis, cut[i], cut[i + 1] - cut[i]);
         describe(work, &shard, memory + i * values, 0, rows, columns, width);
         *member(&arguments.tensors, carrier) = &shard.tensor;
-        status = call_library(work, backward ? BACKWARD_SUMS : STATS_OF, &arguments.tensors, 0, false);
+        status = call_library(work, backward ? BACKWARD_SUMS : STATS_OF, &arguments.tensors, 0, adds);
     }
     normfuse_exec exec = make_exec(work);
     if (status == NORMFUSE_OK)
@@ -1064,9 +1078,9 @@ static normfuse_status call_in_parts(struct work *work)
     describe(work, &total, memory, 0, NO_ROWS, work->c, width);
     struct arguments arguments;
     enum tensor_name carrier = backward ? SUMS : STATS;
-    unsigned first = backward ? backward_inputs | 1u << DPOST_ADD : 1u << X | pre | 1u << U;
+    unsigned first = backward ? backward_inputs | elementwise_gradients : 1u << X | pre | 1u << U;
     if (!batch)
-        first = backward_inputs | 1u << DU | input_gradients | 1u << DPOST_ADD | parameter_gradients;
+        first = backward_inputs | 1u << DU | input_gradients | elementwise_gradients | parameter_gradients;
     for (int64_t at = 0; at < work->n && status == NORMFUSE_OK;) {
         int64_t count = at ? 2 * quantum : quantum;
         if (count > work->n - at)
@@ -1097,7 +1111,7 @@ static normfuse_status call_plain(struct work *work)
 {
     struct arguments arguments;
     unsigned names = work->line->backward
-                         ? backward_inputs | 1u << DU | input_gradients | 1u << DPOST_ADD | parameter_gradients
+                         ? backward_inputs | 1u << DU | input_gradients | elementwise_gradients | parameter_gradients
                          : forward_inputs | forward_outputs;
     take(work, &arguments, names, -1, 0, 0);
     return call_library(work, work->line->backward ? BACKWARD : FORWARD, &arguments.tensors, 0, false);
@@ -1330,10 +1344,11 @@ static void open_set(struct share *share, int64_t set, struct view *view)
     int arrays = work->line->backward ? ARRAYS_BACKWARD : ARRAYS_FORWARD;
     double *pairs = array(share, arrays);
     double *weight = pairs, *bias = pairs + share->pairs, *scale = pairs + 2 * share->pairs,
-           *shift = pairs + 3 * share->pairs;
+           *shift = pairs + 3 * share->pairs, *slope = pairs + 4 * share->pairs;
     for (int64_t row = 0; row < extent->rows; row++)
         for (int64_t channel = 0; channel < extent->channels; channel++) {
             int64_t pair = row * extent->channels + channel, n = extent->n + row, c = extent->c + channel;
+            slope[pair] = parameter_value(work, SLOPE, n, work->line->one_slope ? 0 : c, work->parameter);
             weight[pair] = parameter_value(work, WEIGHT, n, c, 1);
             bias[pair] = parameter_value(work, BIAS, n, c, 0);
             scale[pair] = parameter_value(work, SCALE, n, c, 0);
@@ -1349,6 +1364,7 @@ static void open_set(struct share *share, int64_t set, struct view *view)
                                         .bias = bias,
                                         .scale = scale,
                                         .shift = shift,
+                                        .slope = slope,
                                         .mean = record->mean,
                                         .rstd = record->rstd,
                                         .has_statistics = work->has_statistics,
@@ -1412,8 +1428,8 @@ static bool compare_forward(struct share *share, int64_t set)
                 double want = 0, error = 0;
                 if (!work->options->bits_only) {
                     double z = reference_z(&view.set, row, channel, s);
-                    want = reference_activation(work->line->activation, work->parameter, z);
-                    error = tolerance_activation(&view.arithmetic, work->line->activation, work->parameter, z,
+                    want = reference_activation(work->line->activation, view.set.slope[pair], z);
+                    error = tolerance_activation(&view.arithmetic, work->line->activation, view.set.slope[pair], z,
                                                  z_error(&view, pair * extent->positions + s, z));
                 }
                 compare_stored(share, set, row, Y, extent->n + row, extent->c + channel, s, want, error);
@@ -1432,11 +1448,12 @@ static bool compare_backward(struct share *share, int64_t set)
     struct reference_set *reference = &view.set;
     double *u = array(share, 0), *dy = array(share, 1), *post_add = array(share, 2), *dz = array(share, 3);
     double *dz_error = array(share, 4), *dx = array(share, 5);
-    double *pairs = array(share, ARRAYS_BACKWARD) + 4 * share->pairs;
+    double *pairs = array(share, ARRAYS_BACKWARD) + PAIR_INPUTS * share->pairs;
     double *dweight = pairs, *dbias = pairs + share->pairs, *dscale = pairs + 2 * share->pairs,
            *dshift = pairs + 3 * share->pairs, *sum_error = pairs + 4 * share->pairs,
            *centred_error = pairs + 5 * share->pairs, *sum_size = pairs + 6 * share->pairs,
-           *centred_size = pairs + 7 * share->pairs;
+           *centred_size = pairs + 7 * share->pairs, *dslope = pairs + 8 * share->pairs,
+           *slope_size = pairs + 9 * share->pairs, *slope_sum_error = pairs + 10 * share->pairs;
     double unit = view.arithmetic.unit;
     load_u(work, extent, u, dy);
     load_set(work, DY, extent, dy);
@@ -1448,7 +1465,7 @@ static bool compare_backward(struct share *share, int64_t set)
         load_set(work, Y, extent, post_add);
         reference->y = post_add;
     }
-    struct reference_gradients gradients = { dz, NULL, dweight, dbias, dscale, dshift };
+    struct reference_gradients gradients = { dz, NULL, dweight, dbias, dscale, dshift, dslope };
     if (!work->options->bits_only) {
         gradients.dx = work->at[DX] ? dx : NULL;
         reference_backward(reference, &gradients);
@@ -1462,16 +1479,19 @@ static bool compare_backward(struct share *share, int64_t set)
         for (int64_t channel = 0; channel < extent->channels; channel++) {
             int64_t pair = row * extent->channels + channel;
             open_pair(&view, pair);
-            double size = 0, size_centred = 0, error = 0, error_centred = 0;
+            double size = 0, size_centred = 0, error = 0, error_centred = 0, size_slope = 0, error_slope = 0;
             for (int64_t s = 0; s < extent->positions; s++) {
                 int64_t index = pair * extent->positions + s;
                 double slope_error = 0;
                 if (activation != NORMFUSE_IDENTITY) {
                     double z = reference_z(reference, row, channel, s);
+                    double of_z = z_error(&view, index, z);
                     slope_error =
-                        tolerance_slope(&view.arithmetic, activation, work->parameter, z, z_error(&view, index, z)) *
+                        tolerance_slope(&view.arithmetic, activation, reference->slope[pair], z, of_z) *
                             fabs(dy[index]) +
                         unit * fabs(dz[index]) + view.arithmetic.tiny;
+                    size_slope += z > 0 ? 0 : fabs(dy[index] * z);
+                    error_slope += (z > of_z ? 0 : of_z * fabs(dy[index])) + view.arithmetic.tiny;
                 }
                 dz_error[index] = slope_error;
                 double shifted = tolerance_shifted(&view.arithmetic, &view.affine, u[index] - reference->mean);
@@ -1484,6 +1504,8 @@ static bool compare_backward(struct share *share, int64_t set)
             centred_size[pair] = size_centred;
             sum_error[pair] = 1.01 * (growth * size + error);
             centred_error[pair] = 1.01 * (growth * size_centred + error_centred) + shift_error * sum_error[pair];
+            slope_size[pair] = size_slope;
+            slope_sum_error[pair] = 1.01 * (growth * size_slope + error_slope);
             double factor = fabs(1 + reference->scale[pair]), weight = reference->weight[pair];
             gain_sum_error += factor * fabs(weight) * sum_error[pair];
             gain_centred_error += factor * fabs(weight) * centred_error[pair];
@@ -1550,6 +1572,10 @@ static bool compare_backward(struct share *share, int64_t set)
                                bias * (sum_error[pair] + noise * sum_size[pair]));
         if (work->at[DSHIFT])
             compare_stored(share, set, 0, DSHIFT, n, c, 0, dshift[pair], sum_error[pair]);
+        int64_t at = work->set_is_group ? n * work->c + c : c;
+        work->dslope[at] += dslope[pair];
+        /* one slope has the sums of all channels, in double */
+        work->dslope_error[at] += slope_sum_error[pair] + (noise + samples + (double)work->c * double_unit) * slope_size[pair];
         if (work->line->op == AFFINE && work->line->per_sample) {
             if (work->at[DWEIGHT])
                 compare_stored(share, set, 0, DWEIGHT, n, c, 0, dweight[pair], dweight_error);
@@ -1557,7 +1583,6 @@ static bool compare_backward(struct share *share, int64_t set)
                 compare_stored(share, set, 0, DBIAS, n, c, 0, dbias[pair], dbias_error);
             continue;
         }
-        int64_t at = work->set_is_group ? n * work->c + c : c;
         work->dweight[at] += dweight[pair];
         work->dbias[at] += dbias[pair];
         work->dweight_error[at] += dweight_error + samples * factor * rstd * centred_size[pair];
@@ -1585,6 +1610,22 @@ static void compare_channel_gradients(struct share *share)
             compare_stored(share, -1, 0, DWEIGHT, 0, c, 0, (double)dweight, dweight_error);
         if (work->at[DBIAS])
             compare_stored(share, -1, 0, DBIAS, 0, c, 0, (double)dbias, dbias_error);
+    }
+}
+
+static void compare_slopes(struct share *share)
+{
+    struct work *work = share->work;
+    int64_t rows = work->set_is_group ? work->n : 1, channels = work->line->one_slope ? work->c : 1;
+    for (int64_t c = 0; c < (work->line->one_slope ? 1 : work->c); c++) {
+        long double dslope = 0;
+        double error = 0;
+        for (int64_t n = 0; n < rows; n++)
+            for (int64_t i = c; i < c + channels; i++) {
+                dslope += work->dslope[n * work->c + i];
+                error += work->dslope_error[n * work->c + i];
+            }
+        compare_stored(share, -1, 0, DSLOPE, 0, c, 0, (double)dslope, error);
     }
 }
 
@@ -1769,12 +1810,14 @@ static enum verify_outcome verify_work(struct work *work)
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the tensors");
     if (backward) {
         int64_t entries = work->set_is_group ? work->n * work->c : work->c;
-        work->dweight = calloc((size_t)(4 * entries) + 1, sizeof(double));
+        work->dweight = calloc((size_t)(6 * entries) + 1, sizeof(double));
         if (!work->dweight)
             return conclude(result, VERIFY_NO_MEMORY, "no memory for the gradients");
         work->dweight_error = work->dweight + entries;
         work->dbias = work->dweight_error + entries;
         work->dbias_error = work->dbias + entries;
+        work->dslope = work->dbias_error + entries;
+        work->dslope_error = work->dslope + entries;
     }
     if ((backward || !options->bits_only) && !for_each_set(work, make_statistics, NULL))
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
@@ -1789,6 +1832,8 @@ static enum verify_outcome verify_work(struct work *work)
         compare_channel_gradients(&last);
     if (work->at[DPRE_BIAS])
         compare_sum_of_dx(&last);
+    if (work->at[DSLOPE])
+        compare_slopes(&last);
     if (options->running && work->n * work->s > 0)
         compare_running(&last);
     const struct tally *tally = &last.tally;
@@ -1890,6 +1935,7 @@ static const struct {
     { "+no_y", VERIFY_Y },           { "+no_saved", VERIFY_SAVED },   { "+no_dx", VERIFY_DX },
     { "+no_dweight", VERIFY_DWEIGHT }, { "+no_dbias", VERIFY_DBIAS }, { "+no_dscale", VERIFY_DSCALE },
     { "+no_dshift", VERIFY_DSHIFT }, { "+no_dpost_add", VERIFY_DPOST_ADD }, { "+no_dpre_bias", VERIFY_DPRE_BIAS },
+    { "+no_dslope", VERIFY_DSLOPE },
 };
 
 static const char *const data_words[] = { "random", "large_mean", "constant", "exact", "nan", "inf", "huge", "tiny",

@@ -35,7 +35,8 @@ enum {
     VERIFY_DSCALE = 32,
     VERIFY_DSHIFT = 64,
     VERIFY_DPOST_ADD = 128,
-    VERIFY_DPRE_BIAS = 256
+    VERIFY_DPRE_BIAS = 256,
+    VERIFY_DSLOPE = 512
 };
 
 /* All zero: what the problem line says and nothing else. */

@@ -189,6 +189,9 @@ typedef struct normfuse_tensors {
     /* added to x before the statistics, and its gradient */
     const normfuse_tensor *pre_bias;  /* input: [C] or [N, C]; NULL: 0 */
     const normfuse_tensor *dpre_bias; /* output of backward: [C] or [N, C], the sum of dx as it was written; needs dx */
+    /* NORMFUSE_PRELU's, and its gradient */
+    const normfuse_tensor *slope;  /* input: [C], or [1] for all channels */
+    const normfuse_tensor *dslope; /* output of backward: slope's shape, the sum of dy * z where z <= 0 */
 } normfuse_tensors;
 
 /* ---- options ------------------------------------------------------------------------------------------------- */
@@ -203,7 +206,8 @@ typedef enum normfuse_activation {
     NORMFUSE_HARDSWISH = 6,
     NORMFUSE_ELU = 7, /* act_param: alpha, default 1 */
     NORMFUSE_MISH = 8,
-    NORMFUSE_RELU6 = 9 /* min(max(z, 0), 6) */
+    NORMFUSE_RELU6 = 9,  /* min(max(z, 0), 6) */
+    NORMFUSE_PRELU = 10  /* leaky_relu with tensors.slope as the slope; CPU only */
 } normfuse_activation;
 
 /* Flags of the options. Bits that an operator does not know are refused. */
@@ -213,7 +217,7 @@ enum {
     NORMFUSE_CUMULATIVE = 4,    /* running statistics are the cumulative average over batches_seen + 1 batches */
     NORMFUSE_ACCUMULATE = 8     /* ..._stats, ..._backward_sums: continue from what stats or sums hold;
                                    ..._backward, ..._backward_apply: add to what dweight, dbias and dpre_bias hold,
-                                   where they are [C] */
+                                   where they are [C]; ..._backward, ..._backward_sums: add to what dslope holds */
 };
 
 typedef struct normfuse_group_norm_options {
@@ -222,7 +226,7 @@ typedef struct normfuse_group_norm_options {
                               NORMFUSE_CUMULATIVE */
     int64_t groups;        /* divides C; C for instance norm */
     double eps;            /* any value: rstd = 1/sqrt(var + eps), the IEEE result */
-    int32_t activation;    /* normfuse_activation */
+    int32_t activation;    /* normfuse_activation; NORMFUSE_PRELU takes tensors.slope wherever y or dy is */
     int32_t reserved;      /* 0 */
     double act_param;
     double momentum;      /* instance norm with running statistics: running = (1 - momentum)*running + momentum*new,
@@ -284,7 +288,7 @@ NORMFUSE_API normfuse_status normfuse_group_norm_forward_scratch_bytes(const nor
 
 /* Backward: takes x (or u in its place, without pre_add and pre_bias), dy, mean, rstd, and pre_add, pre_bias, post_add,
  * weight, bias, scale, shift as forward was given them; z is recomputed. Writes those of dx, dweight, dbias, dscale,
- * dshift, dpost_add, dpre_bias that are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of
+ * dshift, dpost_add, dpre_bias, dslope that are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of
  * mean and rstd.
  *
  * With relu, relu6 and leaky_relu of a slope above 0 every backward also takes the forward's y in the place of post_add.
@@ -311,7 +315,7 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const no
                                                                         const normfuse_exec *exec, size_t *bytes);
 
 /* Channel affine: y = act(weight*u + bias [+ post_add]), u = x [+ pre_bias] [+ pre_add]; weight and bias [C] or [N, C],
- * both alike. Backward writes dx, dweight = sum of dy' * u, dbias = sum of dy', dpost_add, dpre_bias. */
+ * both alike. Backward writes dx, dweight = sum of dy' * u, dbias = sum of dy', dpost_add, dpre_bias, dslope. */
 NORMFUSE_API normfuse_status normfuse_affine_forward(const normfuse_affine_options *options,
                                                      const normfuse_tensors *tensors, const normfuse_exec *exec);
 NORMFUSE_API normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,
@@ -331,7 +335,7 @@ NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfu
  *   normfuse_stats_merge              joins the stats of all shards, in the order given
  *   ..._apply           x, stats and all of forward's inputs -> y, mean, rstd, running statistics. Where u was written
  *                       it takes x's place, and what was added is left out
- *   ..._backward_sums   backward's inputs -> sums of this shard (and dpost_add)
+ *   ..._backward_sums   backward's inputs -> sums of this shard (and dpost_add; dslope, this shard's only)
  *   normfuse_sums_merge               adds the sums of all shards, in the order given
  *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift, dpre_bias; set options.set_values
  *                       to the count of the merged stats. Group norm: dweight and dbias are this worker's samples' only.

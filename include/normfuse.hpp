@@ -194,6 +194,7 @@ struct tensors {
     tensor dx, dweight, dbias, dscale, dshift, dpost_add;    // outputs of backward
     tensor stats, sums;                                      // f64: of shards
     tensor pre_bias, dpre_bias;                              // an input, and an output of backward
+    tensor slope, dslope;                                    // prelu's, likewise
 };
 
 // ---- options --------------------------------------------------------------------------------------------------------
@@ -208,7 +209,8 @@ enum class activation {
     hardswish = NORMFUSE_HARDSWISH,
     elu = NORMFUSE_ELU,
     mish = NORMFUSE_MISH,
-    relu6 = NORMFUSE_RELU6
+    relu6 = NORMFUSE_RELU6,
+    prelu = NORMFUSE_PRELU
 };
 
 struct group_norm_options {
@@ -377,6 +379,8 @@ inline constexpr field fields[] = {
     NORMFUSE_FIELD(sums, backward_sums),
     NORMFUSE_FIELD(pre_bias, reads),
     NORMFUSE_FIELD(dpre_bias, backward | backward_apply),
+    NORMFUSE_FIELD(slope, reads),
+    NORMFUSE_FIELD(dslope, backward | backward_sums),
 };
 #undef NORMFUSE_FIELD
 inline constexpr std::size_t field_count = sizeof fields / sizeof fields[0];

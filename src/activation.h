@@ -14,8 +14,9 @@
  *   elu          z > 0 ? z : p (exp(z) - 1)                        z > 0 ? 1 : p exp(z)
  *   mish         z tanh(w),  w = log(1 + exp(z))                   tanh(w) + z sigma(z) (1 - tanh(w)^2)
  *   relu6        min(max(z, 0), 6)                                 0 < z < 6
+ *   prelu        leaky_relu whose p is tensors.slope
  *
- * A NaN z gives a NaN, but for act'(z) of relu, leaky_relu, hardswish and relu6, which is the one of its
+ * A NaN z gives a NaN, but for act'(z) of relu, leaky_relu, prelu, hardswish and relu6, which is the one of its
  * comparisons. */
 #ifndef NORMFUSE_ACTIVATION_H
 #define NORMFUSE_ACTIVATION_H
@@ -24,7 +25,7 @@
 
 #include "normfuse.h"
 
-enum { NORMFUSE_ACTIVATIONS = NORMFUSE_RELU6 + 1 };
+enum { NORMFUSE_ACTIVATIONS = NORMFUSE_PRELU + 1 };
 
 struct normfuse_activation_facts {
     const char *name;     /* as in a problem's act= */
@@ -42,6 +43,7 @@ static const struct normfuse_activation_facts normfuse_activation_table[NORMFUSE
     [NORMFUSE_ELU] = {"elu", 1.0},
     [NORMFUSE_MISH] = {"mish", 0.0},
     [NORMFUSE_RELU6] = {"relu6", 0.0},
+    [NORMFUSE_PRELU] = {"prelu", 0.0},
 };
 
 #endif

@@ -41,6 +41,8 @@ static normfuse_status check_backend(const struct normfuse_problem *problem)
     if (problem->device.device_type == NORMFUSE_CPU)
         return NORMFUSE_OK;
 #if defined(NORMFUSE_HAVE_CUDA)
+    if (problem->activation == NORMFUSE_PRELU)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: prelu has no CUDA kernels", problem->name);
     const struct normfuse_cuda_device *device;
     return normfuse_cuda_device(problem->name, problem->device.device_id, &device);
 #else
@@ -143,7 +145,7 @@ static struct parts parts_of(const struct normfuse_problem *problem, char *scrat
         /* The sum of dx is dbias of a channel affine whose dy it is. */
         struct normfuse_problem *const sum = &parts.of[parts.count++];
         *sum = affine_of(problem, NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY);
-        sum->accumulate = problem->accumulate;
+        sum->accumulate = problem->accumulate_pre_bias;
         sum->x = sum->dy = problem->dx;
         sum->dbias = problem->dpre_bias;
     }
@@ -229,7 +231,7 @@ static bool writes_nothing(const struct normfuse_problem *problem)
         return problem->mean.data == NULL && problem->rstd.data == NULL && !problem->has_running_momentum &&
                (problem->stats == NULL || (problem->phases & NORMFUSE_PHASE_APPLY) != 0);
     return problem->dweight.data == NULL && problem->dbias.data == NULL && problem->dscale.data == NULL &&
-           problem->dshift.data == NULL && problem->dpre_bias.data == NULL &&
+           problem->dshift.data == NULL && problem->dpre_bias.data == NULL && problem->dslope.data == NULL &&
            (problem->sums == NULL || (problem->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0);
 }
 

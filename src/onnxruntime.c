@@ -347,7 +347,7 @@ static struct ort_status *read_activation(const struct ort_api *api, const struc
 {
     static const char *const names[] = {"identity", "relu",      "leaky_relu", "silu", "gelu",
                                         "gelu_tanh", "hardswish", "elu",        "mish", "relu6"};
-    _Static_assert(sizeof names / sizeof names[0] == NORMFUSE_RELU6 + 1, "a name for each activation");
+    _Static_assert(sizeof names / sizeof names[0] == NORMFUSE_RELU6 + 1, "a name for each activation but prelu");
     char text[16];
     size_t size = sizeof text;
     if (!succeeded(api, api->attribute_string(info, "activation", text, &size))) {

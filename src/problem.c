@@ -37,6 +37,8 @@ enum slot {
     SUMS,
     PRE_BIAS,
     DPRE_BIAS,
+    SLOPE,
+    DSLOPE,
     SLOTS
 };
 _Static_assert(sizeof(normfuse_tensors) == 8 + SLOTS * sizeof(void *), "enum slot lists every tensor");
@@ -49,6 +51,7 @@ enum kind {
     CHANNEL,        /* [C]; affine: or [N, C] */
     SAMPLE_CHANNEL, /* [N, C] */
     EITHER,         /* [C] or [N, C] */
+    SHARED,         /* [C], or [1] for all channels */
     STATISTICS,     /* one value a set */
     JOINED          /* triples or pairs, f64 */
 };
@@ -84,6 +87,8 @@ static const struct {
     [SUMS] = SLOT(sums, JOINED),
     [PRE_BIAS] = SLOT(pre_bias, EITHER),
     [DPRE_BIAS] = SLOT(dpre_bias, EITHER),
+    [SLOPE] = SLOT(slope, SHARED),
+    [DSLOPE] = SLOT(dslope, SHARED),
 #undef SLOT
 };
 
@@ -107,14 +112,14 @@ static const char *const call_names[][8] = {
 };
 
 #define PRE (BIT(PRE_ADD) | BIT(PRE_BIAS))
-#define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
+#define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT) | BIT(SLOPE))
 #define SAVED (BIT(MEAN) | BIT(RSTD))
 #define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
 #define FORWARD_OUTPUTS (BIT(Y) | BIT(U) | SAVED | RUNNING)
 #define BACKWARD_NEEDS (BIT(X) | BIT(DY) | SAVED)
 #define BACKWARD_INPUTS (BACKWARD_NEEDS | FORWARD_INPUTS | BIT(DU) | BIT(Y))
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
-#define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD) | BIT(DPRE_BIAS))
+#define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD) | BIT(DPRE_BIAS) | BIT(DSLOPE))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
 /* What affine does not take. */
 #define NORM_ONLY (SAVED | RUNNING | ADAPTIVE | BIT(STATS) | BIT(SUMS))
@@ -136,8 +141,8 @@ static const struct call {
     [NORMFUSE_CALL_APPLY] = {NORMFUSE_PHASE_APPLY, true, false, FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS),
                              BIT(X) | BIT(STATS), BIT(Y) | SAVED | RUNNING},
     [NORMFUSE_CALL_BACKWARD_SUMS] = {NORMFUSE_PHASE_BACKWARD_SUMS, true, true,
-                                     BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(SUMS), BACKWARD_NEEDS | BIT(SUMS),
-                                     BIT(DPOST_ADD) | BIT(SUMS)},
+                                     BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS),
+                                     BACKWARD_NEEDS | BIT(SUMS), BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS)},
     [NORMFUSE_CALL_BACKWARD_APPLY] = {NORMFUSE_PHASE_BACKWARD_APPLY, true, true,
                                       BACKWARD_INPUTS | PARAMETER_GRADIENTS | BIT(DX) | BIT(DPRE_BIAS) | BIT(SUMS),
                                       BACKWARD_NEEDS | BIT(SUMS), PARAMETER_GRADIENTS | BIT(DX) | BIT(DPRE_BIAS)},
@@ -651,6 +656,11 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
     }
     if (settings->call == NORMFUSE_CALL_FORWARD && (settings->operator == AFFINE || problem->evaluate))
         required |= BIT(Y);
+    if (problem->activation == NORMFUSE_PRELU && (*present & (BIT(Y) | BIT(DY))) != 0)
+        required |= allowed & BIT(SLOPE);
+    if (problem->activation != NORMFUSE_PRELU && (*present & (BIT(SLOPE) | BIT(DSLOPE))) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is for prelu alone and must be NULL", problem->name,
+                               slots[first_of(*present & (BIT(SLOPE) | BIT(DSLOPE)))].name);
 
     const normfuse_status status =
         check_mask(problem->name, *present, allowed, required, problem->evaluate ? " with NORMFUSE_EVALUATE" : "");
@@ -772,6 +782,18 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
     return NORMFUSE_OK;
 }
 
+/* slope, or dslope, which has its size: [C], or [1] for all channels. */
+static normfuse_status take_shared(struct normfuse_problem *problem, struct range *range, enum slot slot,
+                                   const normfuse_tensor *tensor, const normfuse_tensor *slope, bool is_output)
+{
+    const char *const name = slots[slot].name;
+    const int64_t c = slope->ndim == 1 && slope->shape != NULL && slope->shape[0] == 1 ? 1 : problem->c;
+    if (is_output && tensor->ndim == 1 && tensor->shape != NULL && tensor->shape[0] != c)
+        return refuse_size(problem->name, name, "C", tensor->shape[0], slots[SLOPE].name, c);
+    return parameter_tensor((struct normfuse_parameter *)((char *)problem + slots[slot].offset), range, problem->name,
+                            name, tensor, false, 1, c, is_output);
+}
+
 /* Sizes and strides of a big tensor or a parameter; parameters of one value on an axis have stride 0 there. */
 static void lattice_of(const struct normfuse_problem *problem, enum slot slot, int64_t sizes[AXES],
                        ptrdiff_t strides[AXES], char **data, int32_t *type)
@@ -796,6 +818,8 @@ static void lattice_of(const struct normfuse_problem *problem, enum slot slot, i
         *type = parameter->type;
         if (parameter->batch == 0)
             sizes[0] = 1;
+        if (parameter->channel == 0)
+            sizes[1] = 1;
         sizes[2] = 1;
     }
 }
@@ -922,6 +946,8 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
             status = take_big(problem, &ranges[slot], slot, tensor, tensors[X], is_output);
         else if (slots[slot].kind >= STATISTICS)
             status = take_flat(problem, &ranges[slot], slot, tensor);
+        else if (slots[slot].kind == SHARED)
+            status = take_shared(problem, &ranges[slot], slot, tensor, tensors[SLOPE], is_output);
         else
             status =
                 parameter_tensor((struct normfuse_parameter *)((char *)problem + slots[slot].offset), &ranges[slot],
@@ -932,6 +958,10 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
         if (status != NORMFUSE_OK)
             return status;
     }
+    /* What is added to is [C]: [N, C] of one sample is not. */
+    problem->accumulate_slope = problem->accumulate;
+    problem->accumulate_pre_bias = problem->accumulate && tensors[DPRE_BIAS] != NULL && tensors[DPRE_BIAS]->ndim == 1;
+    problem->accumulate = problem->accumulate && !per_sample;
     /* Of one sample, too, as a shard of several, and where all samples have the same. */
     problem->biases_samples = (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2;
     status = check_values(problem, settings, present);

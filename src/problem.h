@@ -37,8 +37,8 @@ struct normfuse_view {
     ptrdiff_t batch, channel, position;
 };
 
-/* A parameter: element (n, c) is at data[n*batch + c*channel]; batch is 0 when it has no N axis. data NULL: absent or
- * without elements. */
+/* A parameter: element (n, c) is at data[n*batch + c*channel]; batch is 0 when it has no N axis, channel where all
+ * channels have one. data NULL: absent or without elements. */
 struct normfuse_parameter {
     char *data;
     ptrdiff_t batch, channel;
@@ -52,7 +52,8 @@ struct normfuse_problem {
     int32_t type; /* of the big tensors */
     bool columns; /* the picture, chosen by x: views whose position (rows) or channel (columns) stride is 1 are walked in
                      place, others through a transposing copy of a tile */
-    bool accumulate;
+    bool accumulate; /* stats, sums, dweight and dbias */
+    bool accumulate_pre_bias, accumulate_slope; /* dpre_bias, dslope */
     bool has_running_momentum; /* running statistics are to be updated */
     bool from_y; /* backward: post_add is the forward's y, and act'(z) follows from it alone */
     int32_t activation;
@@ -67,6 +68,7 @@ struct normfuse_problem {
     struct normfuse_parameter weight, bias, scale, shift, pre_bias;
     bool biases_samples; /* pre_bias is [N, C] */
     struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
+    struct normfuse_parameter slope, dslope; /* NORMFUSE_PRELU's, both [C] or both [1] */
     /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are
      * running_mean and running_var. */
     bool evaluate;

@@ -73,7 +73,7 @@ static struct {
 /* What an argument or an output is: a tensor by its place in normfuse_tensors, or a number. */
 enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
-    DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOTS,
+    DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS,
     GROUPS = SLOTS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, SET_VALUES, WANTED, RETURN_SUM,
     SAVED, /* mean and rstd, their bytes in one tensor: K f64, then K f32 (f64 of f64 x) */
     /* aten's */
@@ -83,7 +83,7 @@ enum {
 };
 _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS * sizeof(void *),
                "every tensor has a slot");
-_Static_assert(offsetof(normfuse_tensors, dpre_bias) == offsetof(normfuse_tensors, x) + DPRE_BIAS * sizeof(void *),
+_Static_assert(offsetof(normfuse_tensors, dslope) == offsetof(normfuse_tensors, x) + DSLOPE * sizeof(void *),
                "slots are in the order of normfuse_tensors");
 
 enum {

@@ -165,10 +165,10 @@ struct xla_frame {
 
 /* The order of normfuse_tensors. */
 enum { X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX,
-       DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOTS };
+       DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS };
 _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS * sizeof(void *),
                "every tensor has a slot");
-_Static_assert(offsetof(normfuse_tensors, dpre_bias) == offsetof(normfuse_tensors, x) + DPRE_BIAS * sizeof(void *),
+_Static_assert(offsetof(normfuse_tensors, dslope) == offsetof(normfuse_tensors, x) + DSLOPE * sizeof(void *),
                "slots are in the order of normfuse_tensors");
 
 enum { MAX_ON_ONE_THREAD = 16384 }; /* elements, which the library gives to one thread however many there are */

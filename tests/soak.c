@@ -152,7 +152,7 @@ static struct problem_line draw_line(uint64_t *state)
     line.type = (normfuse_type)below(state, 4);
     line.weight_type = (normfuse_type)below(state, 4);
     line.channels_last = below(state, 2);
-    line.activation = (int32_t)below(state, 9);
+    line.activation = (int32_t)below(state, on_cuda ? NORMFUSE_PRELU : NORMFUSE_PRELU + 1); /* which has no CUDA kernels */
     line.act_param = reference_default_parameter(line.activation);
     line.evaluate = op == BATCH_NORM && below(state, 4) == 0;
     line.per_sample = op == AFFINE && below(state, 2);
@@ -162,8 +162,8 @@ static struct problem_line draw_line(uint64_t *state)
 }
 
 struct call {
-    normfuse_tensor x, dy, y, weight, bias, dweight, dbias, mean, rstd;
-    normfuse_axes axes[9];
+    normfuse_tensor x, dy, y, weight, bias, dweight, dbias, mean, rstd, slope;
+    normfuse_axes axes[10];
     normfuse_tensors tensors;
 };
 
@@ -204,13 +204,17 @@ static void bind(struct call *call, const struct job *job, char *out)
     call->y = big_tensor(job, out + job->out_at[0], &call->axes[4]);
     call->tensors = (normfuse_tensors){
         .struct_bytes = sizeof call->tensors, .x = &call->x, .weight = &call->weight, .bias = &call->bias};
+    if (line->activation == NORMFUSE_PRELU) { /* the biases' first values */
+        call->slope = small_tensor(job, job->in + job->in_at[3], line->weight_type, 0, c, &call->axes[9]);
+        call->tensors.slope = &call->slope;
+    }
     if (line->backward) {
         call->dweight = small_tensor(job, out + job->out_at[1], line->weight_type, rows, c, &call->axes[5]);
         call->dbias = small_tensor(job, out + job->out_at[2], line->weight_type, rows, c, &call->axes[6]);
         call->tensors.dy = &call->dy;
         call->tensors.dx = &call->y;
         call->tensors.dweight = &call->dweight;
-        call->tensors.dbias = &call->dbias;
+        *(call->tensors.slope && rows == 0 ? &call->tensors.dslope : &call->tensors.dbias) = &call->dbias;
     } else {
         call->tensors.y = &call->y;
     }

@@ -41,6 +41,8 @@ enum slot {
     SUMS,
     PRE_BIAS,
     DPRE_BIAS,
+    SLOPE,
+    DSLOPE,
     SLOTS
 };
 
@@ -163,6 +165,16 @@ static void evaluate(void)
     absent(MEAN);
     absent(RSTD);
     add_running();
+}
+
+/* The slope of `slopes` values, and its gradient where the call has one. */
+static void prelu(int64_t slopes)
+{
+    f.group.activation = f.batch.activation = f.affine.activation = NORMFUSE_PRELU;
+    if (f.call != STATISTICS)
+        SHAPE(SLOPE, NORMFUSE_F32, slopes);
+    if (f.call == BACKWARD || f.call == BACKWARD_SUMS || f.call == BACKWARD_SCRATCH)
+        SHAPE(DSLOPE, NORMFUSE_F32, slopes);
 }
 
 static size_t asked_bytes; /* by the last call of a ..._scratch_bytes */
@@ -314,7 +326,7 @@ static void test_options(void)
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.reserved", f.group.reserved = 1);
     REFUSED(AFFINE, BACKWARD, BAD_ARGUMENT, "options.reserved", f.affine.reserved = -1);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.activation", f.group.activation = -1);
-    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.activation", f.group.activation = NORMFUSE_RELU6 + 1);
+    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.activation", f.group.activation = NORMFUSE_PRELU + 1);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.groups", f.group.groups = 0);
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "options.groups", f.group.groups = -2);
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "options.groups is 3", f.group.groups = 3);
@@ -442,6 +454,61 @@ static void test_presence(void)
                                          DU,      DX,       DWEIGHT,  DBIAS,  DSCALE, DSHIFT,    DPOST_ADD, DPRE_BIAS};
     for (size_t i = 0; i < sizeof backward / sizeof *backward; i++)
         ACCEPTED(GROUP, BACKWARD, absent(backward[i]); if (backward[i] == DX) absent(DPRE_BIAS));
+}
+
+static void test_slope(void)
+{
+    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.slope is NULL, but required", prelu(C); absent(SLOPE));
+    REFUSED(BATCH, APPLY, BAD_ARGUMENT, "tensors.slope is NULL, but required", prelu(C); absent(SLOPE));
+    REFUSED(AFFINE, BACKWARD, BAD_ARGUMENT, "tensors.slope is NULL, but required", prelu(C); absent(SLOPE));
+    REFUSED(GROUP, BACKWARD_APPLY, BAD_ARGUMENT, "tensors.slope is NULL, but required", prelu(C); absent(SLOPE));
+    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.slope is for prelu alone", prelu(C);
+            f.group.activation = NORMFUSE_LEAKY_RELU);
+    REFUSED(BATCH, BACKWARD, BAD_ARGUMENT, "tensors.dslope is for prelu alone", prelu(C); absent(SLOPE);
+            f.batch.activation = NORMFUSE_RELU);
+    REFUSED(GROUP, STATISTICS, BAD_ARGUMENT, "tensors.slope is not taken", prelu(C); SHAPE(SLOPE, NORMFUSE_F32, C));
+    REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.dslope is not taken", prelu(C); SHAPE(DSLOPE, NORMFUSE_F32, C));
+    REFUSED(BATCH, BACKWARD_APPLY, BAD_ARGUMENT, "tensors.dslope is not taken", prelu(C); SHAPE(DSLOPE, NORMFUSE_F32, C));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 2 axes", prelu(C); SHAPE(SLOPE, NORMFUSE_F32, N, C));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 2 axes", prelu(C); SHAPE(SLOPE, NORMFUSE_F32, 1, 1));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 5 elements along C, x has 4", prelu(C + 1));
+    REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 0 elements along C, x has 4", prelu(0));
+    REFUSED(BATCH, BACKWARD, BAD_SHAPE, "tensors.dslope has 1 elements along C, tensors.slope has 4", prelu(C);
+            SHAPE(DSLOPE, NORMFUSE_F32, 1));
+    REFUSED(BATCH, BACKWARD, BAD_SHAPE, "tensors.dslope has 4 elements along C, tensors.slope has 1", prelu(1);
+            SHAPE(DSLOPE, NORMFUSE_F32, C));
+    REFUSED(BATCH, BACKWARD, BAD_SHAPE, "tensors.dslope has 2 axes", prelu(1); SHAPE(DSLOPE, NORMFUSE_F32, 1, C));
+    REFUSED(GROUP, FORWARD, BAD_POINTER, "tensors.slope.shape", prelu(C); f.t[SLOPE].shape = NULL);
+    REFUSED(GROUP, BACKWARD, BAD_POINTER, "tensors.dslope.shape", prelu(1); f.t[DSLOPE].shape = NULL);
+    REFUSED(GROUP, FORWARD, BAD_POINTER, "tensors.slope.data", prelu(1); f.t[SLOPE].data = NULL);
+    REFUSED(GROUP, FORWARD, UNSUPPORTED, "tensors.slope has a dtype", prelu(C); f.t[SLOPE].dtype.bits = 8);
+    REFUSED(AFFINE, FORWARD, UNSUPPORTED, "tensors.slope is on device", prelu(C); f.t[SLOPE].device.device_id = 1);
+    REFUSED(GROUP, BACKWARD, OVERLAP, "elements of tensors.dslope", prelu(C); f.axes[DSLOPE].strides[0] = 0);
+    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dslope, an output, overlaps tensors.slope", prelu(C); place(DSLOPE, SLOPE, 0));
+    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dslope, an output, overlaps tensors.slope", prelu(1); place(DSLOPE, SLOPE, 0));
+    REFUSED(GROUP, BACKWARD, OVERLAP, "overlaps", prelu(1); place(DSLOPE, DBIAS, 2));
+    REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.y is for relu", prelu(C); absent(POST_ADD);
+            SHAPE(Y, NORMFUSE_F32, N, C, H, W));
+    static const normfuse_type types[] = {NORMFUSE_F64, NORMFUSE_F32, NORMFUSE_F16, NORMFUSE_BF16};
+    for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++)
+            for (int i = 0; i < 8; i++) {
+                if (operator == AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
+                    continue;
+                const int64_t slopes = i % 2 ? 1 : C;
+                ACCEPTED((enum operator)operator, (enum call)call, prelu(slopes);
+                         if (call != STATISTICS) SHAPE(SLOPE, types[i / 2], slopes));
+            }
+    ACCEPTED(GROUP, BACKWARD, prelu(C); absent(DSLOPE));
+    ACCEPTED(GROUP, BACKWARD, prelu(C); SHAPE(DSLOPE, NORMFUSE_BF16, C));
+    ACCEPTED(GROUP, FORWARD, prelu(C); absent(Y); absent(SLOPE)); /* statistics alone */
+    ACCEPTED(BATCH, FORWARD, evaluate(); prelu(1));
+    ACCEPTED(GROUP, FORWARD, prelu(C); f.axes[SLOPE].strides[0] = 0);
+    ACCEPTED(AFFINE, BACKWARD, prelu(C); f.axes[DSLOPE].strides[0] = -1; f.t[DSLOPE].byte_offset = (C - 1) * 4);
+    /* The two shapes of one channel are one. */
+    fresh_of(GROUP, BACKWARD, NORMFUSE_F32, N, 1, H, W, 1);
+    prelu(1);
+    expect_accepted(__LINE__);
 }
 
 static void test_shapes(void)
@@ -930,7 +997,11 @@ static void expect_empty(int line)
                                : f.call == BACKWARD_SUMS
                                    ? slot == SUMS && !continues
                                    : ((slot == DWEIGHT || slot == DBIAS || slot == DPRE_BIAS) && !continues) || slot == DSCALE ||
-                                         slot == DSHIFT;
+                                         slot == DSHIFT || (slot == DSLOPE && !continues);
+        if (f.call == BACKWARD_SUMS && slot == DSLOPE && !continues && *given != NULL) {
+            harness_check(holds(DSLOPE, 0), __FILE__, line, "dslope over no values");
+            continue;
+        }
         if (is_output && *given != NULL)
             harness_check(holds((enum slot)slot, slot == RSTD ? 1 / sqrt(1e-5) : 0), __FILE__, line,
                           "operator %d, call %d, flags %u, output %d: %g", (int)f.operator, (int)f.call, flags, slot,
@@ -960,6 +1031,12 @@ static void test_empty(void)
                         continue;
                     if (option == 2)
                         evaluate();
+                    expect_empty(__LINE__);
+                    if (call == STATISTICS)
+                        continue;
+                    prelu(of[1]);
+                    expect_empty(__LINE__);
+                    prelu(1);
                     expect_empty(__LINE__);
                 }
     /* One statistic alone */
@@ -1016,6 +1093,48 @@ static void test_accumulate(void)
                 CHECK(holds(DPRE_BIAS, before_it + N * H * W), "accumulate %d: dpre_bias", accumulate);
             if (operator == GROUP)
                 CHECK(holds(DSHIFT, H * W), "accumulate %d: dshift", accumulate);
+        }
+    /* Gradients [N, C] of one sample are not [C]. */
+    fresh_of(AFFINE, BACKWARD, NORMFUSE_F32, 1, C, H, W, 1);
+    prelu(C);
+    static const enum slot of_samples[] = {WEIGHT, BIAS, DWEIGHT, DBIAS, PRE_BIAS, DPRE_BIAS};
+    for (size_t i = 0; i < sizeof of_samples / sizeof *of_samples; i++)
+        SHAPE(of_samples[i], NORMFUSE_F32, 1, C);
+    f.affine.flags = NORMFUSE_ACCUMULATE;
+    memset(arena, 0, sizeof arena);
+    for (int i = 0; i < C * H * W; i++)
+        ((float *)(void *)arena[DY])[i] = ((float *)(void *)arena[WEIGHT])[i] = 1;
+    for (int i = 0; i < C * H * W; i++)
+        ((float *)(void *)arena[POST_ADD])[i] = i % (H * W) < 7 ? -3 : 5;
+    for (int i = 0; i < C; i++)
+        ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] = ((float *)(void *)arena[DPRE_BIAS])[i] =
+            ((float *)(void *)arena[DSLOPE])[i] = 12;
+    CHECK(call_it() == NORMFUSE_OK && holds(DBIAS, H * W - 7) && holds(DWEIGHT, 0) && holds(DPRE_BIAS, H * W - 7) &&
+              holds(DSLOPE, 12 - 3 * 7),
+          "gradients of one sample: %s", normfuse_last_error());
+}
+
+/* dslope is added to, or written: by channel or for all. */
+static void test_slope_gradient(void)
+{
+    for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int form = 0; form < 8; form++) {
+            const bool accumulate = form & 1, one = form & 2, sums = form & 4;
+            if (operator == AFFINE && sums)
+                continue;
+            fresh((enum operator)operator, sums ? BACKWARD_SUMS : BACKWARD);
+            prelu(one ? 1 : C);
+            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            memset(arena, 0, sizeof arena);
+            for (int j = 0; j < N * C * H * W; j++) {
+                ((float *)(void *)arena[DY])[j] = 2;
+                ((float *)(void *)arena[POST_ADD])[j] = j % (H * W) < 7 ? -3 : 5; /* all of z */
+            }
+            for (int i = 0; i < C; i++)
+                ((float *)(void *)arena[DSLOPE])[i] = 7;
+            const double of_channel = -3 * 2 * N * 7;
+            CHECK(call_it() == NORMFUSE_OK && holds(DSLOPE, (accumulate ? 7 : 0) + (one ? C * of_channel : of_channel)),
+                  "operator %d, form %d: %g %s", operator, form, (double)((float *)(void *)arena[DSLOPE])[0], normfuse_last_error());
         }
 }
 
@@ -1134,6 +1253,11 @@ static normfuse_status ask_scratch_of_all(enum operator operator, enum call call
     absent(PRE_BIAS);
     if ((&f.tensors.x)[DPRE_BIAS] != NULL)
         absent(DPRE_BIAS);
+    if (sizes[1] % 2 == 1 || sizes[0] % 4 == 0) {
+        prelu(sizes[1]);
+        f.t[SLOPE].data = (void *)((uintptr_t)(SLOPE + 1) << 42);
+        f.t[DSLOPE].data = (void *)((uintptr_t)(DSLOPE + 1) << 42);
+    }
     return call_it();
 }
 
@@ -1163,7 +1287,8 @@ static void test_most_scratch(void)
         const normfuse_status status =
             ask_scratch_of_all(operator, call, (normfuse_type)(state >> 24 & 3), (state & 1 << 26) != 0, sizes, groups,
                                (state & 1 << 27) != 0, threads);
-        const double most = most_scratch(operator, (double)sizes[0], (double)c, (double)sizes[2], (double)groups, threads);
+        const double more = f.tensors.dslope != NULL ? 1.5 : 1;
+        const double most = more * most_scratch(operator, (double)sizes[0], (double)c, (double)sizes[2], (double)groups, threads);
         largest = fmax(largest, (double)asked_bytes / most);
         if (c <= 2048) { /* the share that two threads need, without sharded halves */
             struct normfuse_problem problem = problem_of_fixture();
@@ -1171,7 +1296,7 @@ static void test_most_scratch(void)
             f.exec.threads = 2;
             const double bytes = (double)elements * (double)normfuse_type_bytes(problem.type);
             const size_t of_two = normfuse_cpu_scratch_bytes(&problem, &f.exec);
-            CHECK((double)of_two <= bytes / 16 + (1 << 20), "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
+            CHECK((double)of_two <= more * (bytes / 16 + (1 << 20)), "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
                   (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups, of_two, bytes);
         }
         asked++;
@@ -1199,9 +1324,10 @@ static void test_share_of_scratch(void)
         for (int form = 0; form < 16; form++) {
             const normfuse_type type = form & 1 ? NORMFUSE_BF16 : NORMFUSE_F32;
             const int64_t *sizes = shapes[i].sizes;
-            const double bytes = (double)(sizes[0] * sizes[1] * sizes[2]) * (type == NORMFUSE_BF16 ? 2 : 4), most = bytes / 16 + (1 << 20);
+            const double bytes = (double)(sizes[0] * sizes[1] * sizes[2]) * (type == NORMFUSE_BF16 ? 2 : 4);
             const normfuse_status status = ask_scratch_of_all(shapes[i].operator, form & 2 ? BACKWARD_SCRATCH : FORWARD_SCRATCH, type, form & 4,
                                                               sizes, shapes[i].groups, form & 8, 2);
+            const double most = (f.tensors.dslope != NULL ? 1.5 : 1) * (bytes / 16 + (1 << 20));
             struct normfuse_problem problem = problem_of_fixture();
             problem.stats = problem.sums = NULL; /* those of sharded halves */
             for (int adds = 1; adds >= 0; adds--) { /* pre_add, or pre_bias: a backend has one of them */
@@ -1648,6 +1774,8 @@ int main(void)
     test_options();
     test_presence();
     test_derivative_of_y();
+    test_slope();
+    test_slope_gradient();
     test_shapes();
     test_types_and_devices();
     test_pointers();

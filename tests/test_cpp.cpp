@@ -304,13 +304,16 @@ void test_affine()
     const std::vector<given> y = {GIVEN(y, NORMFUSE_F16, true, 3, 4, 5, 2)}, dy = {GIVEN(dy, NORMFUSE_F16, true, 3, 4, 5, 2)};
     const std::vector<given> gradients = {GIVEN(dx, NORMFUSE_F16, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 3, 4),
                                           GIVEN(dbias, f32, false, 3, 4)};
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++) {
+    const std::vector<given> slope = {GIVEN(slope, NORMFUSE_BF16, false, 4)}, dslope = {GIVEN(dslope, f32, false, 4)};
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++) {
+        const bool has_slope = activation == NORMFUSE_PRELU;
+        const std::vector<given> inputs = has_slope ? base + slope : base, outputs = has_slope ? gradients + dslope : gradients;
         normfuse_affine_options c = {};
         c.activation = activation;
         nf::affine_options options;
         options.activation = static_cast<nf::activation>(activation);
-        COMPARE(affine_forward, c, options, base + y);
-        COMPARE(affine_backward, c, options, base + dy + gradients);
+        COMPARE(affine_forward, c, options, inputs + y);
+        COMPARE(affine_backward, c, options, inputs + dy + outputs);
     }
 }
 

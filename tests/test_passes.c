@@ -70,12 +70,12 @@ static void fill(char *data, int type, size_t count, double centre, double sprea
         put(data + i * type_bytes[type], type, centre + spread * uniform());
 }
 
-enum { MAX_COEFFICIENTS = 256 };
+enum { MAX_COEFFICIENTS = 256, ACTIVATIONS = NORMFUSE_PRELU + 1 };
 
 struct inputs {
     struct guarded x, dy, post_add, du, y[2], dpost_add[2], kept[2];
-    double coefficients[6][MAX_COEFFICIENTS]; /* of the compute type, in place */
-    double sums[2][2][MAX_COEFFICIENTS];
+    double coefficients[7][MAX_COEFFICIENTS]; /* of the compute type, in place */
+    double sums[2][3][MAX_COEFFICIENTS];
 };
 
 static void real_fill(void *array, int type, size_t count, double centre, double spread)
@@ -129,10 +129,10 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
         if (!side)
             random_state = seed;
     }
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         real_fill(in.coefficients[i], type, MAX_COEFFICIENTS, i == 0 ? 3 : 0.5, 1);
     memset(in.sums, 0, sizeof in.sums);
-    for (int which = 0; which < 2; which++) /* column passes add to what is there */
+    for (int which = 0; which < 3; which++) /* column passes add to what is there */
         real_fill(in.sums[0][which], type, MAX_COEFFICIENTS, 0, 1);
     memcpy(in.sums[1], in.sums[0], sizeof in.sums[0]);
 
@@ -148,6 +148,8 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
             .q = extras && activation % 2 ? NULL : in.coefficients[4], .r = in.coefficients[5],
             .coefficient_step = columns ? 0 : shape.rows % 2, .sum_per_row = shape.rows % 2,
             .sum = in.sums[side][0], .square = in.sums[side][1],
+            .slope = activation == NORMFUSE_PRELU ? in.coefficients[6] : NULL,
+            .slope_sum = activation == NORMFUSE_PRELU && extras < 2 ? in.sums[side][2] : NULL,
             .activation = activation, .act_param = 0.25, .stream = stream, .kept = keeps ? in.kept[side].data : NULL, .kept_stride = stride};
         pass_of(side ? table : &normfuse_table_scalar, type, pass)(&s);
         (side ? table : &normfuse_table_scalar)->fence();
@@ -172,9 +174,9 @@ static void compare_all(const struct normfuse_table *table)
         for (int pass = 0; pass < PASSES; pass++) {
             const bool columns = strstr(pass_names[pass], "columns") != NULL;
             for (size_t n = 1; n <= 200; n++) /* at_end leaves odd lengths unaligned */
-                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % 10),
+                compare(table, type, pass, (struct shape){1 + n % 6, n, n + n % 3}, (int32_t)(n % ACTIVATIONS),
                         n % 4 == 3 ? 1 + (int)n / 4 % 2 : 0, n % 5 == 1, n % 2);
-            for (int32_t activation = 0; activation < 10; activation++)
+            for (int32_t activation = 0; activation < ACTIVATIONS; activation++)
                 for (int options = 0; options < 12; options++)
                     compare(table, type, pass, (struct shape){7, 77, 80}, activation, options % 3, options / 3 & 1, options / 6);
             if (!columns) {
@@ -263,7 +265,7 @@ static void compare_moves(const struct normfuse_table *table)
             }
 }
 
-enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 8, SMALL_PER_SET = 7, SMALL_ROOM = 16 };
+enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 10, SMALL_COLUMNS = 6, SMALL_PER_SET = 7, SMALL_ROOM = 16 };
 
 /* What lies behind the values differs and must not matter. */
 static void compare_small_sets(const struct normfuse_table *table)
@@ -280,8 +282,8 @@ static void compare_small_sets(const struct normfuse_table *table)
             const size_t sets = shapes[i].samples * shapes[i].sets;
             for (int side = 0; side < 2; side++) {
                 const uint64_t seed = random_state;
-                for (int j = 0; j < SMALL_ARRAYS; j++) { /* the last four are those of columns */
-                    const size_t n = j < SMALL_ARRAYS - 4 ? all : columns;
+                for (int j = 0; j < SMALL_ARRAYS; j++) { /* the last ones are those of columns */
+                    const size_t n = j < SMALL_ARRAYS - SMALL_COLUMNS ? all : columns;
                     real_fill(values[side][j], type, n, 0.5, 2);
                     memset((char *)values[side][j] + n * bytes, side ? 0xff : 0, SMALL_ROOM * bytes); /* NaN or 0 */
                 }
@@ -303,13 +305,16 @@ static void compare_small_sets(const struct normfuse_table *table)
                 f->moments(&s);
                 f->normalize(&s);
                 memset((char *)v[3] + all * bytes, 0, (whole - all) * bytes);
-                f->activate((int32_t)(i % 10), 0.25, v[3], whole);
-                f->activate_gradient((int32_t)(i % 10), 0.25, v[1], v[3], whole);
+                f->activate((int32_t)(i % NORMFUSE_PRELU), 0.25, v[3], whole);
+                f->activate_gradient((int32_t)(i % NORMFUSE_PRELU), 0.25, v[1], v[3], whole);
+                const size_t rows = shapes[i].samples * shapes[i].rows;
+                f->prelu(v[8], v[1], NULL, NULL, rows, columns);
+                f->prelu(v[8], v[3], v[1], i % 3 ? v[9] : NULL, rows, columns);
                 f->sums(&s);
                 f->dx(&s);
             }
             for (int j = 0; j < SMALL_ARRAYS; j++)
-                CHECK(memcmp(values[0][j], values[1][j], (j < SMALL_ARRAYS - 4 ? all : columns) * bytes) == 0,
+                CHECK(memcmp(values[0][j], values[1][j], (j < SMALL_ARRAYS - SMALL_COLUMNS ? all : columns) * bytes) == 0,
                       "%s %s: %zu x %zu x %zu x %zu, array %d", table->isa, type_names[type], shapes[i].samples, shapes[i].rows,
                       shapes[i].sets, shapes[i].n, j);
             for (int j = 0; j < SMALL_PER_SET; j++)

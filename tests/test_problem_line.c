@@ -48,6 +48,8 @@ static const struct {
       "group_norm 3x8x5 groups=4 dir=bwd device=cuda +pre_add +u +post_add +scale" },
     { "instance_norm 3x8x5 +adagn", "instance_norm 3x8x5 +scale" },
     { "affine 3x8x5 +pre_add +u", "affine 3x8x5 +pre_add +u" },
+    { "batch_norm 3x8x5 act=prelu dir=bwd", "batch_norm 3x8x5 act=prelu dir=bwd" },
+    { "group_norm 3x8x5 +one_slope act=prelu groups=2 +scale", "group_norm 3x8x5 groups=2 act=prelu +scale +one_slope" },
     { "affine 3x8x5 +pre_bias +u", "affine 3x8x5 +pre_bias +u" },
     { "batch_norm 3x8x5 +pre_bias=sample +pre_add", "batch_norm 3x8x5 +pre_add +pre_bias=sample" },
     { "batch_norm 3x8x5 +mixed +post_add", "batch_norm 3x8x5 +post_add +mixed" },
@@ -108,6 +110,9 @@ static const struct {
     { "affine 2x8x3 +pre_bias=channel", "'+pre_bias=channel'", "+pre_bias=sample" },
     { "affine 2x8x3 +pre_bias +pre_bias=sample", "'+pre_bias=sample'", "expected one of them" },
     { "batch_norm 2x8x3 +scale", "'+scale'", "not batch_norm" },
+    { "affine 2x8x3 +one_slope", "'+one_slope'", "only act=prelu has a slope, not identity" },
+    { "affine 2x8x3 act=leaky_relu +one_slope", "'+one_slope'", "not leaky_relu" },
+    { "affine 2x8x3 act=prelu act_param=0.1", "'act_param'", "not prelu" },
     { "affine 2x8x3 +mixed=x", "'+mixed=x'", "+mixed=inputs, +mixed=outputs" },
     { "affine 2x8x3 +mixed +mixed=outputs", "'+mixed=outputs'", "expected one of them" },
     { "affine 2x8x3 affine 2x8x3", "'affine'", "one problem only" },
@@ -286,6 +291,33 @@ static void test_random_pre_bias(void)
     check(misshapen == 0, "pre_bias", "the problem is another one");
 }
 
+/* The problem is what it was, but for the activation; the share of 10,000 draws is 5 %, half of it with one slope. */
+static void test_random_prelu(void)
+{
+    enum { DRAWS = 10000 };
+    int64_t drawn = 0, of_all = 0, changed = 0;
+    for (int64_t i = 0; i < DRAWS; i++) {
+        const struct problem_line before = random_problem(7, i, 65536, 268435456);
+        struct problem_line line = before, on_device = before;
+        random_prelu(&line, 7, i);
+        drawn += line.activation == NORMFUSE_PRELU;
+        of_all += line.one_slope;
+        on_device.device = NORMFUSE_CUDA;
+        random_prelu(&on_device, 7, i);
+        changed += on_device.activation != before.activation || (line.one_slope && line.activation != NORMFUSE_PRELU);
+        line.activation = before.activation;
+        line.one_slope = false;
+        char name[PROBLEM_NAME_BYTES], want[PROBLEM_NAME_BYTES];
+        problem_line_name(&line, name, sizeof name);
+        problem_line_name(&before, want, sizeof want);
+        changed += strcmp(name, want) != 0;
+    }
+    char text[80];
+    snprintf(text, sizeof text, "%d of %d, %d with one slope", (int)drawn, (int)DRAWS, (int)of_all);
+    check(drawn > 413 && drawn < 587 && of_all > drawn * 2 / 5 && of_all < drawn * 3 / 5, "prelu", text);
+    check(changed == 0, "prelu", "the problem is another one");
+}
+
 /* Shares of 10,000 draws, in percent, within four standard deviations; sizes within the limits and log-uniform. */
 static void test_random_shares(void)
 {
@@ -376,6 +408,7 @@ int main(void)
     test_random_list(false);
     test_random_list(true);
     test_random_pre_bias();
+    test_random_prelu();
     test_random_shares();
     test_random_limits();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);

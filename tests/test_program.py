@@ -135,6 +135,9 @@ erf = np.vectorize(math.erf, otypes=[np.float64])
 
 def activation(name, z):
     """y and dy/dz."""
+    if isinstance(name, np.ndarray):  # prelu's slopes
+        slope = name.reshape(1, -1, 1)
+        return np.where(z > 0, z, slope * z), np.where(z > 0, 1, slope)
     if name == "identity":
         return z, np.ones_like(z)
     if name == "relu":
@@ -202,7 +205,7 @@ class Reference:
         formula = np.abs(self.xhat * w * self.factor) + np.abs(b * self.factor) + np.abs(shift) + np.abs(post) + inputs
         self.z_tolerance = self.u * (statistics + FORMULA_U * formula)
         y, self.slope = activation(act, self.z)
-        self.curved = 0.0 if act in ("identity", "relu", "leaky_relu", "relu6") else 1.0
+        self.curved = 0.0 if isinstance(act, np.ndarray) or act in ("identity", "relu", "leaky_relu", "relu6") else 1.0
         self.y = y, SLOPE * self.z_tolerance + self.stored(y) + FORMULA_U * self.u * np.abs(self.z)
 
     def spread(self, statistics):
@@ -293,7 +296,8 @@ class Case:
             array = pack(raw, dtype)
             np.save(f"{name}.npy", array)
             self.values[name] = to_ncs(unpack(array, dtype), layout)
-        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c), "pre_bias": (c,), "sample_bias": (n, c)}
+        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c), "pre_bias": (c,), "sample_bias": (n, c),
+                 "slope": (c,), "one_slope": (1,)}
         if op == "affine_sample":
             small.update(weight=(n, c), bias=(n, c))
         for name, shape in small.items():
@@ -429,6 +433,32 @@ def test_everything_fused(folder, op, dtype, layout, bias):
     assert case.load("dpre_bias").shape == v[bias].shape
     check("dpre_bias", case.load("dpre_bias"), (dx.sum(axes), compute_roundoff(dtype) * np.abs(dx).sum(axes) * 16 +
                                                 reference.stored(dx.sum(axes))))
+
+
+@pytest.mark.parametrize("slope", ["slope", "one_slope"])
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
+@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "affine", "affine_sample"])
+def test_prelu(folder, op, dtype, slope):
+    """Slopes between 0.5 and 1.5; the sum of dy * z where z is below 0 has the bound of dbias with dy * z in dy's place."""
+    case = Case(op, (4, 8, 5, 6), dtype)
+    v = case.values
+    words = ["groups=4"] if op == "group_norm" else []
+    words += ["act=prelu", "--slope", f"{slope}.npy", "--dslope", "dslope.npy", "-o", "y.npy", *PARAMETERS, *ALL_BACKWARD]
+    succeed(*case.words, *words)
+    reference = make_reference(op.removesuffix("_sample"), v["x"], dtype, groups=4 if op == "group_norm" else 8, act=v[slope],
+                               weight=v["weight"], bias=v["bias"])
+    check("y", case.load_big("y"), reference.y)
+    check("dx", case.load_big("dx"), reference.backward(v["dy"])["dx"])
+    axes = (0, 2) if slope == "slope" else None
+    terms = np.where(reference.z > 0, 0, reference.z * v["dy"])
+    error = (np.abs(v["dy"]) * reference.z_tolerance * (reference.z <= reference.z_tolerance) + 64 * reference.u * np.abs(terms))
+    want = terms.sum(axes).reshape(v[slope].shape)
+    got = case.load("dslope")
+    assert got.shape == v[slope].shape
+    check("dslope", got, (want, error.sum(axes).reshape(want.shape) + reference.stored(want)))
+    whole = open("dslope.npy", "rb").read()
+    succeed(*case.words, *words, "--block-bytes", "1", "--threads", "1")
+    assert open("dslope.npy", "rb").read() == whole
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
@@ -753,9 +783,14 @@ def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
         case = Case(op, sizes, dtype, layout)
         names = ["y", "dx", "dweight", "dbias", "dpost_add"]
         words = [*case.words, *PARAMETERS, *ALL_BACKWARD, "-o", "y.npy", "--post-add", "post_add.npy", "--dpost-add",
-                 "dpost_add.npy", "act=silu", "--pre-bias", "sample_bias.npy" if op.endswith("sample") else "pre_bias.npy",
-                 "--dpre-bias", "dpre_bias.npy"]
+                 "dpost_add.npy", "--pre-bias", "sample_bias.npy" if op.endswith("sample") else "pre_bias.npy", "--dpre-bias",
+                 "dpre_bias.npy"]
         names += ["dpre_bias"]
+        if dtype == "bf16":
+            words += ["act=silu"]
+        else:
+            words += ["act=prelu", "--slope", "slope.npy" if dtype == "f32" else "one_slope.npy", "--dslope", "dslope.npy"]
+            names += ["dslope"]
         if op == "group_norm":
             words += ["groups=2", "--scale", "scale.npy", "--dscale", "dscale.npy"]
             names += ["dscale"]
@@ -1128,6 +1163,10 @@ USAGE = [
     (["run", "affine", "x.npy", "-o", "y.npy", "--backward", "dy.npy"], "no gradient"),
     (["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy", "--sum-out", "u.npy"], "--pre-add"),
     (["run", "affine", "x.npy", "--backward", "dy.npy", "--dpre-bias", "d.npy"], "--dx"),
+    (["run", "affine", "x.npy", "act=prelu", "-o", "y.npy"], "act=prelu needs --slope"),
+    (["run", "affine", "x.npy", "act=relu", "--slope", "s.npy", "-o", "y.npy"], "option '--slope' is for act=prelu"),
+    (["run", "affine", "x.npy", "--backward", "dy.npy", "--dslope", "s.npy"], "option '--dslope' is for act=prelu"),
+    (["run", "affine", "x.npy", "act=prelu", "act_param=0.1", "--slope", "s.npy", "-o", "y.npy"], "act_param is for"),
     (["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy", "--mean", "./y.npy"], "same file"),
     (["run", "affine", "x.npy", "-o"], "needs a value"),
     (["run", "affine", "x.npy", "--output="], "empty"),
@@ -1314,7 +1353,7 @@ SMALL = ["--min-bytes", "16KiB", "--max-bytes", "64k"]
 
 def test_random_lists(folder):
     """One list for both commands, but for pre_bias, which check alone draws, on every instruction set; the longer begins
-    as the shorter does."""
+    as the shorter does. PReLU is drawn on the CPU."""
     listed, checked = (succeed(command, "--random", "50", "--list") for command in ("bench", "check"))
     assert checked == succeed("check", "--random", "50", "--seed", "1", "--list", env={**os.environ, "NORMFUSE_MAX_ISA": "scalar"})
     more = [set(words.split()) - set(line.split()) for line, words in zip(listed.splitlines(), checked.splitlines())]
@@ -1324,7 +1363,9 @@ def test_random_lists(folder):
     assert succeed("bench", "--random", "80", "--list").startswith(listed)
     assert not succeed("bench", "--random", "50", "--seed", "2", "--list").startswith(listed[:40])
     on_device = succeed("bench", "--random", "50", "device=cuda", "--list").splitlines()
-    assert [line.replace(" device=cuda", "") for line in on_device] == listed.splitlines()
+    assert 1 <= listed.count("act=prelu") <= 8 and "prelu" not in "".join(on_device)
+    assert all(line.replace(" device=cuda", "") == want for line, want in zip(on_device, listed.splitlines(), strict=True)
+               if "prelu" not in want)
     assert all(" device=cuda" in line for line in on_device)
     open("drawn.txt", "w").write(listed)
     assert succeed("check", "@drawn.txt", "--list") == listed

@@ -84,6 +84,8 @@ static const struct {
     { NORMFUSE_RELU, 0, 1.5, 1.5 },
     { NORMFUSE_LEAKY_RELU, 0.01, -2, -0.02 },
     { NORMFUSE_LEAKY_RELU, 0.01, 2, 2 },
+    { NORMFUSE_PRELU, -0.5, -2, 1 },
+    { NORMFUSE_PRELU, -0.5, 2, 2 },
     { NORMFUSE_SILU, 0, 1, 0.73105857863000487925 },
     { NORMFUSE_SILU, 0, -1, -0.26894142136999512075 },
     { NORMFUSE_GELU, 0, 1, 0.84134474606854294859 },
@@ -115,7 +117,7 @@ static void test_activations(void)
      * 2^-53 * |z| / step. */
     static const double points[] = { -7.5, -3.25, -2.5, -1.25, -0.375, 0.375, 1.25, 2.5, 3.25, 7.5, -20, 20 };
     const double step = 0x1p-17;
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++) {
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++) {
         for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
             double z = points[i], parameter = 0.3;
             double want = (reference_activation(activation, parameter, z + step) -
@@ -130,15 +132,17 @@ static void test_activations(void)
     check(reference_slope(NORMFUSE_RELU, 0, 0) == 0, "relu at 0", 1, 0);
     check(reference_slope(NORMFUSE_RELU, 0, NAN) == 1, "relu at NaN", 0, 1);
     check(reference_slope(NORMFUSE_LEAKY_RELU, 0.25, 0) == 0.25, "leaky_relu at 0", 1, 0.25);
+    check(reference_slope(NORMFUSE_PRELU, 0.25, 0) == 0.25, "prelu at 0", 1, 0.25);
+    check(reference_slope(NORMFUSE_PRELU, 0.25, NAN) == 1, "prelu at NaN", 0, 1);
     check(reference_slope(NORMFUSE_HARDSWISH, 0, -3) == 0, "hardswish at -3", 1, 0);
     check(reference_slope(NORMFUSE_HARDSWISH, 0, 3) == 1, "hardswish at 3", 0, 1);
     check(reference_slope(NORMFUSE_ELU, 0.5, 0) == 0.5, "elu at 0", 1, 0.5);
     check(reference_slope(NORMFUSE_RELU6, 0, 0) == 0, "relu6 at 0", 1, 0);
     check(reference_slope(NORMFUSE_RELU6, 0, 6) == 0, "relu6 at 6", 1, 0);
     check(reference_slope(NORMFUSE_RELU6, 0, NAN) == 1, "relu6 at NaN", 0, 1);
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++)
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++)
         check(isnan(reference_activation(activation, 0.3, NAN)), "NaN stays", 0, NAN);
-    for (int activation = NORMFUSE_RELU; activation <= NORMFUSE_RELU6; activation++) {
+    for (int activation = NORMFUSE_RELU; activation <= NORMFUSE_PRELU; activation++) {
         const bool bounded = activation == NORMFUSE_RELU6;
         check(reference_activation(activation, 0.3, 1e30) == (bounded ? 6 : 1e30), "far right", 0, 1e30);
         check(isfinite(reference_slope(activation, 0.3, -1e30)), "slope far left", 0, 0);
@@ -179,7 +183,7 @@ struct trial {
     struct reference_set set;
     double eps;
     double u[MOST_VALUES], post_add[MOST_VALUES], dy[MOST_VALUES], du[MOST_VALUES];
-    double weight[MOST_VALUES], bias[MOST_VALUES], scale[MOST_VALUES], shift[MOST_VALUES];
+    double weight[MOST_VALUES], bias[MOST_VALUES], scale[MOST_VALUES], shift[MOST_VALUES], slope[MOST_VALUES];
 };
 
 static void set_statistics(struct trial *trial)
@@ -258,6 +262,7 @@ static void test_gradients(int64_t rows, int64_t channels, int64_t positions, in
             trial.bias[i] = random_value();
             trial.scale[i] = 0.5 * random_value();
             trial.shift[i] = random_value();
+            trial.slope[i] = 0.3 + 0.5 * random_value();
         }
         *set = (struct reference_set){ .rows = rows,
                                        .channels = channels,
@@ -278,13 +283,17 @@ static void test_gradients(int64_t rows, int64_t channels, int64_t positions, in
             set->scale = trial.scale;
             set->shift = trial.shift;
         }
+        if (activation == NORMFUSE_PRELU)
+            set->slope = trial.slope;
         set_statistics(&trial);
     } while (near_kink(&trial));
     double dz[MOST_VALUES], dx[MOST_VALUES], dweight[MOST_VALUES], dbias[MOST_VALUES], dscale[MOST_VALUES],
-        dshift[MOST_VALUES];
-    struct reference_gradients gradients = { dz, dx, dweight, dbias, dscale, dshift };
+        dshift[MOST_VALUES], dslope[MOST_VALUES];
+    struct reference_gradients gradients = { dz, dx, dweight, dbias, dscale, dshift, dslope };
     reference_backward(set, &gradients);
     compare(&trial, trial.u, count, dx, "dx");
+    if (activation == NORMFUSE_PRELU)
+        compare(&trial, trial.slope, pairs, dslope, "dslope");
     if (with_options) {
         compare(&trial, trial.post_add, count, dz, "dpost_add");
         compare(&trial, trial.weight, pairs, dweight, "dweight");
@@ -299,7 +308,7 @@ int main(void)
     test_elements();
     test_activations();
     test_statistics();
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++) {
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++) {
         for (int with_statistics = 0; with_statistics < 2; with_statistics++) {
             test_gradients(1, 3, 5, activation, with_statistics, true);
             test_gradients(3, 1, 7, activation, with_statistics, true);

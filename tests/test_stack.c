@@ -49,6 +49,10 @@ static bool call(int operator, normfuse_type type, bool channels_last, const int
         forward.mean = backward.mean = &channels[0];
         forward.rstd = backward.rstd = &channels[1];
     }
+    if (activation == NORMFUSE_PRELU) {
+        forward.slope = backward.slope = &channels[6];
+        backward.dslope = &channels[7];
+    }
     const normfuse_exec exec = {.struct_bytes = sizeof exec, .parallel_for = run_here, .threads = 4};
     normfuse_status status;
     if (operator == 0) {
@@ -82,9 +86,12 @@ static void *all_calls(void *result)
             for (int channels_last = 0; channels_last < 2; channels_last++)
                 for (size_t shape = 0; shape < sizeof shapes / sizeof *shapes; shape++)
                     good = good && call(operator, (normfuse_type)type, channels_last != 0, shapes[shape], NORMFUSE_SILU + (int32_t)shape % 2);
-    for (int32_t activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++)
+    for (int32_t activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++)
         for (int type = NORMFUSE_F64; type <= NORMFUSE_BF16; type++)
             good = good && call(0, (normfuse_type)type, type % 2 != 0, shapes[0], activation);
+    for (int operator = 0; operator < 3; operator++) /* rows of few values, in the slowest ways through memory */
+        for (int type = NORMFUSE_F64; type <= NORMFUSE_BF16; type++)
+            good = good && call(operator, (normfuse_type)type, false, (int64_t[]){2, 8, 5, 13}, NORMFUSE_PRELU);
     *(bool *)result = good;
     return NULL;
 }

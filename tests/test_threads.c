@@ -378,9 +378,13 @@ static bool keeps_errno_of_calls(void)
     const int64_t sizes[] = {1, 1, 2 * 32768};
     normfuse_axes axes;
     const normfuse_tensor t = normfuse_tensor_contiguous(values, NORMFUSE_F64, 3, sizes, &axes);
-    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_RELU6; activation++) {
+    double large = 1e300;
+    normfuse_axes slope_axes;
+    const normfuse_tensor slope = normfuse_tensor_contiguous(&large, NORMFUSE_F64, 1, sizes, &slope_axes);
+    for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++) {
         const normfuse_affine_options options = {.struct_bytes = sizeof options, .activation = activation};
-        const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &t, .y = &t};
+        const normfuse_tensors tensors = {
+            .struct_bytes = sizeof tensors, .x = &t, .y = &t, .slope = activation == NORMFUSE_PRELU ? &slope : NULL};
         good = good && normfuse_affine_forward(&options, &tensors, &exec) == NORMFUSE_OK && errno == 77;
     }
     return good;

@@ -18,7 +18,7 @@ _normfuse()
     fi
     case $key in
         layout) words="nchw nhwc" ;;
-        act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish relu6" ;;
+        act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish relu6 prelu" ;;
         dtype | weight_dtype) words=$types ;;
         mode) words="train eval" ;;
         per) words="channel sample" ;;
@@ -47,9 +47,9 @@ _normfuse()
             ;;
         info) options="--json --help" words="" ;;
         run)
-            options="--output --weight --bias --pre-add --pre-bias --sum-out --post-add --scale --shift --mean --rstd
+            options="--output --weight --bias --pre-add --pre-bias --sum-out --post-add --scale --shift --slope --mean --rstd
                 --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
-                --dbias --dscale --dshift --dpost-add --dpre-bias --threads --block-bytes --sync --quiet --help"
+                --dbias --dscale --dshift --dpost-add --dpre-bias --dslope --threads --block-bytes --sync --quiet --help"
             words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype=
                 device="
             ;;
@@ -59,7 +59,7 @@ _normfuse()
     esac
     if [[ $command == check || $command == bench ]]; then
         words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device= +pre_add
-            +u +post_add +scale +mixed"
+            +u +post_add +scale +one_slope +mixed"
     fi
     case $previous in
         --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | --device | --seconds | -d | -n | -r | -s) return ;;

@@ -16,11 +16,12 @@ number of samples, C of channels. Arrays "like x" have its shape, dtype and devi
 be contiguous in either order of axes, or a slice of such memory along N or C. Other strides are refused, not copied.
 
 dtypes. x is float64, float32, float16 or bfloat16 (in NumPy: of the package ml_dtypes). Parameters (weight, bias, scale,
-shift, pre_bias, running statistics) are of any of these, whatever x is. Statistics are float64 for the mean, and for rstd =
-1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are applied to z as it is.
+shift, pre_bias, slope, running statistics) are of any of these, whatever x is. Statistics are float64 for the mean, and
+for rstd = 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are applied to z
+as it is.
 
 Activations. None or "identity", "relu", "leaky_relu" (act_param: slope, 0.01), "silu", "gelu", "gelu_tanh",
-"hardswish", "elu" (act_param: alpha, 1.0), "mish", "relu6".
+"hardswish", "elu" (act_param: alpha, 1.0), "mish", "relu6", "prelu" (slope: an array; on the CPU).
 
 Outputs. Given arrays are written to, in any layout; those that are not given are made in the library of x (of the
 parameter, for its gradient) and laid out in memory as x. `out` may be x, pre_add or post_add; `out_sum` x or pre_add;
@@ -70,6 +71,7 @@ class Gradients(NamedTuple):
     dshift: Optional[Array]
     dpost_add: Optional[Array]
     dpre_bias: Optional[Array]
+    dslope: Optional[Array]
 
 
 # What arguments of normfuse.h are called here.
@@ -119,7 +121,7 @@ def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_
 
 
 def _take_gradients(call: _Call, parameters: Dict[str, Tuple[Wanted, bool, Tuple[int, ...]]], dx: Wanted,
-                    dpost_add: Wanted, has_post_add: bool, dpre_bias: Wanted) -> None:
+                    dpost_add: Wanted, has_post_add: bool, dpre_bias: Wanted, dslope: Wanted) -> None:
     """parameters: the parameter's field -> (its gradient's argument, whether the parameter is given, its shape)."""
     for name, wanted, default in (("dx", dx, True), ("dpost_add", dpost_add, has_post_add)):
         if wanted is None:
@@ -128,6 +130,8 @@ def _take_gradients(call: _Call, parameters: Dict[str, Tuple[Wanted, bool, Tuple
             call.take(name, None if wanted is True else wanted)
     shape = call.shape_of("pre_bias")
     parameters["pre_bias"] = (dpre_bias, bool(shape) and dx is not False, shape or (call.channels,))
+    shape = call.shape_of("slope")
+    parameters["slope"] = (dslope, bool(shape), shape or (call.channels,))
     for name, (wanted, default, shape) in parameters.items():
         if wanted is None:
             wanted = default
@@ -140,10 +144,10 @@ def _take_gradients(call: _Call, parameters: Dict[str, Tuple[Wanted, bool, Tuple
 
 def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: Optional[Array] = None,
                eps: float = 1e-5, *, activation: Optional[str] = None, act_param: Optional[float] = None,
-               pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None, return_sum: bool = False,
-               post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
-               return_statistics: bool = False, layout: str = "nchw", out: Optional[Array] = None,
-               out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
+               slope: Optional[Array] = None, pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+               return_sum: bool = False, post_add: Optional[Array] = None, scale: Optional[Array] = None,
+               shift: Optional[Array] = None, return_statistics: bool = False, layout: str = "nchw",
+               out: Optional[Array] = None, out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
                out_rstd: Optional[Array] = None) -> Any:
     """Group normalization (Wu and He 2018, arXiv:1803.08494) of x, with statistics over the C/num_groups channels of
     each group and all positions of one sample.
@@ -156,6 +160,7 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x and
                     these
     post_add        like x; added before the activation
+    slope           [C] or [1]: that of activation="prelu" (He et al. 2015, arXiv:1502.01852), which needs it
     scale, shift    [N, C], for each sample: AdaGN (Dhariwal and Nichol 2021, arXiv:2105.05233); None: 0
     return_statistics   also return mean and rstd, [N, num_groups], which the backward needs
     out, out_sum, out_mean, out_rstd   where y, u, mean and rstd are written; the last three are then returned, too
@@ -165,7 +170,7 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale, shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
     # No array is made for a number of groups that the library refuses.
     is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
@@ -175,12 +180,13 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
 
 def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_groups: int, weight: Optional[Array] = None,
                         bias: Optional[Array] = None, *, activation: Optional[str] = None,
-                        act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                        pre_bias: Optional[Array] = None, post_add: Optional[Array] = None, y: Optional[Array] = None,
-                        scale: Optional[Array] = None, shift: Optional[Array] = None, du: Optional[Array] = None,
-                        layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
-                        dscale: Wanted = None, dshift: Wanted = None, dpost_add: Wanted = None,
-                        dpre_bias: Wanted = None) -> Gradients:
+                        act_param: Optional[float] = None, slope: Optional[Array] = None,
+                        pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                        post_add: Optional[Array] = None, y: Optional[Array] = None, scale: Optional[Array] = None,
+                        shift: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
+                        dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None, dscale: Wanted = None,
+                        dshift: Wanted = None, dpost_add: Wanted = None, dpre_bias: Wanted = None,
+                        dslope: Wanted = None) -> Gradients:
     """The gradients of `group_norm`, given dy, that of its y, and the arguments and statistics of the forward.
 
     dy              like x
@@ -189,19 +195,20 @@ def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_group
     y               like x: the forward's y in the place of post_add, which may have been overwritten then; for relu,
                     relu6 and leaky_relu with a slope above 0
     du              like x: the gradient of u where it was returned; it is added to dx
-    dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias   each an array that the gradient is written to, True for
-                    a new one, False for none; None: a new one where its argument is given, dx always. dx is also the
-                    gradient of pre_add, and dpre_bias its sum: [C] where pre_bias is not given
+    dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias, dslope   each an array that the gradient is written to,
+                    True for a new one, False for none; None: a new one where its argument is given, dx always. dx is
+                    also the gradient of pre_add, and dpre_bias its sum: [C] where pre_bias is not given
 
     Returns Gradients; dx and dpost_add are like x, the others have the shape and dtype of their parameter."""
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale,
+                         shift=shift)
     channel, pair = (call.channels,), (call.samples, call.channels)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
                            "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
-                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias, dslope)
     call.run("backward", GroupNormOptions(groups=groups, eps=1e-5, **_activation(activation, act_param)))
     return Gradients(*map(call.output, Gradients._fields))
 
@@ -275,7 +282,7 @@ def stats_merge(stats: Union[Array, Sequence[Array]], *, out: Optional[Array] = 
 
 def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[Array] = None,
                      bias: Optional[Array] = None, eps: float = 1e-5, *, activation: Optional[str] = None,
-                     act_param: Optional[float] = None, pre_add: Optional[Array] = None,
+                     act_param: Optional[float] = None, slope: Optional[Array] = None, pre_add: Optional[Array] = None,
                      pre_bias: Optional[Array] = None, post_add: Optional[Array] = None, scale: Optional[Array] = None,
                      shift: Optional[Array] = None, return_statistics: bool = False, layout: str = "nchw",
                      out: Optional[Array] = None, out_mean: Optional[Array] = None,
@@ -290,7 +297,8 @@ def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[A
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(stats=stats, pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(stats=stats, pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale,
+                         shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
     is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
     return _run_forward(call, options, (call.samples, groups if is_possible else 0), False, return_statistics, out, None,
@@ -303,11 +311,12 @@ def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[A
 def instance_norm(x: Array, running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                   weight: Optional[Array] = None, bias: Optional[Array] = None, use_input_stats: bool = True,
                   momentum: Optional[float] = 0.1, eps: float = 1e-5, *, activation: Optional[str] = None,
-                  act_param: Optional[float] = None, pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
-                  return_sum: bool = False, post_add: Optional[Array] = None, scale: Optional[Array] = None,
-                  shift: Optional[Array] = None, return_statistics: bool = False, batches_seen: int = 0,
-                  layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None,
-                  out_mean: Optional[Array] = None, out_rstd: Optional[Array] = None) -> Any:
+                  act_param: Optional[float] = None, slope: Optional[Array] = None, pre_add: Optional[Array] = None,
+                  pre_bias: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+                  scale: Optional[Array] = None, shift: Optional[Array] = None, return_statistics: bool = False,
+                  batches_seen: int = 0, layout: str = "nchw", out: Optional[Array] = None,
+                  out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
+                  out_rstd: Optional[Array] = None) -> Any:
     """Instance normalization (Ulyanov et al. 2016, arXiv:1607.08022) of x: group norm with statistics over all
     positions of one channel of one sample.
 
@@ -320,7 +329,7 @@ def instance_norm(x: Array, running_mean: Optional[Array] = None, running_var: O
     The other arguments, and what is returned, are as in `group_norm`."""
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale, shift=shift)
     if use_input_stats:
         call.update(running_mean=running_mean, running_var=running_var)
     else:
@@ -336,25 +345,27 @@ def instance_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Opt
                            weight: Optional[Array] = None, bias: Optional[Array] = None, *,
                            running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                            use_input_stats: bool = True, eps: float = 1e-5, activation: Optional[str] = None,
-                           act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                           pre_bias: Optional[Array] = None, post_add: Optional[Array] = None,
-                           y: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
-                           du: Optional[Array] = None, layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None,
-                           dbias: Wanted = None, dscale: Wanted = None, dshift: Wanted = None, dpost_add: Wanted = None,
-                           dpre_bias: Wanted = None) -> Gradients:
+                           act_param: Optional[float] = None, slope: Optional[Array] = None,
+                           pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                           post_add: Optional[Array] = None, y: Optional[Array] = None, scale: Optional[Array] = None,
+                           shift: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
+                           dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None, dscale: Wanted = None,
+                           dshift: Wanted = None, dpost_add: Wanted = None, dpre_bias: Wanted = None,
+                           dslope: Wanted = None) -> Gradients:
     """The gradients of `instance_norm`. With use_input_stats mean and rstd are [N, C], as the forward returned them;
     without, they are None, and running_mean, running_var and eps are the forward's.
 
     The other arguments, and what is returned, are as in `group_norm_backward`."""
     call = _Call("group_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, weight=weight, bias=bias, scale=scale, shift=shift)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale,
+                         shift=shift)
     if not use_input_stats:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel, pair = (call.channels,), (call.samples, call.channels)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
                            "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
-                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias, dslope)
     fields = _activation(activation, act_param)
     _with_running(fields, not use_input_stats, 0.0, 0)
     call.run("backward", GroupNormOptions(groups=call.channels, eps=eps, **fields))
@@ -366,11 +377,11 @@ def instance_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Opt
 
 def batch_norm(x: Array, running_mean: Optional[Array], running_var: Optional[Array], weight: Optional[Array] = None,
                bias: Optional[Array] = None, training: bool = False, momentum: Optional[float] = 0.1, eps: float = 1e-5,
-               *, activation: Optional[str] = None, act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-               pre_bias: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
-               return_statistics: bool = False, batches_seen: int = 0, layout: str = "nchw",
-               out: Optional[Array] = None, out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
-               out_rstd: Optional[Array] = None) -> Any:
+               *, activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Array] = None,
+               pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None, return_sum: bool = False,
+               post_add: Optional[Array] = None, return_statistics: bool = False, batches_seen: int = 0,
+               layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None,
+               out_mean: Optional[Array] = None, out_rstd: Optional[Array] = None) -> Any:
     """Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167) of x, with statistics over all samples and
     positions of one channel (training), or with given ones.
 
@@ -380,14 +391,14 @@ def batch_norm(x: Array, running_mean: Optional[Array], running_var: Optional[Ar
     weight, bias    [C]; None: 1 and 0
     momentum        None: the cumulative average, 1/(batches_seen + 1), where batches_seen is of the calls before
     eps             is added to the variance (training: the biased one); above 0 when training
-    pre_add, post_add, return_sum, out, out_sum, out_mean, out_rstd   as in `group_norm`
+    pre_add, post_add, slope, return_sum, out, out_sum, out_mean, out_rstd   as in `group_norm`
     return_statistics   also return mean and rstd, [C], which the backward needs; when training only
 
     Returns y, like x; or, if more was requested, the tuple (y[, u][, mean, rstd]).
     Raises ValueError when training on one value for each channel."""
     call = _Call("batch_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(pre_bias=pre_bias, weight=weight, bias=bias)
+    call.give_parameters(pre_bias=pre_bias, slope=slope, weight=weight, bias=bias)
     if training:
         call.update(running_mean=running_mean, running_var=running_var)
     else:
@@ -402,22 +413,23 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
                         weight: Optional[Array] = None, bias: Optional[Array] = None, *,
                         running_mean: Optional[Array] = None, running_var: Optional[Array] = None,
                         training: bool = True, eps: float = 1e-5, activation: Optional[str] = None,
-                        act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                        pre_bias: Optional[Array] = None, post_add: Optional[Array] = None, y: Optional[Array] = None,
-                        du: Optional[Array] = None, layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None,
-                        dbias: Wanted = None, dpost_add: Wanted = None, dpre_bias: Wanted = None) -> Gradients:
+                        act_param: Optional[float] = None, slope: Optional[Array] = None,
+                        pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                        post_add: Optional[Array] = None, y: Optional[Array] = None, du: Optional[Array] = None,
+                        layout: str = "nchw", dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None,
+                        dpost_add: Wanted = None, dpre_bias: Wanted = None, dslope: Wanted = None) -> Gradients:
     """The gradients of `batch_norm`. Of a training forward, which is the default, mean and rstd are [C], as it returned
     them; with training=False they are None, and running_mean, running_var and eps are the forward's.
 
     The other arguments, and what is returned, are as in `group_norm_backward`."""
     call = _Call("batch_norm", x, layout, _BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, weight=weight, bias=bias)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, slope=slope, weight=weight, bias=bias)
     if not training:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel = (call.channels,)
     _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel)},
-                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias, dslope)
     fields = _activation(activation, act_param)
     _with_running(fields, not training, 0.0, 0)
     call.run("backward", BatchNormOptions(eps=eps, **fields))
@@ -428,9 +440,10 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
 
 
 def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
-                   activation: Optional[str] = None, act_param: Optional[float] = None, pre_add: Optional[Array] = None,
-                   pre_bias: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
-                   layout: str = "nchw", out: Optional[Array] = None, out_sum: Optional[Array] = None) -> Any:
+                   activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Array] = None,
+                   pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None, return_sum: bool = False,
+                   post_add: Optional[Array] = None, layout: str = "nchw", out: Optional[Array] = None,
+                   out_sum: Optional[Array] = None) -> Any:
     """act(scale * u + bias [+ post_add]) with u = x [+ pre_bias] [+ pre_add]: no statistics.
 
     x               [N, C, ...] (layout="nhwc": [N, ..., C])
@@ -440,17 +453,18 @@ def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array
     Returns y, like x, or the tuple (y, u) if u was requested."""
     call = _Call("affine", x, layout, _AFFINE_FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
-    call.give_parameters(pre_bias=pre_bias, weight=scale, bias=bias)
+    call.give_parameters(pre_bias=pre_bias, slope=slope, weight=scale, bias=bias)
     options = AffineOptions(**_activation(activation, act_param))
     return _run_forward(call, options, (), return_sum, False, out, out_sum, None, None)
 
 
 def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,
                             activation: Optional[str] = None, act_param: Optional[float] = None,
-                            pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
-                            post_add: Optional[Array] = None, y: Optional[Array] = None, du: Optional[Array] = None,
-                            layout: str = "nchw", dx: Wanted = None, dscale: Wanted = None, dbias: Wanted = None,
-                            dpost_add: Wanted = None, dpre_bias: Wanted = None) -> Gradients:
+                            slope: Optional[Array] = None, pre_add: Optional[Array] = None,
+                            pre_bias: Optional[Array] = None, post_add: Optional[Array] = None,
+                            y: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
+                            dx: Wanted = None, dscale: Wanted = None, dbias: Wanted = None, dpost_add: Wanted = None,
+                            dpre_bias: Wanted = None, dslope: Wanted = None) -> Gradients:
     """The gradients of `channel_affine`, given dy, that of its y, and its arguments: dscale = sum of dz * u, dbias = sum
     of dz, where dz = dy * act'(z), over what shares the parameter.
 
@@ -458,10 +472,10 @@ def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, 
     where requested, are [C], and an array that is given for one decides between [C] and [N, C]."""
     call = _Call("affine", x, layout, _AFFINE_BACKWARD_NAMES)
     call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
-    call.give_parameters(pre_bias=pre_bias, weight=scale, bias=bias)
+    call.give_parameters(pre_bias=pre_bias, slope=slope, weight=scale, bias=bias)
     shape = call.shape_of("weight") or call.shape_of("bias") or (call.channels,)
     _take_gradients(call, {"weight": (dscale, scale is not None, shape), "bias": (dbias, bias is not None, shape)},
-                    dx, dpost_add, post_add is not None or y is not None, dpre_bias)
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias, dslope)
     call.run("backward", AffineOptions(**_activation(activation, act_param)))
     return Gradients(call.output("dx"), None, call.output("dbias"), call.output("dweight"), None,
-                     call.output("dpost_add"), call.output("dpre_bias"))
+                     call.output("dpost_add"), call.output("dpre_bias"), call.output("dslope"))

@@ -29,7 +29,7 @@ DTYPES = {(2, 64): F64, (2, 32): F32, (2, 16): F16, (4, 16): BF16}
 MAX_AXES = 5
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-               "elu": 7, "mish": 8, "relu6": 9}
+               "elu": 7, "mish": 8, "relu6": 9, "prelu": 10}
 
 HAS_ACT_PARAM, EVALUATE, CUMULATIVE, ACCUMULATE = 1, 2, 4, 8
 FOLD_TRANSPOSED = 1
@@ -69,7 +69,7 @@ class Tensor(ctypes.Structure):
 
 TENSOR_FIELDS = ("x", "pre_add", "post_add", "weight", "bias", "scale", "shift", "y", "u", "mean", "rstd",
                  "running_mean", "running_var", "dy", "du", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add",
-                 "stats", "sums", "pre_bias", "dpre_bias")
+                 "stats", "sums", "pre_bias", "dpre_bias", "slope", "dslope")
 
 
 class Sized(ctypes.Structure):

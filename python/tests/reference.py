@@ -45,6 +45,7 @@ class Problem:
     eps: float = 1e-5
     activation: str = "identity"
     act_param: Optional[float] = None
+    slope: Optional[numpy.ndarray] = None  # prelu's, [C] or [1]
     on_cuda: bool = False
     writes_u: bool = False  # which rounds x + pre_bias
 
@@ -53,6 +54,8 @@ class Problem:
         self.is_double = self.dtype == "float64"
         parameter = DEFAULT_PARAMETER.get(self.activation, 0.0) if self.act_param is None else self.act_param
         self.parameter = parameter if self.is_double else float(numpy.float32(parameter))
+        if self.slope is not None:
+            self.parameter = self.slope.reshape(1, -1, 1)
         self.is_half = self.dtype in ("float16", "bfloat16")
         self.has_statistics = self.kind != "affine" and not self.evaluate
         self.u = self.x
@@ -122,7 +125,7 @@ def _tanh_argument(z):
 def act(name, parameter, z):
     if name == "relu":
         return numpy.maximum(z, 0)
-    if name == "leaky_relu":
+    if name in ("leaky_relu", "prelu"):
         return numpy.where(z > 0, z, parameter * z)
     if name == "silu":
         return z * _sigmoid(z)
@@ -145,7 +148,7 @@ def slope(name, parameter, z):
     """The derivative; at kinks PyTorch's choice."""
     if name == "relu":
         return (z > 0) * 1.0
-    if name == "leaky_relu":
+    if name in ("leaky_relu", "prelu"):
         return numpy.where(z > 0, 1, parameter)
     if name == "silu":
         return _sigmoid(z) * (1 + z * _sigmoid(-z))
@@ -179,12 +182,12 @@ def _computed(name, z, y):
         return numpy.where(abs(z) < 3.01, z * z / 6 + 2 * size, 0)
     if name == "elu":
         return numpy.where(z > 0, 0, 11 * size)
-    return {"leaky_relu": 2, "silu": 6, "gelu": 20, "mish": 9}[name] * size
+    return {"leaky_relu": 2, "prelu": 2, "silu": 6, "gelu": 20, "mish": 9}[name] * size
 
 
 def _computed_slope(name, z, derivative):
     size = abs(derivative)
-    if name == "leaky_relu":
+    if name in ("leaky_relu", "prelu"):
         return size
     if name == "silu":
         return 11 * abs(z) * _sigmoid(z) * _sigmoid(-z) + 5 * _sigmoid(z) + size
@@ -246,7 +249,7 @@ def _computed_slope_on_cuda(name, z, derivative, half):
 
 
 def _steepest(name, parameter):
-    return max(1, abs(parameter)) if name in ("leaky_relu", "elu") else _STEEPEST.get(name, 1)
+    return numpy.maximum(1, abs(parameter)) if name in ("leaky_relu", "prelu", "elu") else _STEEPEST.get(name, 1)
 
 
 def _change(name, parameter):
@@ -257,7 +260,7 @@ def _jump(name, parameter, z, z_error):
     """Where z may be on the other side of a kink."""
     if name == "relu":
         return (abs(z) <= z_error) * 1.0
-    if name in ("leaky_relu", "elu"):
+    if name in ("leaky_relu", "prelu", "elu"):
         return (abs(z) <= z_error) * abs(1 - parameter)
     if name == "hardswish":
         return (abs(abs(z) - 3) <= z_error) * 0.5
@@ -504,7 +507,7 @@ def _running(problem, mean, variance, mean_error, variance_error):
 
 
 def backward(problem, dy, mean=None, rstd=None, du=None):
-    """dx, dweight, dbias, dscale, dshift, dpost_add, given the statistics ([N, groups] or [C]) that the library is."""
+    """dx, dweight, dbias, dscale, dshift, dpost_add, dslope, given the statistics ([N, groups] or [C]) that the library is."""
     unit, tiny = arithmetic_unit(problem), _tiny(problem)
     zeros = numpy.zeros((problem.samples, problem.channels))
     if problem.has_statistics:
@@ -563,6 +566,15 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
                "dshift": (s1, sum_error)}
     each = {"dweight": (s2 * factor, abs(factor) * wide_centred, abs(factor) * rstd * size_centred),
             "dbias": (s1 * factor, abs(factor) * wide_sum, abs(factor) * size)}
+    if problem.slope is not None:
+        terms = numpy.where(z > 0, 0, dy * z)
+        error_of_z = numpy.where(z > z_error, 0, abs(dy) * z_error) + tiny
+        pair_size = abs(terms).sum(axis=2)
+        pair_error = 1.01 * (grown * pair_size + error_of_z.sum(axis=2)) + (noise + problem.samples * DOUBLE) * pair_size
+        axes = 0 if len(problem.slope) == problem.channels else None
+        if axes is None:
+            pair_error = pair_error + problem.channels * DOUBLE * pair_size
+        outputs["dslope"] = (terms.sum(axis=2).sum(axis=axes).reshape(-1), pair_error.sum(axis=axes).reshape(-1))
     for name, (want, pair_error, pair_size) in each.items():
         per_sample = any(p is not None and p.ndim == 2 for p in (problem.weight, problem.bias))
         if per_sample:

@@ -23,7 +23,7 @@ from reference import Problem, compare, rounded
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
-ACTIVATIONS = [None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6"]
+ACTIVATIONS = [None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6", "prelu"]
 OPERATORS = ["group_norm", "instance_norm", "batch_norm", "batch_norm_eval", "instance_norm_eval", "affine",
              "affine_per_sample"]
 # How x lies in memory, and which axes it is handed over with.
@@ -77,7 +77,8 @@ class Case:
     """Random inputs of one operator, as float64 values that their dtypes hold, and its two calls."""
 
     def __init__(self, operator, dtype, layout="contiguous", activation=None, act_param=None, shape=(3, 6, 4, 5),
-                 groups=3, mean=0.25, parameter_dtype=None, extras=False, seed=0, momentum=0.1):
+                 groups=3, mean=0.25, parameter_dtype=None, extras=False, seed=0, momentum=0.1,
+                 one_slope=False):
         random = numpy.random.default_rng([seed, *map(ord, operator)])
         n, c = shape[:2]
         self.operator, self.dtype, self.layout, self.shape, self.momentum = operator, dtype, layout, shape, momentum
@@ -92,6 +93,8 @@ class Case:
             return rounded(values, self.parameter_dtype)
 
         self.values = {"x": big(mean), "dy": big(), "weight": parameter(1, per_sample), "bias": parameter(0, per_sample)}
+        if activation == "prelu":
+            self.values["slope"] = parameter(0.25)[:1 if one_slope else c]
         if extras:
             self.values.update(pre_add=big(), post_add=big(), du=big(),
                                pre_bias=parameter(0, operator.startswith(("instance", "affine_per"))))
@@ -121,7 +124,7 @@ class Case:
         return {name: self.array(name) for name in names if name in self.values}
 
     def forward(self, **words):
-        words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "bias"), **words}
+        words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "bias", "slope"), **words}
         x = words.pop("x", None)
         x = self.array("x") if x is None else x
         if self.operator.startswith("affine"):
@@ -145,7 +148,7 @@ class Case:
         return outputs["mean"][0], outputs["rstd"][0].astype(dtype)
 
     def backward(self, **words):
-        words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "du", "bias"), **words}
+        words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "du", "bias", "slope"), **words}
         x, dy = words.pop("x", None), words.pop("dy", None)
         x, dy = self.array("x") if x is None else x, self.array("dy") if dy is None else dy
         if self.operator.startswith("affine"):
@@ -201,7 +204,9 @@ def test_layouts(operator, dtype, activation):
         y = case.forward()
         assert y.shape == case.array("x").shape and y.dtype == numpy_dtype(dtype)
         case.check_forward(y)
-        assert case.check_backward(case.backward()) == 3  # dx and the gradients of both parameters
+        gradients = case.backward()
+        # dx and the gradients of the parameters
+        assert case.check_backward(gradients) == 3 + (activation == "prelu") and (gradients.dslope is None) == (activation != "prelu")
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -261,6 +266,28 @@ def test_act_param(activation, act_param):
     case = Case("group_norm", "float32", activation=activation, act_param=act_param)
     case.check_forward(case.forward())
     case.check_backward(case.backward())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("parameter_dtype", ["float64", "float32", "bfloat16"])
+def test_prelu(operator, parameter_dtype):
+    """Of any dtype, one for each channel or one; the gradient has the slope's dtype and shape, is made or written to an
+    array, also alone, and is not made without being requested."""
+    for one_slope, extras in itertools.product((False, True), (False, True)):
+        case = Case(operator, "float32", activation="prelu", parameter_dtype=parameter_dtype, one_slope=one_slope, extras=extras)
+        case.check_forward(case.forward())
+        gradients = case.backward()
+        case.check_backward(gradients)
+        slope = case.array("slope")
+        assert gradients.dslope.dtype == slope.dtype and gradients.dslope.shape == slope.shape == ((1,) if one_slope else (6,))
+        given = numpy.full((len(slope), 2), 7, slope.dtype)
+        scale = "dscale" if operator.startswith("affine") else "dweight"
+        alone = case.backward(dx=False, dbias=False, dpost_add=False, dslope=given[:, 1], **{scale: False},
+                              **({"dscale": False, "dshift": False} if "scale" in case.values else {}))
+        assert [name for name, value in alone._asdict().items() if value is not None] == ["dslope"]
+        assert alone.dslope.base is given and (given[:, 0] == 7).all()
+        assert numpy.array_equal(given[:, 1], gradients.dslope)
+        assert case.backward(dslope=False).dslope is None
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -443,6 +470,18 @@ def read_only(like=X):
     (lambda: normfuse.group_norm(X[:, :, ::2], 2), TypeError, "strides of x"),
     (lambda: normfuse.group_norm(X, 2, activation="tanh"), ValueError, "activation is 'tanh'"),
     (lambda: normfuse.group_norm(X, 2, layout="NCHW"), ValueError, "layout is 'NCHW'"),
+    (lambda: normfuse.group_norm(X, 2, activation="prelu"), ValueError, "slope is None, but required"),
+    (lambda: normfuse.group_norm(X, 2, slope=V), ValueError, "slope is for prelu alone and must be None"),
+    (lambda: normfuse.channel_affine(X, activation="relu", slope=V), ValueError, "slope is for prelu alone"),
+    (lambda: normfuse.batch_norm_backward(X, X, V, V, dslope=True), ValueError, "dslope is for prelu alone"),
+    (lambda: normfuse.group_norm(X, 2, activation="prelu", slope=numpy.ones(3)), ValueError,
+     "slope has 3 elements along C, x has 4"),
+    (lambda: normfuse.group_norm(X, 2, activation="prelu", slope=numpy.ones((2, 4))), ValueError, "slope has 2 axes"),
+    (lambda: normfuse.channel_affine_backward(X, X, activation="prelu", slope=V, dslope=numpy.ones(1)), ValueError,
+     "dslope has 1 elements along C, slope has 4"),
+    (lambda: normfuse.channel_affine_backward(X, X, activation="prelu", slope=V, dslope=V), ValueError,
+     "dslope, an output, overlaps slope"),
+    (lambda: normfuse.channel_affine_backward(X, X, activation="prelu", slope=V, y=X), ValueError, "y is for relu"),
     (lambda: normfuse.group_norm(X, 2, weight=numpy.ones(3)), ValueError, "weight has 3 elements along C, x has 4"),
     (lambda: normfuse.group_norm(X, 2, weight=numpy.ones((2, 4))), ValueError, "weight has 2 axes"),
     (lambda: normfuse.group_norm(X, 2, V.astype("i4")), TypeError, "weight has dtype int32"),

@@ -66,6 +66,17 @@ def test_steps_write_rows_and_a_table(tmp_path):
     assert "apex is left out: apex is not installed" in left_out or [row for row in rows if row["impl"] == "apex"]
 
 
+def test_synchronized_batch_norm():
+    """Rows of two processes over gloo."""
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, ROOT / "bench/sync_batch_norm.py", "--rounds", "1", "3x4x5x5"],
+                          capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["direction"], row["how"]) for row in rows] == [("forward", "eager"), ("step", "eager")]
+    assert all(row["processes"] == 2 and row["local_us"] > 0 and row["sync_us"] > 0 and "failed" not in row for row in rows)
+
+
 def test_what_is_not_installed_is_named(tmp_path, bare):
     done = subprocess.run(words(tmp_path, "--samples", "3", PROBLEMS[0], python=bare), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

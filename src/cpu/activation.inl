@@ -160,7 +160,8 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
     V other;
     switch (activation) {
     case NORMFUSE_RELU: return OP(select_lt)(z, zero, zero, z);
-    case NORMFUSE_LEAKY_RELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
+    case NORMFUSE_LEAKY_RELU:
+    case NORMFUSE_PRELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
     case NORMFUSE_RELU6: return OP(select_lt)(z, zero, zero, OP(select_lt)(C(6.0), z, C(6.0), z));
     case NORMFUSE_SILU: return OP(div)(z, OP(sigmoid_divisor)(z, &other));
     case NORMFUSE_GELU: return OP(mul)(z, OP(phi)(z, &other));
@@ -180,7 +181,7 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
     }
 }
 
-/* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = slope,
+/* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = prelu'(0) = slope,
  * elu'(0) = alpha. */
 FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
 {
@@ -188,7 +189,8 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
     V other;
     switch (activation) {
     case NORMFUSE_RELU: return OP(select_le)(z, zero, zero, dy);
-    case NORMFUSE_LEAKY_RELU: return OP(select_le)(z, zero, OP(mul)(dy, param), dy);
+    case NORMFUSE_LEAKY_RELU:
+    case NORMFUSE_PRELU: return OP(select_le)(z, zero, OP(mul)(dy, param), dy);
     case NORMFUSE_RELU6: return OP(select_le)(z, zero, zero, OP(select_le)(C(6.0), z, zero, dy));
     case NORMFUSE_SILU: {
         /* s*(1 + z*(1 - s)), 1 - s = e*s, but 1 where e may be infinite */
@@ -224,6 +226,12 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
     }
     default: return dy;
     }
+}
+
+/* dy*z where z is not above 0, else 0: what a value adds to the gradient of prelu's slope. */
+FORMULA V OP(slope_gradient)(V dy, V z)
+{
+    return OP(select_lt)(C(0.0), z, C(0.0), OP(mul)(dy, z));
 }
 
 #undef FORMULA

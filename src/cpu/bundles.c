@@ -171,6 +171,17 @@ static struct extent extent_of(const struct plan *plan, int64_t bundle)
     return e;
 }
 
+/* prelu's slopes of a bundle's channels. */
+static void store_slopes(const struct plan *plan, struct coefficients *co, const struct extent *e)
+{
+    if (!plan->p->slope.data)
+        return;
+    for (int64_t i = 0; i < e->count; i++)
+        store_real(plan, co->slope, i, load_parameter(&plan->p->slope, 0, e->first + i, 0));
+    if (plan->p->columns || plan->spread > 1)
+        repeat_entries(plan, co->slope, e->count);
+}
+
 void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state, double *sums, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
@@ -185,6 +196,7 @@ void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state
     for (int j = 0; j < (plan->backward ? 4 : 3); j++)
         if (p->columns || plan->spread > 1)
             repeat_entries(plan, arrays[j], e.count);
+    store_slopes(plan, &state->c, &e);
     if (plan->backward && plan->apply && !plan->reduce && !plan->none) {
         const double *given = p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first);
         for (int64_t i = 0; i < e.count; i++) {
@@ -331,6 +343,21 @@ static void finish_forward(const struct plan *plan, struct team *team, struct bu
     for (int j = 0; plan->apply && j < 3; j++)
         if (p->columns || plan->spread > 1)
             repeat_entries(plan, arrays[j], e.count);
+    if (plan->apply)
+        store_slopes(plan, &state->c, &e);
+}
+
+/* The partial sums of a bundle's slopes, in order, onto those of its channels. */
+static void join_slopes(const struct plan *plan, const struct bundle_state *state, const struct extent *e)
+{
+    const bool by_piece = plan->p->columns || plan->batch;
+    const int64_t entries = by_piece ? plan->entries : plan->bundle_channels;
+    double *restrict to = slope_sums_of(plan, e->n) + e->first;
+    for (int64_t index = 0; index < (by_piece ? plan->pieces : plan->parts); index++) {
+        const double *restrict from = state->partials + (index * plan->partial_sums + 2) * entries;
+        for (int64_t i = 0; i < e->count; i++)
+            to[i] += from[i];
+    }
 }
 
 static void finish_backward(const struct plan *plan, struct team *team, struct bundle_state *state, int64_t bundle)
@@ -355,14 +382,14 @@ static void finish_backward(const struct plan *plan, struct team *team, struct b
             const struct statistics st = given_statistics(plan, 0, e.first + i);
             const double rest = rest_of(plan, st.mean, 0, e.first + i);
             for (int64_t index = 0; index < plan->pieces; index++) {
-                const double *partial = state->partials + index * 2 * plan->entries;
+                const double *partial = state->partials + index * plan->partial_sums * plan->entries;
                 all[i] += partial[i];
                 centred[i] += st.rstd * (partial[plan->entries + i] + rest * partial[i]);
             }
         }
     } else if (p->columns || plan->batch) {
         for (int64_t index = 0; index < plan->pieces; index++) {
-            const double *restrict first = state->partials + index * 2 * plan->entries, *restrict second = first + plan->entries;
+            const double *restrict first = state->partials + index * plan->partial_sums * plan->entries, *restrict second = first + plan->entries;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -370,7 +397,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct b
         }
     } else {
         for (int64_t part = 0; part < plan->parts; part++) {
-            const double *restrict first = state->partials + 2 * part * plan->bundle_channels, *restrict second = first + plan->bundle_channels;
+            const double *restrict first = state->partials + plan->partial_sums * part * plan->bundle_channels, *restrict second = first + plan->bundle_channels;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -378,6 +405,8 @@ static void finish_backward(const struct plan *plan, struct team *team, struct b
         }
     }
 
+    if (plan->sums_slopes)
+        join_slopes(plan, state, &e);
     const bool weights = plan->sums_samples;
     double *block_sums = weights ? plan->sample_sums + 2 * (e.n / plan->block_samples * p->c) : NULL;
     const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
@@ -461,6 +490,29 @@ void normfuse_finish_samples(const struct plan *plan)
     }
 }
 
+void normfuse_begin_slopes(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool continues = p->accumulate_slope && plan->batch && p->dslope.channel != 0; /* with the bits of one call */
+    for (int64_t i = 0; i < (plan->batch ? 1 : plan->blocks) * p->c; i++)
+        plan->slope_sums[i] = continues ? load_parameter(&p->dslope, 0, i, 0) : 0;
+}
+
+void normfuse_finish_slopes(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct normfuse_parameter *q = &p->dslope;
+    const bool is_one = q->channel == 0, adds = p->accumulate_slope && !(plan->batch && !is_one);
+    const int64_t blocks = plan->batch ? 1 : plan->blocks, channels = is_one ? p->c : 1;
+    for (int64_t c = 0; c < (is_one ? 1 : p->c); c++) {
+        double sum = adds ? load_parameter(q, 0, c, 0) : 0;
+        for (int64_t b = 0; b < blocks; b++)
+            for (int64_t i = c; i < c + channels; i++)
+                sum += plan->slope_sums[b * p->c + i];
+        store_parameter(q, 0, c, sum);
+    }
+}
+
 void normfuse_store_given_statistics(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
@@ -540,10 +592,15 @@ void normfuse_store_empty(const struct plan *plan)
         } else if (!plan->none) {
             store_empty_statistics(plan);
         }
-    } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
+        return;
+    }
+    if (p->dslope.data && (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) && !p->accumulate_slope)
+        for (int64_t c = 0; c < (p->dslope.channel == 0 ? 1 : p->c); c++)
+            store_parameter(&p->dslope, 0, c, 0);
+    if (!(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS)) {
         normfuse_store_given_gradients(plan);
     } else if (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY)) {
-        if (!p->accumulate)
+        if (!p->accumulate && p->sums)
             memset(p->sums, 0, samples * (size_t)p->c * 2 * sizeof *p->sums);
     } else {
         if (!p->accumulate) {

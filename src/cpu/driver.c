@@ -199,6 +199,8 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     normfuse_read_parameters(&plan);
     if (plan.sums_samples)
         memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
+    if (plan.sums_slopes)
+        normfuse_begin_slopes(&plan);
     if (!plan.reduce && !plan.backward && !plan.none)
         normfuse_store_given_statistics(&plan);
     if (plan.backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
@@ -223,6 +225,8 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
             normfuse_threads_run(plan.threads, run_thread, &plan);
     }
     normfuse_finish_samples(&plan);
+    if (plan.sums_slopes)
+        normfuse_finish_slopes(&plan);
     free(allocated);
     return NORMFUSE_OK;
 }

@@ -29,6 +29,11 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
     FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU) FORM(NORMFUSE_LEAKY_RELU) FORM(NORMFUSE_HARDSWISH) \
     FORM(NORMFUSE_SILU)
 #endif
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define FORMS_PRELU(FORM)
+#else
+#define FORMS_PRELU(FORM) FORM(NORMFUSE_PRELU)
+#endif
 #if defined(NORMFUSE_ALL_INLINE_FORMS)
 #define FORMS_F32(FORM) FORM(NORMFUSE_IDENTITY) FOR_EACH_ACTIVATION(FORM)
 #elif defined(NORMFUSE_NO_INLINE_FORMS)
@@ -49,17 +54,20 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
+#define PRELU_FORMS FORMS_PRELU
 #define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 #define T uint16_t
 #define DT f16
 #define INLINE_FORMS FORMS_16
+#define PRELU_FORMS(FORM)
 #define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 #endif
 #define T uint16_t
 #define DT bf16
 #define INLINE_FORMS FORMS_16
+#define PRELU_FORMS FORMS_PRELU
 #define FORWARD_SILU_STAGED VF_ROUNDS_BF16
 #include "cpu/passes.inl"
 #undef OP
@@ -82,6 +90,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #define T double
 #define DT f64
 #define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU)
+#define PRELU_FORMS(FORM)
 #define FORWARD_SILU_STAGED 0
 #include "cpu/passes.inl"
 
@@ -106,7 +115,8 @@ const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
     {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
 #define SMALL(name, rt) CAT3(small_##name, rt, ISA)
 #define SMALL_SETS(rt)                                                                                                   \
-    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt), SMALL(activate_gradient, rt)}
+    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt), SMALL(activate_gradient, rt),          \
+     SMALL(prelu, rt)}
 const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32), SMALL_SETS(f64)};
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),

@@ -37,6 +37,8 @@ struct normfuse_pass {
     ptrdiff_t set_stride;
     int32_t activation;
     double act_param;
+    const void *slope; /* NORMFUSE_PRELU: act_param of each row or column, indexed as k */
+    void *slope_sum;   /* dot2 of NORMFUSE_PRELU, where not NULL: sum of dy*z where z is not above 0, like sum */
     bool stream;      /* affine passes: write y past the cache, */
     ptrdiff_t ahead_x, ahead_dy; /* and prefetch what is so many bytes from each x and dy that is read; 0: nothing */
 };
@@ -96,6 +98,9 @@ struct normfuse_small_set_functions {
     /* n values, a multiple of 16 */
     void (*activate)(int32_t activation, double parameter, void *z, size_t n);
     void (*activate_gradient)(int32_t activation, double parameter, void *gradient, const void *z, size_t n);
+    /* NORMFUSE_PRELU of `rows` rows of n adjacent values, whose slopes are those of a row; gradient not NULL: of it, and
+     * sum_slope, where not NULL, += gradient*z where z is not above 0, over the rows */
+    void (*prelu)(const void *slope, void *z, void *gradient, void *sum_slope, size_t rows, size_t n);
 };
 
 /* Sums per column, from the compute type to double: columns.inl. */

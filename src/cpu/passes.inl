@@ -14,6 +14,7 @@
  * whatever else goes through a stage in the L1 cache: z, the activation, results. Additions are uniform branches. Figures:
  * docs/decisions/0012.
  *   INLINE_FORMS(FORM)  FORM(activation) for each that has loops of its own
+ *   PRELU_FORMS(FORM)   FORM(NORMFUSE_PRELU) or nothing
  *   FORWARD_SILU_STAGED  1: but the forward of SiLU has none */
 #define LOAD(p) CAT(OP(load_), DT)(p)
 #define LOAD_PART(p, n, fill) CAT(OP(load_part_), DT)(p, n, fill)
@@ -220,16 +221,18 @@ BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bo
 
 /* Of a row under rows; under columns each step has its own. */
 struct FN(coefficients) {
-    V k, a, b, p, q, rest;
+    V k, a, b, p, q, rest, param; /* param: of the activation */
 };
 
 BODY struct FN(coefficients) FN(coefficients_of_row)(const struct normfuse_pass *s, size_t r, const int pass, const bool columns)
 {
     const V zero = OP(set1)(0);
-    struct FN(coefficients) of = {zero, zero, zero, zero, zero, zero};
+    struct FN(coefficients) of = {zero, zero, zero, zero, zero, zero, OP(set1)((R)s->act_param)};
     if (columns)
         return of;
     const size_t at = r * s->coefficient_step;
+    if (s->slope)
+        of.param = OP(set1)(((const R *)s->slope)[at]);
     of.k = OP(set1)(((const R *)s->k)[at]);
     if (s->a) {
         of.a = OP(set1)(((const R *)s->a)[at]);
@@ -262,6 +265,12 @@ BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, s
     return s->post_add ? OP(add)(z, added) : z;
 }
 
+/* The activation's parameter at column i of a row. */
+BODY V FN(param)(const struct normfuse_pass *s, size_t i, size_t n, struct FN(coefficients) of, const bool columns, const int form)
+{
+    return columns && form == NORMFUSE_PRELU ? FN(coefficient)(s->slope, i, n) : of.param;
+}
+
 /* `stream` need not be a constant: a copy of each loop for it would double their code. */
 BODY void FN(write)(T *to, V v, size_t n, bool stream)
 {
@@ -280,7 +289,7 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
     } else {
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         const V z = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
-        y = OP(activation)(form, OP(set1)((R)s->act_param), z);
+        y = OP(activation)(form, FN(param)(s, i, n, of, columns, form), z);
     }
     FN(write)(ROW(T *, y, r) + i, y, n, stream);
 }
@@ -295,7 +304,7 @@ BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n,
     const V g = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
     if (form == NORMFUSE_IDENTITY)
         return g;
-    return OP(activation_gradient)(form, OP(set1)((R)s->act_param), g, FN(z)(s, r, i, n, *d, of, columns));
+    return OP(activation_gradient)(form, FN(param)(s, i, n, of, columns, form), g, FN(z)(s, r, i, n, *d, of, columns));
 }
 
 BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
@@ -330,29 +339,62 @@ BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
         FN(affine2_step)(s, r, i, n, of, staged, columns, form, stream);
 }
 
-/* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. */
+/* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
+ * column's, y and dy'; and what a value adds to the slope's gradient in z's place. */
 BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
+    const bool has_slope = s->slope != NULL;
+    V slope = of.param;
     for (size_t i = first, n; i < end; i += n, z += W, g += W) {
         n = end - i < W ? end - i : W;
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
-        STORE_R(z, FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns));
-        if (pass != AFFINE) {
-            AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
-            STORE_R(g, FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0)));
+        V v = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
+        if (has_slope && columns)
+            slope = FN(coefficient)(s->slope, i, n);
+        if (pass == AFFINE) {
+            STORE_R(z, has_slope ? OP(activation)(NORMFUSE_PRELU, slope, v) : v);
+            continue;
         }
+        AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+        const V dy = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
+        STORE_R(g, has_slope ? OP(activation_gradient)(NORMFUSE_PRELU, slope, dy, v) : dy);
+        STORE_R(z, has_slope ? OP(slope_gradient)(dy, v) : v);
     }
 }
 
-/* Results of the first n staged values, a multiple of W, in place of z or of dy. */
-BODY const R *FN(finish)(const struct normfuse_pass *s, R *z, R *g, size_t n, const int pass)
+/* A block's z, and dy, through the activation: its results in place of z or of dy. */
+BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
+{
+    for (size_t j = 0; j < at->count; j++)
+        FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
+    const size_t values = at->count * at->pitch, whole = (values + W - 1) / W * W;
+    STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
+    STORE_R(g + values, OP(set1)(0));
+    if (pass == AFFINE)
+        OP(activate)(s->activation, (R)s->act_param, z, whole);
+    else
+        OP(activate_gradient)(s->activation, (R)s->act_param, g, z, whole);
+    return pass == AFFINE ? z : g;
+}
+
+/* Called: inlined into each loop they were 125 KB of the library. */
+#define STAGE_OF(name, pass, columns)                                                                                        \
+    static __attribute__((noinline)) const R *FN(name)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g) \
+    {                                                                                                                        \
+        return FN(stage_of)(s, at, z, g, pass, columns);                                                                     \
+    }
+STAGE_OF(stage_rows, AFFINE, false)
+STAGE_OF(stage_columns, AFFINE, true)
+STAGE_OF(stage_backward_rows, DOT2, false)
+STAGE_OF(stage_backward_columns, DOT2, true)
+#undef STAGE_OF
+
+BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, int pass, bool columns)
 {
     if (pass == AFFINE)
-        OP(activate)(s->activation, (R)s->act_param, z, n);
-    else
-        OP(activate_gradient)(s->activation, (R)s->act_param, g, z, n);
-    return pass == AFFINE ? z : g;
+        return columns ? FN(stage_columns)(s, at, z, g) : FN(stage_rows)(s, at, z, g);
+    return columns ? FN(stage_backward_columns)(s, at, z, g) : FN(stage_backward_rows)(s, at, z, g);
 }
 
 /* At most a cache line of a row with an activation, by ordinary stores; `staged`: its results, or NULL. One copy for all
@@ -363,8 +405,8 @@ static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, si
     R z[LINE + W], g[LINE + W];
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     if (!staged) {
-        FN(fill)(s, r, i, end, z, g, pass, columns);
-        staged = FN(finish)(s, z, g, (end - i + W - 1) / W * W, pass);
+        const struct FN(block) at = {.row = r, .count = 1, .first = i, .width = end - i, .pitch = (end - i + W - 1) / W * W};
+        staged = FN(stage)(s, &at, z, g, pass, columns);
     }
     for (size_t n; i < end; i += n, staged += n) {
         n = end - i < W ? end - i : W;
@@ -429,17 +471,6 @@ BODY void FN(rows)(const struct normfuse_pass *s, const int pass, const bool col
     }
 }
 
-/* A block's z, and dy, through the activation. */
-BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
-{
-    for (size_t j = 0; j < at->count; j++)
-        FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
-    const size_t values = at->count * at->pitch;
-    STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
-    STORE_R(g + values, OP(set1)(0));
-    return FN(finish)(s, z, g, (values + W - 1) / W * W, pass);
-}
-
 BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const bool columns)
 {
     R z[STAGE + W], g[STAGE + W]; /* W: a step of a row's last values reads a whole vector */
@@ -466,14 +497,20 @@ BODY void FN(elementwise)(const struct normfuse_pass *arguments, const int pass,
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     const bool is_staged = FN(is_mostly_edges)(s) || (pass == AFFINE2 && s->kept);
-    switch (is_staged ? STAGED : s->activation) {
+    /* Rows have a parameter each, of either. Under columns prelu has loops of its own; its sums go through a stage: loops for
+     * them, too, would be 60 KB of code. */
+    const int32_t chosen = !columns && s->activation == NORMFUSE_PRELU ? NORMFUSE_LEAKY_RELU : s->activation;
+    switch (is_staged ? STAGED : chosen) {
 #define FORM(activation)                                                         \
     case activation:                                                             \
         if (pass == AFFINE && activation == NORMFUSE_SILU && FORWARD_SILU_STAGED) \
             break;                                                               \
+        if (!columns && activation == NORMFUSE_PRELU)                            \
+            break;                                                               \
         FN(rows)(s, pass, columns, activation, s->stream);                       \
         return;
         INLINE_FORMS(FORM)
+        PRELU_FORMS(FORM)
 #undef FORM
     default: break;
     }
@@ -493,7 +530,7 @@ enum { FN(REPEATED) = 2048 / sizeof(R), FN(REPEATED_ROOM) = REPEATED_ROW + FN(RE
 
 struct FN(repeated) {
     R k[FN(REPEATED_ROOM)], a[FN(REPEATED_ROOM)], b[FN(REPEATED_ROOM)], p[FN(REPEATED_ROOM)], q[FN(REPEATED_ROOM)],
-        r[FN(REPEATED_ROOM)];
+        r[FN(REPEATED_ROOM)], slope[FN(REPEATED_ROOM)];
 };
 
 BODY bool FN(is_repeated)(const struct normfuse_pass *s)
@@ -547,6 +584,7 @@ static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struc
     one.p = FN(repeat)(s, s->p, repeated->p, first, count);
     one.q = FN(repeat)(s, s->q, repeated->q, first, count);
     one.r = FN(repeat)(s, s->r, repeated->r, first, count);
+    one.slope = FN(repeat)(s, s->slope, repeated->slope, first, count);
     return one;
 }
 
@@ -672,11 +710,41 @@ BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t f
         FN(dot2_columns_step)(s, r, c, end - c, form == STAGED ? staged + (c - first) : NULL, form);
 }
 
+BODY void FN(slope_row_ends)(const struct normfuse_pass *s, size_t r, struct FN(sums) *slopes)
+{
+    if (s->slope_sum && (s->sum_per_row || r + 1 == s->rows)) {
+        ((R *)s->slope_sum)[s->sum_per_row ? r : 0] = OP(hsum)(OP(add)(slopes->sum[0], slopes->sum[1]));
+        slopes->sum[0] = slopes->sum[1] = OP(set1)(0);
+    }
+}
+
+/* What a block's stage has in z's place, onto the sums for the slope's gradient, in the order of dot2's own. */
+static __attribute__((noinline)) void FN(sum_slopes)(const struct normfuse_pass *s, const struct FN(block) *at, const R *staged,
+                                                     bool columns, struct FN(sums) *lanes)
+{
+    for (size_t j = 0; j < at->count; j++, staged += at->pitch) {
+        const size_t r = at->row + j;
+        R *sums = (R *)s->slope_sum + at->first;
+        for (size_t i = 0, n; i < at->width; i += n) {
+            n = at->width - i < W ? at->width - i : W;
+            const V v = FN(coefficient)(staged, i, n);
+            if (columns)
+                FN(store_sum)(sums + i, OP(add)(FN(coefficient)(sums, i, n), v), n);
+            else if (i / W % 2 == 0)
+                lanes->sum[0] = OP(add)(lanes->sum[0], v);
+            else
+                lanes->sum[1] = OP(add)(lanes->sum[1], v);
+        }
+        if (!columns && at->first + at->width == s->n)
+            FN(slope_row_ends)(s, r, lanes);
+    }
+}
+
 BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     const V zero = OP(set1)(0);
-    struct FN(sums) sums = {{zero, zero}, {zero, zero}};
+    struct FN(sums) sums = {{zero, zero}, {zero, zero}}, slope_sums = sums;
     switch (FN(is_mostly_edges)(s) ? STAGED : s->activation) {
 #define FORM(activation)                                              \
     case activation:                                                  \
@@ -696,7 +764,10 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
     R z[STAGE + W], g[STAGE + W];
     struct FN(block) at = {0};
     while (FN(next_block)(s, &at, false)) {
-        const R *staged = FN(stage)(s, &at, z, g, DOT2, columns);
+        /* Not *s: what calls may have seen is read again after each store (affine leaky_relu backward 1.25 times slower). */
+        const R *staged = FN(stage)(arguments, &at, z, g, DOT2, columns);
+        if (s->slope_sum)
+            FN(sum_slopes)(arguments, &at, z, columns, &slope_sums);
         for (size_t j = 0; j < at.count; j++) {
             const size_t r = at.row + j, end = at.first + at.width;
             if (columns) {
@@ -712,12 +783,18 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
 
 static void FN(dot2_columns)(const struct normfuse_pass *s) { FN(dot2)(s, true); }
 
+/* A row's sum from those of its columns. */
+BODY R FN(sum_of_short_row)(const R *sums, size_t n)
+{
+    const V zero = OP(set1)(0), second = n > W ? LOAD_PART_R(sums + W, n - W) : zero;
+    return OP(hsum)(OP(add)(FN(coefficient)(sums, 0, n < W ? n : W), second));
+}
+
 /* Rows that fit the lanes: a value's column has nothing but the value, and a row's sum is that of its lanes. */
 static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_pass *s)
 {
     struct FN(repeated) repeated;
-    R sum[FN(REPEATED) + W], square[FN(REPEATED) + W];
-    const V zero = OP(set1)(0);
+    R sum[FN(REPEATED) + W], square[FN(REPEATED) + W], slope_sum[FN(REPEATED) + W];
     const size_t maximum = FN(REPEATED) / s->n;
     for (size_t r = 0, rows; r < s->rows; r += rows) {
         rows = maximum < s->rows - r ? maximum : s->rows - r;
@@ -726,13 +803,16 @@ static __attribute__((noinline)) void FN(dot2_short_rows)(const struct normfuse_
         one.square = s->n == 1 ? (R *)s->square + r : square;
         memset(one.sum, 0, one.n * sizeof(R));
         memset(one.square, 0, one.n * sizeof(R));
+        if (s->slope_sum) {
+            one.slope_sum = s->n == 1 ? (R *)s->slope_sum + r : slope_sum;
+            memset(one.slope_sum, 0, one.n * sizeof(R));
+        }
         FN(dot2_columns)(&one);
         for (size_t i = 0; s->n > 1 && i < rows; i++) {
-            const R *sums = sum + i * s->n, *squares = square + i * s->n;
-            const size_t low = s->n < W ? s->n : W;
-            const V sum1 = s->n > W ? LOAD_PART_R(sums + W, s->n - W) : zero, square1 = s->n > W ? LOAD_PART_R(squares + W, s->n - W) : zero;
-            ((R *)s->sum)[r + i] = OP(hsum)(OP(add)(FN(coefficient)(sums, 0, low), sum1));
-            ((R *)s->square)[r + i] = OP(hsum)(OP(add)(FN(coefficient)(squares, 0, low), square1));
+            ((R *)s->sum)[r + i] = FN(sum_of_short_row)(sum + i * s->n, s->n);
+            ((R *)s->square)[r + i] = FN(sum_of_short_row)(square + i * s->n, s->n);
+            if (s->slope_sum)
+                ((R *)s->slope_sum)[r + i] = FN(sum_of_short_row)(slope_sum + i * s->n, s->n);
         }
     }
 }
@@ -806,6 +886,7 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
 #undef TOGETHER
 #undef AHEAD
 #undef INLINE_FORMS
+#undef PRELU_FORMS
 #undef FORWARD_SILU_STAGED
 #undef T
 #undef DT

@@ -161,6 +161,8 @@ static void run_tile(const struct plan *plan, normfuse_pass_function pass, const
         s.kept = s.kept ? (char *)s.kept + (size_t)c * plan->real_bytes : NULL;
         s.sum = s.sum ? (char *)s.sum + (size_t)c * plan->real_bytes : NULL;
         s.square = s.square ? (char *)s.square + (size_t)c * plan->real_bytes : NULL;
+        s.slope = at_real(plan, s.slope, c);
+        s.slope_sum = s.slope_sum ? (char *)s.slope_sum + (size_t)c * plan->real_bytes : NULL;
         pass(&s);
     }
 }
@@ -457,6 +459,8 @@ static void clear_sums(const struct plan *plan, struct worker *w)
 {
     memset(w->sum, 0, (size_t)plan->coefficients * plan->real_bytes);
     memset(w->square, 0, (size_t)plan->coefficients * plan->real_bytes);
+    if (plan->sums_slopes)
+        memset(w->slope_sum, 0, (size_t)plan->coefficients * plan->real_bytes);
 }
 
 /* One double per channel of an array of the compute type, the rows that were taken as one added up. */
@@ -612,7 +616,8 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
                               .b = at_real(plan, c->b, i),
                               .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
                               .activation = p->activation,
-                              .act_param = p->act_param};
+                              .act_param = p->act_param,
+                              .slope = p->slope.data ? at_real(plan, c->slope, i) : NULL};
     s.x = input_u(plan, w, t, first, &s.x_stride);
     if (plan->backward)
         s.dy = input(plan, &p->dy, t, w->stage[1], &s.dy_stride);
@@ -635,6 +640,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
     struct normfuse_pass s = pass_of_tile(plan, w, c, t, i, true);
     s.sum = w->sum;
     s.square = w->square;
+    s.slope_sum = plan->sums_slopes ? w->slope_sum : NULL;
     s.sum_per_row = !plan->batch;
     keep_tile(plan, w, t, &s);
     const bool gives_dx = plan->apply && !plan->dependent;
@@ -695,9 +701,12 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
     const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
     /* of a batch: the piece's channels; else the channels of a part */
     const int64_t entries = plan->batch ? plan->entries : plan->bundle_channels;
-    double *sums = state->partials + (plan->batch ? index : part) * 2 * entries + (plan->batch ? 0 : piece.segment), *products = sums + entries;
+    double *sums = state->partials + (plan->batch ? index : part) * plan->partial_sums * entries + (plan->batch ? 0 : piece.segment);
+    double *products = sums + entries, *slopes = plan->sums_slopes ? products + entries : NULL;
     memset(sums, 0, (size_t)(plan->batch ? entries : segments) * 8);
     memset(products, 0, (size_t)(plan->batch ? entries : segments) * 8);
+    if (slopes)
+        memset(slopes, 0, (size_t)(plan->batch ? entries : segments) * 8);
     if (piece.length == 0)
         return;
     const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
@@ -710,6 +719,8 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
                 sums_of_tile(plan, w, state, &t, plan->batch ? j * plan->spread : piece.segment + r);
                 add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
                 add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
+                if (slopes)
+                    add_reals(plan, w->slope_sum, slopes + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
             }
 }
 
@@ -719,6 +730,8 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, bundle);
     memset(w->mean, 0, (size_t)channels * 8);
     memset(w->m2, 0, (size_t)channels * 8);
+    if (plan->sums_slopes)
+        memset(w->slopes, 0, (size_t)channels * 8);
     const int64_t maximum = rows_of_tile(plan, plan->chunk_rows);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
@@ -729,8 +742,10 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         }
         plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
         plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->folded);
+        if (plan->sums_slopes)
+            plan->column->accumulate(w->slope_sum, w->slopes, (size_t)channels, (size_t)plan->folded);
     }
-    double *sums = state->partials + index * 2 * plan->entries, *products = sums + plan->entries;
+    double *sums = state->partials + index * plan->partial_sums * plan->entries, *products = sums + plan->entries;
     for (int64_t c = 0; c < channels; c += plan->spread) {
         double sum = 0, product = 0;
         for (int64_t i = c; i < c + plan->spread; i++) {
@@ -739,6 +754,12 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         }
         sums[c / plan->spread] = sum;
         products[c / plan->spread] = product;
+    }
+    for (int64_t c = 0; plan->sums_slopes && c < channels; c += plan->spread) {
+        double sum = 0;
+        for (int64_t i = c; i < c + plan->spread; i++)
+            sum += w->slopes[i];
+        products[plan->entries + c / plan->spread] = sum;
     }
 }
 

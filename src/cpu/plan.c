@@ -129,7 +129,7 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {
-        const bool wanted = p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data || p->sums;
+        const bool wanted = p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data || p->dslope.data || p->sums;
         const bool dx = p->dx.data && (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
         plan->dependent = dx && !plan->none;
         plan->apply = dx;
@@ -140,6 +140,8 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
         plan->dependent = plan->apply && plan->reduce;
     }
 
+    plan->sums_slopes = plan->backward && plan->reduce && p->dslope.data;
+    plan->partial_sums = plan->sums_slopes ? 3 : 2;
     plan->groups = plan->none ? 1 : plan->batch ? p->c : p->groups;
     plan->group_channels = plan->none ? p->c : p->c / larger(plan->groups, 1);
 }
@@ -216,7 +218,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
         plan->bundle_groups = 1;
         plan->entries = plan->batch || plan->backward || plan->none ? plan->bundle_channels : plan->bundle_channels / plan->group_channels;
-        plan->partial_doubles = 2 * plan->entries * plan->pieces;
+        plan->partial_doubles = plan->partial_sums * plan->entries * plan->pieces;
     } else {
         plan->segments = plan->batch ? p->n : plan->group_channels;
         plan->length = p->s;
@@ -229,12 +231,12 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->coefficient_step = plan->batch ? 0 : 1;
         cut(plan->segments, plan->length, PIECE_VALUES, 64, &plan->parts, &plan->part, &plan->segments_per_piece,
             &plan->pieces);
-        plan->partial_doubles = plan->backward && !plan->batch ? 2 * plan->bundle_channels * plan->parts : 2 * plan->entries * plan->pieces;
+        plan->partial_doubles = plan->partial_sums * (plan->backward && !plan->batch ? plan->bundle_channels * plan->parts : plan->entries * plan->pieces);
     }
     const bool own = p->weight.batch || p->bias.batch || p->dweight.batch || p->dbias.batch; /* each sample has its own gradients */
     plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !own && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
                                                           : plan->updates_running);
-    plan->block_samples = plan->sums_samples ? samples_of_block(p->c, p->s, plan->type_bytes)
+    plan->block_samples = plan->sums_samples || plan->sums_slopes ? samples_of_block(p->c, p->s, plan->type_bytes)
                                              : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
@@ -276,7 +278,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
         const int64_t groups = plan->sample_bundles;
-        if (plan->small_sets && !plan->sums_samples) {
+        if (plan->small_sets && !plan->sums_samples && !plan->sums_slopes) {
             plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
             plan->blocks = divide_up(p->n, plan->block_samples);
         }
@@ -289,7 +291,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
-    const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6;
+    const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6 && p->activation != NORMFUSE_PRELU;
     plan->back_and_forth = bundle_bytes > l2 * plan->threads;
     /* threads that share a bundle of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
@@ -342,6 +344,8 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         void **arrays[] = {&state->c.k, &state->c.a, &state->c.b, &state->c.p, &state->c.q, &state->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
             *arrays[j] = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
+        if (plan->p->slope.data)
+            state->c.slope = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }
     team->kept = take(arena, plan->kept_values, plan->real_bytes);
     team->u = take(arena, plan->held_u, plan->type_bytes);
@@ -364,6 +368,9 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
         w->columns[i] = take(arena, columns + room, plan->real_bytes);
     w->bias_so_far = take(arena, plan->backward ? columns + room : 0, 8);
     w->weight_so_far = take(arena, plan->backward ? columns + room : 0, 8);
+    w->prelu_slope = take(arena, plan->p->slope.data ? columns + room : 0, plan->real_bytes);
+    w->sum_slope = take(arena, plan->sums_slopes ? columns + room : 0, plan->real_bytes);
+    w->slope_so_far = take(arena, plan->sums_slopes ? columns + room : 0, 8);
     void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
     for (int i = 0; i < (plan->backward ? 7 : 5); i++)
         *of_sets[i] = take(arena, sets + room, plan->real_bytes);
@@ -381,6 +388,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
     plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
     plan->sample_sums = take(&arena, plan->sums_samples ? plan->blocks * p->c * 2 : 0, 8);
+    plan->slope_sums = take(&arena, plan->sums_slopes ? (plan->batch ? 1 : plan->blocks) * p->c : 0, 8);
     plan->workers = take(&arena, plan->threads, sizeof *plan->workers);
     for (int32_t i = 0; i < plan->threads; i++) {
         struct worker local, *worker = base ? &plan->workers[i] : &local;
@@ -397,6 +405,8 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
             worker->shift = take(&arena, p->columns ? width : at_once, plan->real_bytes);
             worker->sum = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
             worker->square = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
+            worker->slope_sum = take(&arena, plan->sums_slopes ? sums : 0, plan->real_bytes);
+            worker->slopes = take(&arena, plan->sums_slopes ? columns : 0, 8);
             worker->mean = take(&arena, columns, 8);
             worker->m2 = take(&arena, columns, 8);
             worker->sum64 = take(&arena, columns, 8);

@@ -67,7 +67,7 @@ enum {
 /* ---- the plan: shape first, machine second ---------------------------------------------------------------------- */
 
 struct coefficients {
-    void *k, *a, *b, *p, *q, *r; /* compute type */
+    void *k, *a, *b, *p, *q, *r, *slope; /* compute type; the last with prelu */
 };
 
 struct bundle_state {
@@ -89,6 +89,8 @@ struct small_worker {
     void *u, *normalized, *z, *gradient;
     void *weight, *bias, *sum_bias, *sum_weight;
     double *bias_so_far, *weight_so_far; /* sum_bias and sum_weight of the block's chunks before */
+    void *prelu_slope, *sum_slope; /* with prelu: per value of a row */
+    double *slope_so_far;
     void *columns[3];                    /* sets of several rows: per value of a row, for a while */
     void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
     double *mean, *m2, *double_rstd;
@@ -99,8 +101,8 @@ struct small_worker {
 /* What one thread needs for itself. */
 struct worker {
     struct team own;        /* where each thread is a team */
-    void *shift, *sum, *square; /* compute type: per column, or per row */
-    double *mean, *m2;      /* columns: the piece so far */
+    void *shift, *sum, *square, *slope_sum; /* compute type: per column, or per row */
+    double *mean, *m2, *slopes; /* columns: the piece so far */
     double *sum64, *square64; /* columns: a chunk's sums per channel */
     char *stage[6];         /* tiles of x or u, pre_add or dy, post_add, du, y, dpost_add */
     struct small_worker small;
@@ -126,6 +128,7 @@ struct plan {
     bool constant;                           /* every bundle has the same coefficients */
     bool updates_running;
     bool sums_samples; /* into sample_sums */
+    bool sums_slopes;  /* into slope_sums */
     bool stream;
     bool all_direct; /* every view can be walked in place */
     bool staged;     /* tiles are small: some go through a copy, */
@@ -149,6 +152,7 @@ struct plan {
     int64_t chunk_rows;
     int64_t coefficients;      /* entries of each array of struct coefficients */
     int64_t coefficient_step;
+    int64_t partial_sums;      /* arrays of partial sums: two, or with those of slopes three */
     int64_t partial_doubles;
     int64_t block_samples, blocks;
     int64_t small_rows, small_width;   /* of a small set: rows, values of each */
@@ -162,6 +166,7 @@ struct plan {
     /* memory */
     double *weight, *bias;     /* [C] in double */
     double *sample_sums;       /* [blocks][C][2]: weight gradients, or the running statistics of instance norm */
+    double *slope_sums;        /* [blocks][C]; of a batch [C] */
     struct worker *workers;
     struct team shared;
     _Atomic int32_t *claims;   /* shared team: [bundles + 1][threads] next piece of each thread's range */
@@ -277,6 +282,12 @@ static inline struct piece piece_of(const struct plan *plan, int64_t index)
     return (struct piece){segment, smaller(plan->segments_per_piece, plan->segments - segment), 0, plan->length};
 }
 
+/* Where the slopes' sums of sample n are. */
+static inline double *slope_sums_of(const struct plan *plan, int64_t n)
+{
+    return plan->slope_sums + (plan->batch ? 0 : n / plan->block_samples * plan->p->c);
+}
+
 static inline int64_t sample_of(const struct plan *plan, int64_t bundle)
 {
     return plan->batch ? 0 : bundle / plan->sample_bundles;
@@ -349,6 +360,9 @@ void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state
 void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t bundle);
 /* After all bundles: the sums over samples, in order. */
 void normfuse_finish_samples(const struct plan *plan);
+/* Before and after all bundles: the sums of dslope. */
+void normfuse_begin_slopes(const struct plan *plan);
+void normfuse_finish_slopes(const struct plan *plan);
 /* What the apply part of a sharded forward writes beside y: once, before the threads. */
 void normfuse_store_given_statistics(const struct plan *plan);
 /* The parameter gradients of a sharded backward: from the given sums. */

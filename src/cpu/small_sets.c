@@ -181,6 +181,8 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, con
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
+    for (int64_t i = 0; p->slope.data && i < count * repeat; i++)
+        store_real(plan, w->prelu_slope, i, load_parameter(&p->slope, 0, c0 + i / repeat, 0));
     if (!plan->is_double && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data) {
         float *weight = w->weight, *bias = w->bias;
         for (int64_t c = 0; c < count; c++)
@@ -226,6 +228,8 @@ static void store_gradients(const struct plan *plan, const struct small_worker *
             store_parameter(&p->dweight, t->n, c, centred);
             store_parameter(&p->dbias, t->n, c, all);
         }
+        if (plan->sums_slopes)
+            slope_sums_of(plan, t->n)[c] += sum_of_channel(w->slope_so_far, c - c0, plan->small_repeat);
         if (p->dscale.data)
             store_parameter(&p->dscale, t->n, c, weight_of(plan, t->n, c) * centred + bias_of(plan, t->n, c) * all);
         if (p->dshift.data)
@@ -329,6 +333,20 @@ static void finish_sets(const struct plan *plan, struct small_worker *w, const s
     }
 }
 
+/* z through the activation, or with a gradient that. */
+static void activate(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, void *gradient)
+{
+    const struct normfuse_problem *p = plan->p;
+    const size_t values = (size_t)round_up(values_of(plan, t), 16);
+    if (p->slope.data)
+        plan->small->prelu(w->prelu_slope, w->z, gradient, plan->sums_slopes ? w->sum_slope : NULL,
+                           (size_t)(t->samples * plan->small_rows), (size_t)(t->sets * plan->small_width));
+    else if (gradient)
+        plan->small->activate_gradient(p->activation, p->act_param, gradient, w->z, values);
+    else
+        plan->small->activate(p->activation, p->act_param, w->z, values);
+}
+
 static void forward_tile(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
@@ -346,7 +364,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     plan->small->normalize(&s);
     if (p->post_add.data)
         load(plan, w, &p->post_add, t, w->z, true);
-    plan->small->activate(p->activation, p->act_param, w->z, (size_t)round_up(values_of(plan, t), 16));
+    activate(plan, w, t, NULL);
     store(plan, w, &p->y, t, w->z, plan->stream);
 }
 
@@ -369,7 +387,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     if (needs_z) {
         if (p->post_add.data) /* y itself where that is given */
             load(plan, w, &p->post_add, t, w->z, !p->from_y);
-        plan->small->activate_gradient(p->activation, p->act_param, w->gradient, w->z, (size_t)round_up(values_of(plan, t), 16));
+        activate(plan, w, t, w->gradient);
     }
     s.gradient = w->gradient;
     s.sum_bias = w->sum_bias;
@@ -402,11 +420,15 @@ static void walk_block(const struct plan *plan, struct small_worker *w, struct s
     if (plan->backward) {
         memset(w->bias_so_far, 0, (size_t)columns * 8);
         memset(w->weight_so_far, 0, (size_t)columns * 8);
+        if (plan->sums_slopes)
+            memset(w->slope_so_far, 0, (size_t)columns * 8);
     }
     for (int64_t n = t.n; n < end; n += chunk) {
         if (plan->backward) {
             memset(w->sum_bias, 0, (size_t)columns * plan->real_bytes);
             memset(w->sum_weight, 0, (size_t)columns * plan->real_bytes);
+            if (plan->sums_slopes)
+                memset(w->sum_slope, 0, (size_t)columns * plan->real_bytes);
         }
         for (t.n = n; t.n < smaller(n + chunk, end); t.n += t.samples) {
             t.samples = smaller(plan->small_samples, smaller(n + chunk, end) - t.n);
@@ -415,6 +437,8 @@ static void walk_block(const struct plan *plan, struct small_worker *w, struct s
         if (plan->backward) {
             plan->column->accumulate(w->sum_bias, w->bias_so_far, (size_t)columns, 1);
             plan->column->accumulate(w->sum_weight, w->weight_so_far, (size_t)columns, 1);
+            if (plan->sums_slopes)
+                plan->column->accumulate(w->sum_slope, w->slope_so_far, (size_t)columns, 1);
         }
     }
     if (plan->backward)

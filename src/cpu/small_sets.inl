@@ -344,6 +344,23 @@ static void REAL(activate_gradient)(int32_t activation, double parameter, void *
     OP(activate_gradient)(activation, (R)parameter, gradient, z, n);
 }
 
+static void REAL(prelu)(const void *slope, void *z, void *gradient, void *sum_slope, size_t rows, size_t n)
+{
+    static const R lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const V lane = LOAD_R(lanes);
+    R *out = gradient ? gradient : z, *sums = sum_slope;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < n; c += W) {
+            const R *in = (const R *)z + r * n + c;
+            R *to = out + r * n + c;
+            const V v = LOAD_R(in), old = LOAD_R(to), p = LOAD_R((const R *)slope + c);
+            if (sums)
+                STORE_R(sums + c, OP(add)(LOAD_R(sums + c), REAL(first)(OP(slope_gradient)(old, v), n - c)));
+            const V result = gradient ? OP(activation_gradient)(NORMFUSE_PRELU, p, old, v) : OP(activation)(NORMFUSE_PRELU, p, v);
+            STORE_R(to, OP(select_lt)(lane, OP(set1)((R)(n - c)), result, old)); /* the next row's values stay */
+        }
+}
+
 #undef REAL
 #undef LOAD_R
 #undef STORE_R

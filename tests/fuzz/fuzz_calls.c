@@ -56,6 +56,8 @@ enum {
     SUMS,
     PRE_BIAS,
     DPRE_BIAS,
+    SLOPE,
+    DSLOPE,
     SLOTS
 };
 enum { GROUP, BATCH, AFFINE };
@@ -73,7 +75,7 @@ enum {
 
 #define BIT(slot) (UINT32_C(1) << (slot))
 #define PRE (BIT(PRE_ADD) | BIT(PRE_BIAS))
-#define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT))
+#define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT) | BIT(SLOPE))
 #define SAVED (BIT(MEAN) | BIT(RSTD))
 #define RUNNING (BIT(RUNNING_MEAN) | BIT(RUNNING_VAR))
 #define BACKWARD_INPUTS (FORWARD_INPUTS | SAVED | BIT(Y) | BIT(DY) | BIT(DU))
@@ -86,11 +88,11 @@ static const struct {
     uint32_t takes, writes;
 } calls[] = {
     [FORWARD] = {FORWARD_INPUTS | BIT(Y) | BIT(U) | SAVED | RUNNING, BIT(Y) | BIT(U) | SAVED | RUNNING},
-    [BACKWARD] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD),
-                  PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD)},
+    [BACKWARD] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD) | BIT(DSLOPE),
+                  PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD) | BIT(DSLOPE)},
     [STATS_OF] = {BIT(X) | PRE | BIT(U) | BIT(STATS), BIT(U) | BIT(STATS)},
     [APPLY] = {FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS), BIT(Y) | SAVED | RUNNING},
-    [BACKWARD_SUMS] = {BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(SUMS), BIT(DPOST_ADD) | BIT(SUMS)},
+    [BACKWARD_SUMS] = {BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS), BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS)},
     [BACKWARD_APPLY] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(SUMS),
                         PARAMETER_GRADIENTS | INPUT_GRADIENTS},
 };
@@ -748,7 +750,9 @@ static void check_parts(const struct call *call, const struct copies *whole, con
     }
     /* Instance norm's running statistics are means over all samples. */
     const uint32_t which = copies.present & (in_two ? calls[part.call].takes : ~(outputs & RUNNING));
-    const uint32_t added = in_two ? 0 : copies.present & ~sliced & (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DPRE_BIAS));
+    const uint32_t added = copies.present & ~sliced & (in_two ? BIT(DSLOPE) : BIT(DWEIGHT) | BIT(DBIAS) | BIT(DPRE_BIAS) | BIT(DSLOPE));
+    if ((copies.present & BIT(DSLOPE)) != 0 && copies.shapes[DSLOPE][0] != problem->c)
+        outputs &= ~BIT(DSLOPE); /* one slope's sums of all channels are added in another order */
     const int64_t step = quantum * (1 + quanta);
     for (int64_t first = 0; first < problem->n; first += step) {
         run_samples(&part, &copies, which, sliced, first, step < problem->n - first ? step : problem->n - first);
@@ -844,11 +848,14 @@ static void draw_tensors(struct call *call)
         mask = (mask & ~SAVED) | RUNNING;
     else if (call->operator == GROUP && groups != c)
         mask &= ~RUNNING;
+    const bool has_slope = call->activation == NORMFUSE_PRELU, one_slope = has_slope && take(2);
+    if (!has_slope)
+        mask &= ~(BIT(SLOPE) | BIT(DSLOPE));
     const bool drops_running = take(2);
     for (int slot = 0; slot < SLOTS; slot++) {
         bool is_given = mask >> slot & 1;
         const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
-        const bool is_needed = slot == X || slot == DY || slot == STATS || slot == SUMS || (evaluates && is_running) ||
+        const bool is_needed = slot == X || slot == DY || slot == STATS || slot == SUMS || (has_slope && slot == SLOPE) || (evaluates && is_running) ||
                                (call->call != FORWARD && call->call != APPLY && (slot == Y || slot == MEAN || slot == RSTD));
         if (!is_needed)
             is_given &= take(4) != 3;
@@ -868,6 +875,8 @@ static void draw_tensors(struct call *call)
             call->operator == GROUP
                 ? make_tensor(slot, 3, (int64_t[]){n, slot == STATS ? groups : c, slot == STATS ? 3 : 2}, 1, false)
                 : make_tensor(slot, 2, (int64_t[]){c, slot == STATS ? 3 : 2}, 1, false);
+        else if (slot == SLOPE || slot == DSLOPE)
+            make_tensor(slot, 1, one_slope ? (int64_t[]){1} : &c, (int)take(4), false);
         else if (slot == SCALE || slot == SHIFT || slot == DSCALE || slot == DSHIFT ||
                  (call->operator == AFFINE && per_sample && slot < PRE_BIAS) || (slot >= PRE_BIAS && take(2)))
             make_tensor(slot, 2, (int64_t[]){n, c}, (int)take(4), false);
@@ -897,7 +906,7 @@ static void draw_options(struct call *call)
     const bool one_more_flag = take(8) == 7;
     if (one_more_flag)
         call->flags |= BIT(take(5));
-    call->activation = rarely() ? (int32_t)any_integer() : (int32_t)take(NORMFUSE_RELU6 + 1);
+    call->activation = rarely() ? (int32_t)any_integer() : (int32_t)take(NORMFUSE_PRELU + 1);
     call->reserved = rarely() ? 1 : 0;
     call->eps = take(4) == 3 ? any_double() : 1e-5;
     call->act_param = any_double();
@@ -905,7 +914,7 @@ static void draw_options(struct call *call)
     call->batches_seen = rarely() ? any_integer() : take(3);
     call->set_values = rarely() ? any_integer() : 0;
     call->options_bytes_more = rarely() ? take(16) : 0;
-    if (call->activation < 0 || call->activation > NORMFUSE_RELU6)
+    if (call->activation < 0 || call->activation > NORMFUSE_PRELU)
         broken_rules[SLOTS] = "an activation that is none";
     /* y of a backward takes no byte of the input; test_arguments.c has what is refused. */
     const bool backward = call->call == BACKWARD || call->call == BACKWARD_SUMS || call->call == BACKWARD_APPLY ||

@@ -14,7 +14,9 @@ A patch begins with what is planted and what must notice it; then comes a unifie
     needs: gpu
 
 A check is a test program of the build with its arguments, `pytest FILE [-k WORDS]`, check_symbols.py, or
-check_emulator.py with its arguments, which runs CUDA kernels on the CPU. `needs: gpu` marks those that only a GPU runs. Each hunk's old lines must be in their file exactly once; line numbers do not count.
+check_emulator.py with its arguments, which runs CUDA kernels on the CPU. `needs: gpu` marks those that only a GPU runs;
+pytest's need NORMFUSE_TEST_DEVICE=cuda there. Each hunk's old lines must be in their file exactly once; line numbers do
+not count.
 """
 import argparse
 import os
@@ -172,7 +174,7 @@ class Tree:
         if words[0] == "pytest":
             # Those without PyTorch and JAX run where `make check` runs them.
             torch = words[1] not in ("tests/test_program.py", "python/tests/test_arrays.py")
-            python = BUILD / ("venv-torch" if torch else "venv") / "bin/python"
+            python = BUILD / ("venv-torch" if torch else "venv") / "bin/python" if release == self.release else sys.executable
             return [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words[1:]]
         if words[0] == "check_symbols.py":
             return [sys.executable, str(self.root / "tests/check_symbols.py"), str(release / "libnormfuse.so"),
@@ -186,6 +188,8 @@ class Tree:
               release: Optional[pathlib.Path] = None) -> Optional[int]:
         env = {"NORMFUSE_PROGRAM": str(self.release / "normfuse"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                "PYTHONDONTWRITEBYTECODE": "1"}
+        if release is not None:
+            env["NORMFUSE_LIBRARY"] = str(release / "libnormfuse.so")
         return execute(f"mutants: {name}", self.command(check, release), seconds, env,
                        self.root if release is None else ROOT)
 
@@ -236,7 +240,7 @@ def run(mutants: List[Mutant], tree: Tree, export: Optional[pathlib.Path]) -> No
             report("skip", mutant.name, "the build has no CUDA backend")
         elif mutant.gpu and not has_gpu() and not export:
             report("skip", mutant.name, "needs a GPU")
-        elif not shutil.which(tree.command(mutant.check)[0]) and mutant.check.startswith("pytest"):
+        elif not export and mutant.check.startswith("pytest") and not shutil.which(tree.command(mutant.check)[0]):
             report("skip", mutant.name, f"{tree.command(mutant.check)[0]} is not there; make check makes it")
         else:
             runnable.append(mutant)
@@ -296,7 +300,7 @@ def run(mutants: List[Mutant], tree: Tree, export: Optional[pathlib.Path]) -> No
 def save(mutants: List[Mutant], tree: Tree, folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for program in {shlex.split(mutant.check)[0] for mutant in mutants}:
-        shutil.copy(tree.release / program, folder)
+        shutil.copy(tree.release / ("libnormfuse.so" if program == "pytest" else program), folder)
 
 
 def run_exported(mutants: List[Mutant], tree: Tree, folder: pathlib.Path) -> None:

@@ -170,7 +170,8 @@ double reference_activation(int activation, double parameter, double z)
 {
     switch (activation) {
     case NORMFUSE_RELU: return z < 0 ? 0 : z; /* NaN stays */
-    case NORMFUSE_LEAKY_RELU: return z > 0 ? z : z * parameter;
+    case NORMFUSE_LEAKY_RELU:
+    case NORMFUSE_PRELU: return z > 0 ? z : z * parameter;
     case NORMFUSE_SILU: return vanishing(z, sigmoid(z));
     case NORMFUSE_GELU: return vanishing(z, normal_cdf(z));
     case NORMFUSE_GELU_TANH: return vanishing(z, sigmoid(2 * sqrt_two_over_pi * (z + 0.044715 * z * z * z)));
@@ -188,6 +189,7 @@ double reference_slope(int activation, double parameter, double z)
     switch (activation) {
     case NORMFUSE_RELU: return z <= 0 ? 0 : 1; /* NaN passes dy on */
     case NORMFUSE_LEAKY_RELU: return z > 0 ? 1 : parameter;
+    case NORMFUSE_PRELU: return z <= 0 ? parameter : 1; /* NaN passes dy on */
     case NORMFUSE_SILU: return sigmoid(z) + vanishing(z, sigmoid(z) * sigmoid(-z));
     case NORMFUSE_GELU: return normal_cdf(z) + vanishing(z, one_over_sqrt_two_pi * exp(-0.5 * z * z));
     case NORMFUSE_GELU_TANH:
@@ -256,6 +258,11 @@ static double affine(const struct reference_set *set, int64_t pair, int64_t inde
     return normalized(set, index) * parameter_at(set->weight, pair, 1) + parameter_at(set->bias, pair, 0);
 }
 
+double reference_parameter(const struct reference_set *set, int64_t pair)
+{
+    return parameter_at(set->slope, pair, set->parameter);
+}
+
 double reference_z(const struct reference_set *set, int64_t row, int64_t channel, int64_t position)
 {
     int64_t pair = row * set->channels + channel;
@@ -272,7 +279,8 @@ void reference_forward(const struct reference_set *set, double *y)
         for (int64_t channel = 0; channel < set->channels; channel++)
             for (int64_t i = 0; i < set->positions; i++)
                 y[(row * set->channels + channel) * set->positions + i] =
-                    reference_activation(set->activation, set->parameter, reference_z(set, row, channel, i));
+                    reference_activation(set->activation, reference_parameter(set, row * set->channels + channel),
+                                         reference_z(set, row, channel, i));
 }
 
 void reference_backward(const struct reference_set *set, const struct reference_gradients *gradients)
@@ -284,15 +292,18 @@ void reference_backward(const struct reference_set *set, const struct reference_
     for (int64_t pair = 0; pair < pairs; pair++) {
         double weight = parameter_at(set->weight, pair, 1);
         double factor = 1 + parameter_at(set->scale, pair, 0);
-        long double pair_sum = 0, pair_sum_normalized = 0, pair_sum_affine = 0;
+        long double pair_sum = 0, pair_sum_normalized = 0, pair_sum_affine = 0, pair_sum_slope = 0;
         for (int64_t i = 0; i < set->positions; i++) {
             int64_t index = pair * set->positions + i;
             double z = reference_z(set, pair / set->channels, pair % set->channels, i);
-            dz[index] = set->dy[index] * reference_slope(set->activation, set->parameter, z);
+            dz[index] = set->dy[index] * reference_slope(set->activation, reference_parameter(set, pair), z);
             pair_sum += dz[index];
             pair_sum_normalized += (long double)dz[index] * normalized(set, index);
             pair_sum_affine += (long double)dz[index] * affine(set, pair, index);
+            pair_sum_slope += z > 0 ? 0 : (long double)set->dy[index] * z;
         }
+        if (gradients->dslope)
+            gradients->dslope[pair] = (double)pair_sum_slope;
         if (gradients->dshift)
             gradients->dshift[pair] = (double)pair_sum;
         if (gradients->dscale)

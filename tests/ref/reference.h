@@ -35,7 +35,7 @@ void reference_store_strided(void *data, normfuse_type type, const double *value
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
-/* parameter: leaky_relu's slope, elu's alpha; others ignore it. */
+/* parameter: the slope of leaky_relu and prelu, elu's alpha; others ignore it. */
 double reference_default_parameter(int activation);
 double reference_activation(int activation, double parameter, double z);
 /* The derivative; at kinks PyTorch's choice. */
@@ -53,6 +53,8 @@ struct reference_set {
     const double *y;
     /* [rows, channels]; NULL: 1, 0, 0, 0 */
     const double *weight, *bias, *scale, *shift;
+    /* [rows, channels]: prelu's, in the place of parameter */
+    const double *slope;
     /* Normalization is (u - mean) * rstd; affine: mean 0, rstd 1. */
     double mean, rstd;
     /* Whether mean and rstd depend on u: false for given (running) statistics and for affine. */
@@ -71,6 +73,9 @@ double reference_rstd(double variance, double eps);
 /* (1 - momentum) * old + momentum * new. */
 double reference_running(double old, double new_value, double momentum);
 
+/* The activation's parameter of a row's channel, row * channels + channel. */
+double reference_parameter(const struct reference_set *set, int64_t pair);
+
 /* z before the activation, of the value at (row, channel, position); or y, where that is given. */
 double reference_z(const struct reference_set *set, int64_t row, int64_t channel, int64_t position);
 
@@ -82,6 +87,7 @@ void reference_forward(const struct reference_set *set, double *y);
 struct reference_gradients {
     double *dz, *dx;
     double *dweight, *dbias, *dscale, *dshift;
+    double *dslope; /* prelu's: the sum of dy * z where z is not above 0 */
 };
 void reference_backward(const struct reference_set *set, const struct reference_gradients *gradients);
 

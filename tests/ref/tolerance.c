@@ -350,6 +350,7 @@ static double computed_activation(int activation, double z, double y)
 {
     double size = fabs(y), t;
     switch (activation) {
+    case NORMFUSE_PRELU:
     case NORMFUSE_LEAKY_RELU: return 2 * size;
     case NORMFUSE_SILU: return 6 * size;
     case NORMFUSE_GELU: return 20 * size;
@@ -367,6 +368,7 @@ static double computed_slope(int activation, double z, double slope)
 {
     double size = fabs(slope), s, t, density;
     switch (activation) {
+    case NORMFUSE_PRELU:
     case NORMFUSE_LEAKY_RELU: return size;
     case NORMFUSE_SILU:
         s = logistic(z);
@@ -397,6 +399,7 @@ static double steepest(int activation, double parameter)
     case NORMFUSE_GELU_TANH: return 1.1292;
     case NORMFUSE_HARDSWISH: return 1.5;
     case NORMFUSE_MISH: return 1.0886;
+    case NORMFUSE_PRELU:
     case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_ELU: return fmax(1, fabs(parameter));
     default: return 1;
@@ -422,6 +425,7 @@ static double jump_nearby(int activation, double parameter, double z, double z_e
         return 0;
     switch (activation) {
     case NORMFUSE_RELU: return fabs(z) <= z_error ? 1 : 0;
+    case NORMFUSE_PRELU:
     case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_ELU: return fabs(z) <= z_error ? fabs(1 - parameter) : 0;
     case NORMFUSE_HARDSWISH: return fabs(fabs(z) - 3) <= z_error ? 0.5 : 0;
@@ -441,6 +445,7 @@ static double cuda_activation(const struct tolerance_arithmetic *arithmetic, int
     /* what z, and y, lose relatively */
     double size = fmax(fabs(y), fabs(z * slope)), unit = arithmetic->unit, half = arithmetic->is_stored_half ? 1 : 0;
     switch (activation) {
+    case NORMFUSE_PRELU:
     case NORMFUSE_LEAKY_RELU: return unit * size;
     case NORMFUSE_SILU: return unit * 8 * size + half * fast_sigmoid * fabs(z);
     case NORMFUSE_GELU: return unit * 12 * size + half * fast_tail * fabs(y);
@@ -456,6 +461,7 @@ static double cuda_slope(const struct tolerance_arithmetic *arithmetic, int acti
 {
     double unit = arithmetic->unit, size = fabs(slope), s, t, density, steep, half = arithmetic->is_stored_half ? 1 : 0;
     switch (activation) {
+    case NORMFUSE_PRELU:
     case NORMFUSE_LEAKY_RELU: return unit * size;
     case NORMFUSE_SILU:
         s = logistic(z);

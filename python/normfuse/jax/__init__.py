@@ -59,6 +59,8 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     if "running_mean" in given and not evaluate:
         given.update((name, jax.lax.stop_gradient(given[name])) for name in ("running_mean", "running_var")
                      if name in given)
+    if activation == "prelu":
+        raise ValueError("activation is 'prelu', whose slope the functions of JAX do not take")
     fields = _activation(activation, act_param)
     flags = fields["flags"] | (_library.EVALUATE if evaluate else 0)
     if operator == "instance_norm":
