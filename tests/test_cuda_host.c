@@ -86,16 +86,6 @@ static void test_no_driver(void)
     normfuse_tensor x = normfuse_tensor_contiguous(sizes, NORMFUSE_F32, 4, sizes, &axes);
     x.device.device_type = NORMFUSE_CUDA;
     REFUSED(NORMFUSE_NO_DRIVER, normfuse_sample_quantum(&x, &samples), "sample_quantum", "libcuda.so.1");
-    /* whatever driver there is */
-    float slopes[1];
-    normfuse_axes slope_axes;
-    normfuse_tensor slope = normfuse_tensor_contiguous(slopes, NORMFUSE_F32, 1, sizes, &slope_axes);
-    slope.device = x.device;
-    const normfuse_affine_options prelu = {.struct_bytes = sizeof prelu, .activation = NORMFUSE_PRELU};
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x, .slope = &slope};
-    size_t bytes;
-    REFUSED(NORMFUSE_UNSUPPORTED, normfuse_affine_forward(&prelu, &tensors, NULL), "affine forward: prelu has no CUDA kernels");
-    REFUSED(NORMFUSE_UNSUPPORTED, normfuse_affine_forward_scratch_bytes(&prelu, &tensors, NULL, &bytes), "no CUDA kernels");
 }
 
 static void test_versions(void)
