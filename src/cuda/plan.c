@@ -247,7 +247,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0;
+    const bool empty = p->n == 0 || p->c == 0 || p->s == 0;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -311,7 +311,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     if (wants_gradients)
         add_gradients(plan, p, 0, true);
     if (p->dslope.data != NULL && sums)
-        add_slopes(plan, p, empty || p->c == 0 ? 0 : plan->sums_geometry.sums_by_channel ? 1 : p->n);
+        add_slopes(plan, p, empty ? 0 : plan->sums_geometry.sums_by_channel ? 1 : p->n);
     return true;
 }
 
