@@ -1644,7 +1644,8 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
     const struct normfuse_general_layout at = normfuse_lay_out_general(&g->general, (int32_t)value, backward);
     HOLDS(at.slopes >= at.bytes && at.slopes % 16 == 0);
-    HOLDS(launch->shared == (size_t)(p->activation == NORMFUSE_PRELU ? at.slopes + value * g->general.channels : at.bytes));
+    const bool has_slopes = p->activation == NORMFUSE_PRELU && g->general.channels > 0;
+    HOLDS(launch->shared == (size_t)(has_slopes ? at.slopes + value * g->general.channels : at.bytes));
     /* All elements, once. */
     const int64_t elements = p->n * p->c * p->s;
     if (elements <= 60000 && (int64_t)launch->grid * launch->threads <= 4000000) {

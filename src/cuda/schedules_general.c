@@ -175,8 +175,8 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;
     const struct normfuse_general_layout at = normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward);
-    step->shared = p->activation == NORMFUSE_PRELU ? (size_t)at.slopes + (size_t)of->channels * shape->value_bytes
-                                                   : (size_t)at.bytes;
+    const bool has_slopes = p->activation == NORMFUSE_PRELU && of->channels > 0;
+    step->shared = has_slopes ? (size_t)at.slopes + (size_t)of->channels * shape->value_bytes : (size_t)at.bytes;
     return step->shared + SMALL_RESERVE <= shape->device->shared_per_block;
 }
 
