@@ -91,9 +91,9 @@ def check_call(name, input, *args, **kwargs):
     mean = rstd = None
     if problem.has_statistics:
         if problem.kind == "group":
-            _, _, mean, rstd = ops.group_norm(input, *[None] * 7, problem.groups, problem.eps, 0, 0.0, False)
+            _, _, mean, rstd = ops.group_norm(input, *[None] * 8, problem.groups, problem.eps, 0, 0.0, False)
         else:
-            _, _, mean, rstd = ops.batch_norm(input, *[None] * 7, 0.1, problem.eps, 0, 0.0, False)
+            _, _, mean, rstd = ops.batch_norm(input, *[None] * 8, 0.1, problem.eps, 0, 0.0, False)
     wants = reference.backward(problem, big(dy), wide(mean), wide(rstd))
     for key, output in (("input", "dx"), ("weight", "dweight"), ("bias", "dbias")):
         if key in leaves:
