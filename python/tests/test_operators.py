@@ -376,11 +376,11 @@ def test_gradcheck(call, shapes, activation):
     torch.testing.assert_close(composite, kernel, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("needed", range(1, 8))
+@pytest.mark.parametrize("needed", range(1, 16))
 def test_only_what_is_asked_for(needed, monkeypatch):
     """A backward computes the gradients that are asked for, and gives the others none."""
-    x, weight, bias = tensor(2, 4, 3), tensor(4), tensor(4)
-    asked = [t.requires_grad_(bool(needed >> i & 1)) for i, t in enumerate((x, weight, bias))]
+    x, weight, bias, slope = tensor(2, 4, 3), tensor(4), tensor(4), tensor(1)
+    asked = [t.requires_grad_(bool(needed >> i & 1)) for i, t in enumerate((x, weight, bias, slope))]
     from torch.utils._python_dispatch import TorchDispatchMode
     seen = []
 
@@ -390,11 +390,11 @@ def test_only_what_is_asked_for(needed, monkeypatch):
                 seen.append(args[-1])
             return func(*args, **(kwargs or {}))
 
-    y = ops.group_norm(x, weight, bias, *[None] * 6, 2, 1e-5, SILU, 0.0, False)[0]
+    y = ops.group_norm(x, weight, bias, *[None] * 5, slope, 2, 1e-5, PRELU, 0.0, False)[0]
     with Watch():
         y.sum().backward()
-    assert seen == [needed]
-    assert [t.grad is not None for t in asked] == [bool(needed >> i & 1) for i in range(3)]
+    assert seen == [needed & 7 | (_operators.WANT_SLOPE if needed & 8 else 0)]
+    assert [t.grad is not None for t in asked] == [bool(needed >> i & 1) for i in range(4)]
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if "backward" in name])
