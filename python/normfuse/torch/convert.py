@@ -372,6 +372,8 @@ class _Folding:
             assumptions.no_hooks(m)
         for m in random:
             assumptions.attribute(m, "p")
+        if module is not None and len(dropouts) > len(random):
+            assumptions.is_a(module, exactly=True)
         for m in (m for m in between if addition is not None and type(m) in _DROPOUTS):
             assumptions.attribute(m, "inplace")  # over a result that is saved
         with graph.inserting_before(node):
