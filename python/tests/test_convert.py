@@ -1033,11 +1033,27 @@ def test_layers_made_as_ours_stay_ours():
 
 
 def test_a_converted_model_compiles_whole():
-    model = nn.Sequential(Block(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU(), Residual(skip=False).eval())
+    model = nn.Sequential(Block(), nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU(), Residual(skip=False).eval(),
+                          nn.GroupNorm(2, 4), nn.PReLU(4),
+                          Of(lambda s, x: F.prelu(s.norm(x), s.slope), slope=nn.Parameter(torch.rand(4))))
     nft.convert(model)
-    x = torch.randn(X)
+    x, graphs = torch.randn(X), []
     torch._dynamo.reset()
-    assert close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch.compile(model, fullgraph=True, backend=backend)(x)
+    assert "torch.prelu" not in graphs[0] and "PReLU" not in graphs[0] and len(graphs) == 1
+    torch._dynamo.reset()
+    compiled, gradients = torch.compile(model, fullgraph=True, backend="aot_eager"), []
+    for call in (compiled, model):
+        model.zero_grad()
+        y = call(x)
+        y.square().sum().backward()
+        gradients.append([y, *(p.grad for p in model.parameters())])
+    assert all((a is None and b is None) or close(a, b) for a, b in zip(*gradients))
 
 
 def test_an_optimizer_made_before_goes_on():
