@@ -275,10 +275,12 @@ def test_unet_3d_with_instance_norm():
     assert counts(report) == {"leaky_relu": 9} and not report.left
 
 
-def test_unet_3d_as_it_comes():
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}], ids=str)
+def test_unet_3d_as_it_comes(options):
     """With PReLU."""
     nets = load("monai.networks.nets")
-    report = compared(lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=1), images(2, 1, 16, 16, 16))
+    report = compared(lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=1, **options),
+                      images(2, 1, 16, 16, 16))
     assert counts(report) == {"prelu": 6} and not report.left
 
 

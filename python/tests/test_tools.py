@@ -98,8 +98,7 @@ class EveryOperator(nn.Module):
         y, u = self.batch(y, post_add=u, pre_bias=self.affine.bias, return_sum=True)
         y, u = self.instance(y, pre_bias=scale, pre_add=u, return_sum=True)
         y = self.plain(y, pre_bias=self.affine.weight)
-        y = self.prelu(y, post_add=u)
-        return self.plain(self.affine(y, post_add=u))
+        return self.prelu(self.plain(self.affine(y, post_add=u)), post_add=more)
 
 
 def arguments(n, size, dtype=None):
