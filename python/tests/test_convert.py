@@ -300,6 +300,14 @@ def test_prelu_without_a_batch_axis(slopes):
     check_same(model, stock, torch.randn(4, 4, 5))
 
 
+def test_prelu_of_other_channels():
+    """What stock refuses is refused as stock does it."""
+    model = nn.Sequential(nn.GroupNorm(2, 4), nn.PReLU(3))
+    assert folded(nft.convert(model))
+    with pytest.raises(RuntimeError, match="Mismatch of parameter numbers"):
+        model(torch.randn(X))
+
+
 @pytest.mark.parametrize("width", [torch.bfloat16, torch.float16])
 def test_prelu_under_autocast(width):
     model = nn.Sequential(nn.GroupNorm(2, 4), nn.PReLU(4)).float()

@@ -124,8 +124,8 @@ def _takes(layer: nn.Module, input: Any, activation: Union[nn.Module, _activatio
     if slope is None or slope.shape == (1,):
         return True
     # Without a batch axis PReLU's channels are not the layer's.
-    return slope.dim() == 1 and not (isinstance(layer, nn.modules.instancenorm._InstanceNorm)
-                                     and input.dim() == layer._get_no_batch_dim())
+    return slope.shape == input.shape[1:2] and not (isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+                                                    and input.dim() == layer._get_no_batch_dim())
 
 
 def fused_call(layer: nn.Module, input: Operand, post_add: Optional[Tensor],
