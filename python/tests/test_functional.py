@@ -407,6 +407,7 @@ def on(x, values):
         ({"activation": "prelu", "slope": tensor(2, 6)}, ValueError, r"slope has 2 axes, expected \[C\]"),
         ({"activation": "prelu", "slope": ONE[0]}, ValueError, r"slope has 0 axes, expected \[C\]"),
         ({"activation": "prelu", "slope": ONE.int()}, NotImplementedError, "prelu"),
+        ({"activation": "prelu", "slope": 0.25}, TypeError, "slope is a float, expected a tensor"),
         ({"activation": "prelu", "slope": ONE, "act_param": 0.1}, ValueError, "act_param is leaky_relu's slope"),
     ) for x in (X, X.to("meta")) for call in (
         lambda x=x, **act: nft.group_norm(x, 2, **on(x, act)),

@@ -89,6 +89,8 @@ def slope(x, slope, activation: Any) -> None:
         return
     if not is_prelu:
         raise ValueError("slope is for prelu alone and must be None")
+    if not isinstance(slope, Tensor):
+        raise TypeError(f"slope is a {type(slope).__name__}, expected a tensor")
     if slope.dim() != 1:
         raise ValueError(f"slope has {slope.dim()} axes, expected [C]")
     if slope.shape[0] != 1 and slope.shape[0] != x.shape[1]:
