@@ -38,6 +38,11 @@ COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x1
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 100x1501x24 groups=1 layout=nhwc dtype=f16 device=cuda"
+SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
+          "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",
+          "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
+          "{group_norm 0x6x5 groups=2,group_norm 2x6x0 groups=2,affine 3x0x5} act=prelu dir={fwd,bwd} {,+one_slope}",
+          "{group_norm 2x12x7x9 groups=4,batch_norm 3x12x7x9} act=prelu layout={nchw,nhwc} dir={fwd,bwd} +sharded"]
 
 
 totals = [0, 0, 0]
@@ -127,6 +132,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             str(2 * cases))
         tasks["copies"] = pool.submit(emulator.run, "test_operators", "--case", COPIES)
         tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
+        tasks["slopes"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
+                                      *(word for case in SLOPES for word in ("--case", case)))
         for k, name in enumerate(names):
             path = pathlib.Path(folder) / f"{k}.tuning"
             path.write_text(tuning_of(name, schedules))

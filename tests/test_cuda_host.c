@@ -86,16 +86,6 @@ static void test_no_driver(void)
     normfuse_tensor x = normfuse_tensor_contiguous(sizes, NORMFUSE_F32, 4, sizes, &axes);
     x.device.device_type = NORMFUSE_CUDA;
     REFUSED(NORMFUSE_NO_DRIVER, normfuse_sample_quantum(&x, &samples), "sample_quantum", "libcuda.so.1");
-    /* whatever driver there is */
-    float slopes[1];
-    normfuse_axes slope_axes;
-    normfuse_tensor slope = normfuse_tensor_contiguous(slopes, NORMFUSE_F32, 1, sizes, &slope_axes);
-    slope.device = x.device;
-    const normfuse_affine_options prelu = {.struct_bytes = sizeof prelu, .activation = NORMFUSE_PRELU};
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x, .slope = &slope};
-    size_t bytes;
-    REFUSED(NORMFUSE_UNSUPPORTED, normfuse_affine_forward(&prelu, &tensors, NULL), "affine forward: prelu has no CUDA kernels");
-    REFUSED(NORMFUSE_UNSUPPORTED, normfuse_affine_forward_scratch_bytes(&prelu, &tensors, NULL, &bytes), "no CUDA kernels");
 }
 
 static void test_versions(void)
@@ -500,7 +490,7 @@ static void test_general_alone(void)
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
               fake_driver.device[1].functions_loaded[k]);
     }
-    CHECK(general == 38, "%d kernels", general);
+    CHECK(general == 39, "%d kernels", general);
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
@@ -1270,7 +1260,8 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
         *views[i] = (struct normfuse_view){from->views[i], from->x_batch, from->x_channel, from->x_position};
     struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
         &p.weight, &p.bias,         &p.scale,       &p.shift,   &p.pre_bias, &p.mean,   &p.rstd,
-        &p.running_mean, &p.running_var, &p.dweight, &p.dbias,    &p.dscale, &p.dshift};
+        &p.running_mean, &p.running_var, &p.dweight, &p.dbias,    &p.dscale, &p.dshift, &p.slope,
+        &p.dslope};
     for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
         const int rare = i - NORMFUSE_COMMON_PARAMETERS;
         const struct normfuse_cuda_strides strides = rare < 0 ? from->strides[i] : from->rare_strides[rare];
@@ -1648,7 +1639,10 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     HOLDS((!applies && !backward) || g->general.channels >= channels);
     HOLDS(!both || g->general.sets * (int64_t)g->group >= channels);
     HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
-    HOLDS(launch->shared == (size_t)normfuse_lay_out_general(&g->general, (int32_t)value, backward).bytes);
+    const struct normfuse_general_layout at = normfuse_lay_out_general(&g->general, (int32_t)value, backward);
+    HOLDS(at.slopes >= at.bytes && at.slopes % 16 == 0);
+    const bool has_slopes = p->activation == NORMFUSE_PRELU && g->general.channels > 0;
+    HOLDS(launch->shared == (size_t)(has_slopes ? at.slopes + value * g->general.channels : at.bytes));
     /* All elements, once. */
     const int64_t elements = p->n * p->c * p->s;
     if (elements <= 60000 && (int64_t)launch->grid * launch->threads <= 4000000) {
@@ -2301,7 +2295,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
     HOLDS(a.sums == NULL || end_of(a.sums, 0) >= used);
     used = a.sums != NULL && gathers && backward
-               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16)
+               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16 *
+                                    (p->dslope.data != NULL ? 2 : 1))
                : used;
     HOLDS(a.totals == NULL || end_of(a.totals, 0) >= used);
     used = a.totals != NULL ? end_of(a.totals, (size_t)all_sets * 16) : used;
@@ -2349,9 +2344,9 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
              test->residual ? " post_add" : "", device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
-    enum { BIG = 5 };
-    normfuse_axes axes[BIG + 5];
-    normfuse_tensor big[BIG], small[5];
+    enum { BIG = 5, SMALL = 7 };
+    normfuse_axes axes[BIG + SMALL];
+    normfuse_tensor big[BIG], small[SMALL];
     for (int i = 0; i < BIG; i++) {
         void *const data = (void *)(base + (uintptr_t)(i < 3 ? i : 7 + i) * gap + (test->misaligned ? value : 0));
         big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
@@ -2363,8 +2358,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         }
     }
     const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
-    for (int i = 0; i < 5; i++) {
-        void *const data = (void *)(base + (uintptr_t)(3 + i) * gap);
+    for (int i = 0; i < SMALL; i++) {
+        void *const data = (void *)(base + (uintptr_t)(i < 5 ? 3 + i : 7 + i) * gap);
         const bool is_saved = i == 1 || i == 2;
         const normfuse_type saved = test->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
         small[i] = normfuse_tensor_contiguous(data, is_saved ? saved : test->type, 1, is_saved ? &sets : &sizes[1],
@@ -2388,6 +2383,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         tensors.post_add = &big[3];
         if (test->backward)
             tensors.dpost_add = &big[4];
+    }
+    if (test->activation == NORMFUSE_PRELU) {
+        tensors.slope = &small[5];
+        tensors.dslope = test->backward ? &small[6] : NULL;
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
     if (test->has_sync) {
@@ -2682,7 +2681,7 @@ static struct plan_case draw_plan_case(int i)
         while (test.sizes[1] % test.groups != 0);
     if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
         test.sizes[2] = 2; /* training refuses one value a channel */
-    test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(9);
+    test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(NORMFUSE_PRELU + 1);
     test.residual = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
     return test;
 }

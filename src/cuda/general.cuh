@@ -512,6 +512,15 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     return of;
 }
 
+/* As choose_activation, and prelu, whose slopes are a channel's, has a loop of its own. */
+template <typename Work> __device__ __forceinline__ void choose_general_activation(int activation, Work work)
+{
+    if (activation == NORMFUSE_PRELU)
+        work(chosen_activation<NORMFUSE_PRELU>());
+    else
+        choose_activation<true, true>(activation, work);
+}
+
 /* The thread's channels, slope and offset times `factor`. */
 template <typename R, int W>
 __device__ __forceinline__ void recall_channels(const general_channel<R> *channels, int first, R factor, R (&slope)[W],

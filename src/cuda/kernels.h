@@ -288,6 +288,8 @@ enum normfuse_cuda_parameter {
     NORMFUSE_PARAMETER_DBIAS,
     NORMFUSE_PARAMETER_DSCALE,
     NORMFUSE_PARAMETER_DSHIFT,
+    NORMFUSE_PARAMETER_SLOPE,
+    NORMFUSE_PARAMETER_DSLOPE,
     NORMFUSE_PARAMETERS
 };
 struct normfuse_cuda_strides {
@@ -299,6 +301,7 @@ enum normfuse_cuda_flag {
     NORMFUSE_FLAG_RUNNING_MOMENTUM = 4,
     NORMFUSE_FLAG_FROM_Y = 8,
     NORMFUSE_FLAG_EVALUATE = 16,
+    NORMFUSE_FLAG_ACCUMULATE_SLOPE = 32,
     NORMFUSE_FLAG_PHASES_SHIFT = 8
 };
 
@@ -325,7 +328,7 @@ struct normfuse_cuda_problem {
     char *rare_parameters[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     struct normfuse_cuda_strides rare_strides[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     int32_t rare_types[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
-    char unused[40]; /* what comes next begins a line */
+    char unused[48]; /* what comes next begins a line */
 
 #if defined(__cplusplus)
 #define NORMFUSE_VIEW(name, place)                                                                                     \
@@ -363,6 +366,8 @@ struct normfuse_cuda_problem {
     NORMFUSE_PARAMETER(dbias, NORMFUSE_PARAMETER_DBIAS)
     NORMFUSE_PARAMETER(dscale, NORMFUSE_PARAMETER_DSCALE)
     NORMFUSE_PARAMETER(dshift, NORMFUSE_PARAMETER_DSHIFT)
+    NORMFUSE_PARAMETER(slope, NORMFUSE_PARAMETER_SLOPE)
+    NORMFUSE_PARAMETER(dslope, NORMFUSE_PARAMETER_DSLOPE)
 #undef NORMFUSE_VIEW
 #undef NORMFUSE_PARAMETER
     __device__ __forceinline__ bool columns() const
@@ -372,6 +377,10 @@ struct normfuse_cuda_problem {
     __device__ __forceinline__ bool accumulate() const
     {
         return (flags & NORMFUSE_FLAG_ACCUMULATE) != 0;
+    }
+    __device__ __forceinline__ bool accumulate_slope() const
+    {
+        return (flags & NORMFUSE_FLAG_ACCUMULATE_SLOPE) != 0;
     }
     __device__ __forceinline__ bool has_running_momentum() const
     {

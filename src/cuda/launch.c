@@ -163,6 +163,8 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
         [NORMFUSE_PARAMETER_DBIAS] = &p->dbias,
         [NORMFUSE_PARAMETER_DSCALE] = &p->dscale,
         [NORMFUSE_PARAMETER_DSHIFT] = &p->dshift,
+        [NORMFUSE_PARAMETER_SLOPE] = &p->slope,
+        [NORMFUSE_PARAMETER_DSLOPE] = &p->dslope,
     };
     *to = (struct normfuse_cuda_problem){
         .n = p->n,
@@ -175,6 +177,7 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
         .activation = p->activation,
         .groups = (int32_t)p->groups,
         .flags = (p->columns ? NORMFUSE_FLAG_COLUMNS : 0) | (p->accumulate ? NORMFUSE_FLAG_ACCUMULATE : 0) |
+                 (p->accumulate_slope ? NORMFUSE_FLAG_ACCUMULATE_SLOPE : 0) |
                  (p->has_running_momentum ? NORMFUSE_FLAG_RUNNING_MOMENTUM : 0) |
                  (p->from_y ? NORMFUSE_FLAG_FROM_Y : 0) | (p->evaluate ? NORMFUSE_FLAG_EVALUATE : 0) |
                  p->phases << NORMFUSE_FLAG_PHASES_SHIFT,

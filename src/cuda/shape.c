@@ -189,7 +189,8 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || !shape->near ||
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
+        p->activation == NORMFUSE_PRELU || !shape->near ||
         !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
@@ -235,7 +236,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     /* Threads over rows sum values of several channels. */
     const bool biased = p->pre_bias.data != NULL;
     shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->near && !device->general_alone &&
-                   (p->columns || !biased);
+                   (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
     if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
@@ -283,6 +284,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->bytes =
         (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) * (forward ? 2.0 : 3.0);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
-                                          p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL);
+                                          p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
+                                          p->dslope.data != NULL);
     return true;
 }

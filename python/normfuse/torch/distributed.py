@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _autograd, _checks, functional
-from ._operators import (FROM_U, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT, WANT_X,
-                         ops, writes_u)
+from ._operators import (FROM_U, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_SLOPE,
+                         WANT_WEIGHT, WANT_X, ops, writes_u)
 
 __all__ = ["batch_norm", "group_norm", "spans_processes"]
 
@@ -115,17 +115,17 @@ def _is_recorded() -> bool:
 
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
-                activation, act_param, group_name, processes, through_host):
+    def forward(ctx, input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum,
+                eps, activation, act_param, group_name, processes, through_host):
         group = (group_name, processes, through_host)
         stats, u = ops.batch_norm_stats(input, pre_bias, pre_add)
         merged = ops.stats_merge(_gather(stats, group))
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
-        y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, momentum,
-                                             eps, activation, act_param)
+        y, mean, rstd = ops.batch_norm_apply(x, merged, weight, bias, running_mean, running_var, post_add, slope,
+                                             momentum, eps, activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add, slope)
         ctx.rest = eps, activation, act_param, from_y | FROM_U, group
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(merged)
@@ -133,7 +133,7 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, _, du=None):
-        x, mean, rstd, merged, weight, bias, pre_bias, post_add = ctx.saved_tensors
+        x, mean, rstd, merged, weight, bias, pre_bias, post_add, slope = ctx.saved_tensors
         eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
@@ -141,53 +141,56 @@ class _BatchNorm(torch.autograd.Function):
         asks_x = needs[0] or needs[5] or needs[6]
         through = needs[7] and activation != 0
         of_bias = WANT_PRE_BIAS if needs[5] else 0
+        of_slope = WANT_SLOPE if needs[8] else 0
         if _is_recorded():
             moments = _autograd._moments_of(_batch_average(merged[:, 0], group), eps)
-            dx, dweight, dbias, _, _, dpost_add, dpre_bias = _autograd._composite(
-                dy, du, x, weight, bias, None, None, pre_bias, post_add, activation, act_param, moments, bits | of_bias)
-            return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy)
-        sums, dpost_add = ops.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation, act_param,
-                                                       (WANT_POST_ADD if through else 0) | bits)
+            dx, dweight, dbias, _, _, dpost_add, dpre_bias, dslope = _autograd._composite(
+                dy, du, x, weight, bias, None, None, pre_bias, post_add, slope, activation, act_param, moments,
+                bits | of_bias)
+            return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy, dslope)
+        sums, dpost_add, dslope = ops.batch_norm_backward_sums(
+            dy, x, mean, rstd, weight, bias, post_add, slope, activation, act_param,
+            (WANT_POST_ADD if through else 0) | of_slope | bits)
         dx = dweight = dbias = dpre_bias = None
         wanted = WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
         if wanted:
             _, dweight, dbias, _ = ops.batch_norm_backward_apply(dy, None, x, mean, rstd, sums, weight, bias, None,
-                                                                 post_add, _SET_VALUES, activation, act_param,
+                                                                 post_add, slope, _SET_VALUES, activation, act_param,
                                                                  wanted | bits)
         if asks_x:
             shared = _per_value(ops.sums_merge(_gather(sums, group)), merged[:, :1])
             dx, _, _, dpre_bias = ops.batch_norm_backward_apply(dy, du, x, mean, rstd, shared, weight, bias, pre_bias,
-                                                                post_add, _SET_VALUES, activation, act_param,
+                                                                post_add, slope, _SET_VALUES, activation, act_param,
                                                                 WANT_X | of_bias | bits)
-        return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy)
+        return _BatchNorm._of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add if through else dy, dslope)
 
     @staticmethod
-    def _of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add):
+    def _of_inputs(needs, dx, dweight, dbias, dpre_bias, dpost_add, dslope):
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None, None, None,
                 dpre_bias if needs[5] else None, dx if needs[6] else None, dpost_add if needs[7] else None,
-                *(None,) * 7)
+                dslope if needs[8] else None, *(None,) * 7)
 
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
-                group_name, processes, through_host):
+    def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation,
+                act_param, group_name, processes, through_host):
         group = (group_name, processes, through_host)
         stats, u = ops.group_norm_stats(input, pre_bias, pre_add, groups)
         merged = ops.stats_merge(_gather(stats, group))
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
-        y, mean, rstd = ops.group_norm_apply(x, merged, weight, bias, scale, shift, post_add, groups, eps, activation,
-                                             act_param)
+        y, mean, rstd = ops.group_norm_apply(x, merged, weight, bias, scale, shift, post_add, slope, groups, eps,
+                                             activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add, slope)
         ctx.rest = groups, eps, activation, act_param, from_y | FROM_U, group
         ctx.set_materialize_grads(False)
         return (y, u) if has_u else y
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add = ctx.saved_tensors
+        x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add, slope = ctx.saved_tensors
         groups, eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
@@ -195,42 +198,44 @@ class _GroupNorm(torch.autograd.Function):
         asks_x = needs[0] or needs[5] or needs[6]
         through = needs[7] and activation != 0
         of_bias = WANT_PRE_BIAS if needs[5] else 0
+        of_slope = WANT_SLOPE if needs[8] else 0
         if _is_recorded():
             moments = _autograd._moments_of(_group_average(merged[:, :, 0], group), eps)
-            *gradients, dpost_add, dpre_bias = _autograd._composite(
-                dy, du, x, weight, bias, scale, shift, pre_bias, post_add, activation, act_param, moments,
+            *gradients, dpost_add, dpre_bias, dslope = _autograd._composite(
+                dy, du, x, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param, moments,
                 bits | of_bias)
-            return _GroupNorm._of_inputs(needs, *gradients, dpre_bias, dpost_add if through else dy)
-        sums, dpost_add = ops.group_norm_backward_sums(dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups,
-                                                       activation, act_param,
-                                                       (WANT_POST_ADD if through else 0) | bits)
+            return _GroupNorm._of_inputs(needs, *gradients, dpre_bias, dpost_add if through else dy, dslope)
+        sums, dpost_add, dslope = ops.group_norm_backward_sums(
+            dy, x, mean, rstd, weight, bias, scale, shift, post_add, slope, groups, activation, act_param,
+            (WANT_POST_ADD if through else 0) | of_slope | bits)
         dx = dweight = dbias = dscale = dshift = dpre_bias = None
         wanted = (WANT_WEIGHT * (weight is not None and needs[1]) + WANT_BIAS * (bias is not None and needs[2])
                   + WANT_SCALE * (scale is not None and needs[3]) + WANT_SHIFT * (shift is not None and needs[4]))
         if wanted:
             _, dweight, dbias, dscale, dshift, _ = ops.group_norm_backward_apply(
-                dy, None, x, mean, rstd, sums, weight, bias, scale, shift, None, post_add, groups, _SET_VALUES,
-                activation, act_param, wanted | bits)
+                dy, None, x, mean, rstd, sums, weight, bias, scale, shift, None, post_add, slope, groups,
+                _SET_VALUES, activation, act_param, wanted | bits)
         if asks_x:
             counts = merged[:, :, :1].repeat_interleave(x.shape[1] // groups, 1)
             shared = _per_value(ops.sums_merge(_gather(sums, group)), counts)
             dx, _, _, _, _, dpre_bias = ops.group_norm_backward_apply(
-                dy, du, x, mean, rstd, shared, weight, bias, scale, shift, pre_bias, post_add, groups, _SET_VALUES,
-                activation, act_param, WANT_X | of_bias | bits)
-        return _GroupNorm._of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add if through else dy)
+                dy, du, x, mean, rstd, shared, weight, bias, scale, shift, pre_bias, post_add, slope, groups,
+                _SET_VALUES, activation, act_param, WANT_X | of_bias | bits)
+        return _GroupNorm._of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add if through else dy,
+                                     dslope)
 
     @staticmethod
-    def _of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add):
+    def _of_inputs(needs, dx, dweight, dbias, dscale, dshift, dpre_bias, dpost_add, dslope):
         return (dx if needs[0] else None, dweight if needs[1] else None, dbias if needs[2] else None,
                 dscale if needs[3] else None, dshift if needs[4] else None, dpre_bias if needs[5] else None,
-                dx if needs[6] else None, dpost_add if needs[7] else None, *(None,) * 7)
+                dx if needs[6] else None, dpost_add if needs[7] else None, dslope if needs[8] else None, *(None,) * 7)
 
 
 def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
                weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, momentum: float = 0.1,
                eps: float = 1e-5, *, batches_tracked: Optional[Tensor] = None, process_group: Optional[Any] = None,
-               activation: Optional[str] = None, act_param: Optional[float] = None, pre_bias: Optional[Tensor] = None,
-               pre_add: Optional[Tensor] = None, return_sum: bool = False,
+               activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Tensor] = None,
+               pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                post_add: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """Training batch norm with the statistics of the batches of all processes.
 
@@ -239,13 +244,13 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     momentum: the new statistics' weight. batches_tracked: a tensor, how many batches there were with this one: the
         running statistics become the average over all of them, and momentum is not used. It is not read by the host.
     process_group: None for all processes.
-    The others, and what is returned, as of normfuse.torch.batch_norm. Gradients of weight, bias and pre_bias
-    are those of this process's batch.
+    The others, and what is returned, as of normfuse.torch.batch_norm. Gradients of weight, bias, slope and
+    pre_bias are those of this process's batch.
     """
     if not spans_processes(process_group) and batches_tracked is None:
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
-                                     activation=activation, act_param=act_param, pre_bias=pre_bias, pre_add=pre_add,
-                                     return_sum=return_sum, post_add=post_add)
+                                     activation=activation, act_param=act_param, slope=slope, pre_bias=pre_bias,
+                                     pre_add=pre_add, return_sum=return_sum, post_add=post_add)
     if eps <= 0.0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     if (running_mean is None) != (running_var is None):
@@ -253,10 +258,11 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     number, parameter = functional._activation(activation, act_param)
     input, pre_bias, pre_add, post_add = _fitted(input, pre_bias, pre_add, post_add, return_sum)
     _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
+    _checks.slope(input, slope, activation)
     cumulative = batches_tracked is not None and running_mean is not None
     output = _BatchNorm.apply(input, weight, bias, None if cumulative else running_mean,
-                              None if cumulative else running_var, pre_bias, pre_add, post_add, momentum, eps, number,
-                              parameter, *_named(process_group, input))
+                              None if cumulative else running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
+                              number, parameter, *_named(process_group, input))
     if cumulative:
         _average(running_mean, running_var, output[1], batches_tracked)
     return (output[0], output[2]) if return_sum else output[0]
@@ -272,17 +278,18 @@ def _average(running_mean: Tensor, running_var: Tensor, stats: Tensor, batches: 
 
 def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None,
                eps: float = 1e-5, *, sharded_dim: int, process_group: Optional[Any] = None,
-               activation: Optional[str] = None, act_param: Optional[float] = None, pre_bias: Optional[Tensor] = None,
-               pre_add: Optional[Tensor] = None, return_sum: bool = False, post_add: Optional[Tensor] = None,
-               scale: Optional[Tensor] = None, shift: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
+               activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Tensor] = None,
+               pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None, return_sum: bool = False,
+               post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+               shift: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """Group norm of images that the processes hold in strips.
 
     input: [N, C, ...], this process's strip of the N images; its size along sharded_dim may be 0 and may differ from
         the other processes', the other sizes may not.
     sharded_dim: the axis that is cut, a spatial one (2 or more, or negative).
     process_group: None for all processes.
-    The others, and what is returned, as of normfuse.torch.group_norm. Gradients of weight, bias, scale, shift
-    and pre_bias are those of this process's strips: their sum over the processes is the whole.
+    The others, and what is returned, as of normfuse.torch.group_norm. Gradients of weight, bias, scale, shift,
+    slope and pre_bias are those of this process's strips: their sum over the processes is the whole.
     """
     axis = sharded_dim if sharded_dim >= 0 else sharded_dim + input.dim()
     if not 2 <= axis < input.dim():
@@ -290,14 +297,15 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
                          f"{list(input.shape)}")
     if not spans_processes(process_group):
         return functional.group_norm(input, num_groups, weight, bias, eps, activation=activation, act_param=act_param,
-                                     pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
-                                     scale=scale, shift=shift)
+                                     slope=slope, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                                     post_add=post_add, scale=scale, shift=shift)
     number, parameter = functional._activation(activation, act_param)
     input, pre_bias, pre_add, post_add = _fitted(input, pre_bias, pre_add, post_add, return_sum)
     scale, shift = functional._per_sample(scale), functional._per_sample(shift)
     _checks.group_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups)
-    output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups, eps, number,
-                              parameter, *_named(process_group, input))
+    _checks.slope(input, slope, activation)
+    output = _GroupNorm.apply(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, num_groups, eps,
+                              number, parameter, *_named(process_group, input))
     return output if return_sum or not writes_u(pre_bias, pre_add, True) else output[0]
 
 
