@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import default_device, hardswish  # noqa: E402, F401
+from device import DEVICE, default_device, hardswish  # noqa: E402, F401
 from normfuse.torch.convert import FoldedBatchNorm  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -54,7 +54,9 @@ def check_same(model, stock, *inputs):
             results.append([y, *(t.grad for t in x if isinstance(t, torch.Tensor)),
                             *(p.grad for _, p in m.named_parameters()), *(b.double() for b in m.buffers())])
         for a, b in zip(*results):
-            assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-10, atol=1e-10))
+            assert (a is None) == (b is None)
+            # A sum that cancels errs by its terms, which are as large as what is beside it.
+            assert a is None or torch.allclose(a, b, rtol=1e-10, atol=1e-12 * max([100, *b.abs().flatten().tolist()]))
 
 
 def reasons(report):
@@ -157,7 +159,7 @@ class Hardswish(nn.Module):
     (nn.ELU(0.4), "elu", 0.4), (nn.Mish(), "mish", None), (nn.ReLU6(True), "relu6", None),
     (nn.PReLU().double(), "prelu", None), (nn.PReLU(4).double(), "prelu", None)], ids=str)
 def test_neighbours_in_a_sequential(activation, name, parameter):
-    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity(), activation))
+    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity(), activation.to(DEVICE)))
     stock = copy.deepcopy(model)
     report = nft.convert(model)
     assert folded(report) == {"1": (name,)}
