@@ -199,6 +199,7 @@ def floor(title, cpu, gpu, gpu_peers):
 
 
 MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16 channels-last", "vae-decode-1024-nchw": "the same, channels-first",
+          "vae-decode-2048": "the same decoder, 2048 x 2048, f16 channels-last", "flux-decode-1024": "FLUX's VAE, decode 1024 x 1024, bf16 channels-last",
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
           "unet": "Stable Diffusion 1.5 UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
           "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
@@ -404,12 +405,13 @@ def models_gpu(path):
     for row in read(path):
         if "ms" in row:
             table[row["model"]].setdefault(row["variant"], row)
-    lines = []
+    lines, shown = [], [variant for variant in VARIANTS if any(variant in each for each in table.values())]
     for model in (name for name in MODELS if name in table):
         each = table[model]
-        times = [f"{each[variant]['ms']:.{1 if each[variant]['ms'] >= 20 else 2}f}" if variant in each else "" for variant in VARIANTS]
+        times = [f"{each[variant]['ms']:.{1 if each[variant]['ms'] >= 20 else 2}f}" if variant in each else "" for variant in shown]
         lines.append([MODELS[model] + TERMS.get(model, ""), *times, *(figures3(each[variant]["peak_gib"]) for variant in ("stock", "normfuse"))])
-    return markdown(["model", "stock, ms", "converted, ms", "stock compiled", "converted compiled", "stock, GiB", "converted, GiB"], lines)
+    heads = dict(zip(VARIANTS, ("stock, ms", "converted, ms", "stock compiled", "converted compiled")))
+    return markdown(["model", *(heads[variant] for variant in shown), "stock, GiB", "converted, GiB"], lines)
 
 
 def draws_gpu(*paths):
@@ -454,12 +456,13 @@ SHOWN = ["group_norm 128x256x28x28 groups=32", "group_norm 128x256x28x28 groups=
          "group_norm 1x128x512x512 groups=32 dtype=bf16 layout=nhwc act=silu", "instance_norm 2x32x64x96x96 act=leaky_relu",
          "batch_norm 32x512x28x28", "batch_norm 32x512x28x28 layout=nhwc", "batch_norm 64x1024x14x14", "batch_norm 32x10x200x200 layout=nhwc",
          "batch_norm 32x512x28x28 act=relu mode=eval", "affine 64x256x64x64 per=sample", "affine 64x256x64x64 layout=nhwc per=sample"]
-TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resnet50-bn-train": ", the same",
+TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resnet50-bn-train": ", batch 256, bf16 autocast, channels-last",
          "unet": ", batch 2, f16, channels-last, in a CUDA graph", "mask-rcnn-train": ", batch 4, f16 autocast"}
 TABLES = {
     "peers-cpu": (peers_cpu, ["2026-11-21-epyc-zen4-peers"]),
     "peers-gpu": (peers_gpu, ["2026-11-24-h200-bars", "2026-11-21-h200-peers"]),
     "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
+    "models-h100": (models_gpu, ["2026-11-25-h100-models"]),
     "draws-gpu": (draws_gpu, ["2026-11-23-h200-random-activations", "2026-11-24-h200-random-small"]),
     "host": (host, ["*-epyc*-overhead.json", "2026-11-22-h200-overhead.json"]),
     "headline": (headline, ["2026-11-22-h200-models", "2026-11-24-h200-bars", "2026-11-21-h200-peers", "2026-11-21-epyc-zen4-peers"]),
