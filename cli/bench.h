@@ -48,7 +48,7 @@ struct bench {
     size_t small_bytes[BENCH_SMALLS];
     normfuse_axes small_axes[BENCH_SMALLS];
     normfuse_tensor smalls[BENCH_SMALLS];
-    normfuse_axes big_axes;
+    normfuse_axes big_axes[2]; /* channels-first, channels-last */
     normfuse_tensor big[BENCH_BIG_MAX];
     normfuse_tensors tensors;
 };

@@ -215,9 +215,11 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
     bench->tensor_stride = (bytes + alignment - 1) / alignment * alignment;
     choose_tensors(bench);
     for (int i = 0; i < bench->reads + bench->writes; i++) {
-        bench->big[i] = line->channels_last
-                            ? normfuse_tensor_channels_last(NULL, line->type, line->ndim, line->sizes, &bench->big_axes)
-                            : normfuse_tensor_contiguous(NULL, line->type, line->ndim, line->sizes, &bench->big_axes);
+        bool channels_last = i == 0 ? line->channels_last : problem_line_channels_last(line, i >= bench->reads);
+        normfuse_axes *axes = &bench->big_axes[channels_last];
+        bench->big[i] = channels_last
+                            ? normfuse_tensor_channels_last(NULL, line->type, line->ndim, line->sizes, axes)
+                            : normfuse_tensor_contiguous(NULL, line->type, line->ndim, line->sizes, axes);
         bench->big[i].device.device_type = line->device;
         bench->big[i].device.device_id = line->device == NORMFUSE_CPU ? 0 : device_ordinal();
     }

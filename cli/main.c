@@ -46,7 +46,9 @@ const char problem_help[] =
     "    +u                 with these: forward writes u; backward takes it, and du\n"
     "    +post_add          added before the activation; backward writes its gradient\n"
     "    +scale             group_norm, instance_norm: scale and shift, [N, C]\n"
-    "    +one_slope         act=prelu: the slope is [1]\n";
+    "    +one_slope         act=prelu: the slope is [1]\n"
+    "    +mixed             all tensors of x's sizes, but not x, have the other layout;\n"
+    "                       +mixed=inputs, +mixed=outputs: these of them\n";
 
 static void print_help(void)
 {

@@ -44,6 +44,9 @@ static const struct {
     { "+scale", offsetof(struct problem_line, scale_shift) },
     { "+adagn", offsetof(struct problem_line, scale_shift) },
     { "+one_slope", offsetof(struct problem_line, one_slope) },
+    { "+mixed", offsetof(struct problem_line, mixed) },
+    { "+mixed=inputs", offsetof(struct problem_line, mixed_inputs) },
+    { "+mixed=outputs", offsetof(struct problem_line, mixed_outputs) },
 };
 
 static const double default_eps = 1e-5;
@@ -225,7 +228,9 @@ static bool take_addition(struct problem_line *line, const char *word, char *err
             *(bool *)((char *)line + additions[i].offset) = true;
             return true;
         }
-    complain(error, error_bytes, "'%.80s': an addition must be one of +pre_add, +pre_bias, +pre_bias=sample, +u, +post_add, +scale, +one_slope",
+    complain(error, error_bytes,
+             "'%.80s': an addition must be one of +pre_add, +pre_bias, +pre_bias=sample, +u, +post_add, +scale, "
+             "+one_slope, +mixed, +mixed=inputs, +mixed=outputs",
              word);
     return false;
 }
@@ -396,6 +401,11 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
         complain(error, error_bytes, "'+pre_bias=sample': +pre_bias is there, expected one of them");
         return 0;
     }
+    if (line->mixed + line->mixed_inputs + line->mixed_outputs > 1) {
+        complain(error, error_bytes, "'+mixed%s': another +mixed is there, expected one of them",
+                 line->mixed_outputs ? "=outputs" : "=inputs");
+        return 0;
+    }
     if (line->write_u && !problem_line_adds(line)) {
         complain(error, error_bytes, "'+u': +pre_add or +pre_bias is missing, without which u is x");
         return 0;
@@ -479,6 +489,9 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
         length = append(name, bytes, length, " +scale");
     if (line->one_slope)
         length = append(name, bytes, length, " +one_slope");
+    if (problem_line_is_mixed(line))
+        length = append(name, bytes, length, " +mixed%s",
+                        line->mixed ? "" : line->mixed_inputs ? "=inputs" : "=outputs");
     return length;
 }
 

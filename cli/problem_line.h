@@ -39,6 +39,8 @@ struct problem_line {
     bool post_add;    /* +post_add: the backward writes dpost_add */
     bool scale_shift; /* +scale: scale and shift; group and instance norm */
     bool one_slope;   /* +one_slope: act=prelu has a slope [1], not [C] */
+    /* Which tensors of x's sizes, but not x, have the other layout: +mixed: all; +mixed=inputs, +mixed=outputs. */
+    bool mixed, mixed_inputs, mixed_outputs;
 };
 
 /* Reads words[0..count): an operator, its sizes, then key=value and +addition words; stops at the next operator's name.
@@ -58,6 +60,17 @@ struct problem_line problem_line_default(enum problem_operator op);
 static inline bool problem_line_adds(const struct problem_line *line)
 {
     return line->pre_add || line->pre_bias || line->sample_bias;
+}
+
+static inline bool problem_line_is_mixed(const struct problem_line *line)
+{
+    return line->mixed || line->mixed_inputs || line->mixed_outputs;
+}
+
+/* Whether a tensor of x's sizes, but not x, is channels-last. */
+static inline bool problem_line_channels_last(const struct problem_line *line, bool is_output)
+{
+    return line->channels_last != (line->mixed || (is_output ? line->mixed_outputs : line->mixed_inputs));
 }
 
 /* The name of a problem: its defaults left out. Returns the length, as snprintf. */

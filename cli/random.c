@@ -201,7 +201,7 @@ struct problem_line random_problem(uint64_t seed, int64_t index, int64_t least_b
 void random_prelu(struct problem_line *line, uint64_t seed, int64_t index)
 {
     struct generator generator = { mix(mix(seed + 0xA24BAED4963EE407u) + (uint64_t)index) };
-    if (line->device != NORMFUSE_CPU || !percent(&generator, 5))
+    if (!percent(&generator, 5))
         return;
     line->activation = NORMFUSE_PRELU;
     line->one_slope = percent(&generator, 50);

@@ -18,7 +18,7 @@ enum { RANDOM_LEAST_BYTES = 16384 };
 enum { RANDOM_VALUES = 16 };
 struct problem_line random_problem(uint64_t seed, int64_t index, int64_t least_bytes, int64_t most_bytes);
 
-/* Gives some of these problems on the CPU act=prelu, in place of the activation that they have, by draws of its own. */
+/* Gives some of these problems act=prelu, in place of the activation that they have, by draws of its own. */
 void random_prelu(struct problem_line *line, uint64_t seed, int64_t index);
 
 /* Adds pre_bias to some of these problems, by draws of its own: random_problem's list is what benchmarks were measured

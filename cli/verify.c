@@ -232,25 +232,33 @@ static bool make_buffer(struct buffer *buffer, normfuse_type type, int64_t eleme
     return true;
 }
 
+/* But for statistics, which a forward writes. */
+static bool is_output(const struct work *work, enum tensor_name name)
+{
+    return (name == Y && !work->line->backward) || name == U || (name >= DX && name != PRE_BIAS && name != SLOPE);
+}
+
 /* A tensor with x's shape. */
 static bool make_big(struct work *work, enum tensor_name name)
 {
     const struct verify_options *options = work->options;
     struct buffer *buffer = &work->buffers[name];
+    bool expanded = options->expanded && (name == DY || name == DU || name == PRE_ADD || name == POST_ADD);
     int64_t more_samples = options->slice_batch ? 2 : 0, more_channels = options->slice_channels ? 3 : 0;
     int64_t channels = work->c + more_channels;
-    int64_t elements = (work->n + more_samples) * channels * work->s;
+    int64_t elements = (expanded ? 1 : work->n + more_samples) * channels * work->s;
     if (!make_buffer(buffer, work->line->type, elements, options->misaligned))
         return false;
-    bool channels_last = work->line->channels_last != (options->mixed_layout && name != X);
+    bool channels_last = name == X ? work->line->channels_last
+                                   : problem_line_channels_last(work->line, is_output(work, name));
     buffer->n = work->n;
     buffer->c = work->c;
     buffer->s = work->s;
-    buffer->batch = channels * work->s;
+    buffer->batch = expanded ? 0 : channels * work->s;
     buffer->channel = channels_last ? 1 : work->s;
     buffer->position = channels_last ? channels : 1;
     buffer->is_big = buffer->is_sample_wise = true;
-    buffer->is_dense = !more_samples && !more_channels;
+    buffer->is_dense = !more_samples && !more_channels && !expanded;
     if (elements > 0)
         buffer->data = element(buffer, more_samples / 2, more_channels / 3, 0);
     int32_t ndim = work->line->ndim;
@@ -528,7 +536,7 @@ static bool make_tensors(struct work *work)
         if (!buffer->base)
             continue;
         bool is_statistics = name == MEAN || name == RSTD;
-        buffer->is_output = (name == Y && !backward) || name == U || (name >= DX && name != PRE_BIAS && name != SLOPE) || (is_statistics && !backward);
+        buffer->is_output = is_output(work, (enum tensor_name)name) || (is_statistics && !backward);
         if (buffer->is_output)
             clear_output(work, (enum tensor_name)name);
         else if (!is_statistics)
@@ -1775,8 +1783,8 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+running is a training forward's of batch and instance norm";
     if (options->cumulative && !options->running)
         return "+cumulative needs +running";
-    if (options->in_place && options->mixed_layout)
-        return "+inplace needs one layout";
+    if (options->in_place && (problem_line_is_mixed(line) || options->expanded))
+        return "+inplace needs one layout, and no sample that is every one's";
     if (options->sharded && (line->op == AFFINE || evaluates || (grouped && line->ndim < 3)))
         return "+sharded is of statistics, and of group norm with a spatial axis";
     if (options->accumulate && !line->backward && (line->op != BATCH_NORM || evaluates))
@@ -1905,7 +1913,7 @@ static const struct {
     { "+inplace", offsetof(struct verify_options, in_place) },
     { "+slice_c", offsetof(struct verify_options, slice_channels) },
     { "+slice_n", offsetof(struct verify_options, slice_batch) },
-    { "+mixed", offsetof(struct verify_options, mixed_layout) },
+    { "+expanded", offsetof(struct verify_options, expanded) },
     { "+misaligned", offsetof(struct verify_options, misaligned) },
     { "+strided", offsetof(struct verify_options, strided_parameters) },
     { "+f64_mean", offsetof(struct verify_options, f64_mean) },

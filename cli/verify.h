@@ -49,7 +49,7 @@ struct verify_options {
     bool no_weight, no_bias;
     bool in_place;          /* y = x, u = pre_add, without that u = x; dx = dy, dpost_add = post_add's own memory */
     bool slice_channels, slice_batch; /* tensors are slices of bigger ones */
-    bool mixed_layout;      /* all but x in the other layout */
+    bool expanded;          /* dy, du, pre_add, post_add: one sample, by a stride of 0 every sample's */
     bool misaligned;        /* every tensor one element past an aligned address */
     bool strided_parameters;
     bool f64_mean;          /* saved mean in f64 whatever x is */

@@ -207,7 +207,7 @@ typedef enum normfuse_activation {
     NORMFUSE_ELU = 7, /* act_param: alpha, default 1 */
     NORMFUSE_MISH = 8,
     NORMFUSE_RELU6 = 9,  /* min(max(z, 0), 6) */
-    NORMFUSE_PRELU = 10  /* leaky_relu with tensors.slope as the slope; CPU only */
+    NORMFUSE_PRELU = 10  /* leaky_relu with tensors.slope as the slope */
 } normfuse_activation;
 
 /* Flags of the options. Bits that an operator does not know are refused. */

@@ -41,8 +41,6 @@ static normfuse_status check_backend(const struct normfuse_problem *problem)
     if (problem->device.device_type == NORMFUSE_CPU)
         return NORMFUSE_OK;
 #if defined(NORMFUSE_HAVE_CUDA)
-    if (problem->activation == NORMFUSE_PRELU)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: prelu has no CUDA kernels", problem->name);
     const struct normfuse_cuda_device *device;
     return normfuse_cuda_device(problem->name, problem->device.device_id, &device);
 #else

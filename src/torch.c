@@ -89,7 +89,7 @@ _Static_assert(offsetof(normfuse_tensors, dslope) == offsetof(normfuse_tensors, 
 
 enum {
     MAX_ARGUMENTS = 20,
-    MAX_OUTPUTS = 7,
+    MAX_OUTPUTS = 8,
     MAX_AXES = 64,
     MAX_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
 };
@@ -105,7 +105,8 @@ enum {
     WANT_POST_ADD = 32,
     FROM_Y = 64,
     WANT_PRE_BIAS = 128, /* with WANT_X */
-    FROM_U = 256
+    FROM_U = 256,
+    WANT_SLOPE = 512
 };
 
 enum kind { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
@@ -701,6 +702,7 @@ static bool is_wanted(const struct call *call, const struct operation *operation
     case DSHIFT: return (call->wanted & WANT_SHIFT) && call->handles[SHIFT] != NULL;
     case DPOST_ADD: return (call->wanted & WANT_POST_ADD) && call->handles[POST_ADD] != NULL;
     case DPRE_BIAS: return (call->wanted & WANT_PRE_BIAS) && call->handles[PRE_BIAS] != NULL;
+    case DSLOPE: return (call->wanted & WANT_SLOPE) && call->handles[SLOPE] != NULL;
     case MEAN:
     case RSTD: return !call->evaluates;
     case RESERVE: return false;
@@ -735,6 +737,7 @@ static bool make_output(struct call *call, const struct operation *operation, in
     case DSCALE: return make_gradient(call, slot, handle, SCALE);
     case DSHIFT: return make_gradient(call, slot, handle, SHIFT);
     case DPRE_BIAS: return make_gradient(call, slot, handle, PRE_BIAS);
+    case DSLOPE: return make_gradient(call, slot, handle, SLOPE);
     case MEAN:
     case RSTD:
         return make(call, slot, handle, of_channels ? 1 : 2,
@@ -1139,7 +1142,9 @@ static void run(const struct operation *operation, stack_value *stack)
 #define ADAPTIVE O(SCALE), O(SHIFT)
 #define RUNNING O(RUNNING_MEAN), O(RUNNING_VAR)
 #define GIVEN_RUNNING RUNNING_MEAN, RUNNING_VAR
-#define ADDS O(PRE_BIAS), O(PRE_ADD), O(POST_ADD)
+#define AFTER O(POST_ADD), O(SLOPE)
+#define ADDS O(PRE_BIAS), O(PRE_ADD), AFTER
+#define BACK O(PRE_BIAS), AFTER
 #define ACT ACTIVATION, ACT_PARAM
 #define GRADIENT_OF(...) DY, O(DU), X, __VA_ARGS__, O(WEIGHT), O(BIAS)
 
@@ -1158,8 +1163,8 @@ OPERATION(group_norm, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forw
 OPERATION(group_norm_inference, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD), ADAPTIVE, O(PRE_BIAS), O(POST_ADD), GROUPS, EPS, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, DPRE_BIAS, END})
+          .arguments = {GRADIENT_OF(MEAN, RSTD), ADAPTIVE, BACK, GROUPS, EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, DPRE_BIAS, DSLOPE, END})
 OPERATION(instance_norm, .kind = INSTANCE_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, RETURN_SUM, END},
           .outputs = {Y, U, MEAN, RSTD, END})
@@ -1167,8 +1172,8 @@ OPERATION(batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forw
           .arguments = {NORM, RUNNING, ADDS, MOMENTUM, EPS, ACT, RETURN_SUM, END},
           .outputs = {Y, U, MEAN, RSTD, END})
 OPERATION(batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD), O(PRE_BIAS), O(POST_ADD), EPS, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DPRE_BIAS, END})
+          .arguments = {GRADIENT_OF(MEAN, RSTD), BACK, EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DPRE_BIAS, DSLOPE, END})
 OPERATION(batch_norm_evaluate, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, RETURN_SUM, END},
           .outputs = {Y, U, END})
@@ -1176,40 +1181,40 @@ OPERATION(batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch
           .evaluates = true, .arguments = {NORM, GIVEN_RUNNING, ADDS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
           .evaluates = true, .is_backward = true,
-          .arguments = {GRADIENT_OF(GIVEN_RUNNING), O(PRE_BIAS), O(POST_ADD), EPS, ACT, WANTED, END},
-          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DPRE_BIAS, END})
+          .arguments = {GRADIENT_OF(GIVEN_RUNNING), BACK, EPS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DPRE_BIAS, DSLOPE, END})
 OPERATION(channel_affine, .kind = AFFINE, .affine = normfuse_affine_forward,
-          .arguments = {NORM, O(POST_ADD), ACT, END}, .outputs = {Y, END})
+          .arguments = {NORM, AFTER, ACT, END}, .outputs = {Y, END})
 OPERATION(channel_affine_backward, .kind = AFFINE, .affine = normfuse_affine_backward, .is_backward = true,
-          .arguments = {DY, NORM, O(POST_ADD), ACT, WANTED, END}, .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
+          .arguments = {DY, NORM, AFTER, ACT, WANTED, END}, .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DSLOPE, END})
 OPERATION(group_norm_stats, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_stats,
           .arguments = {X, O(PRE_BIAS), O(PRE_ADD), GROUPS, END}, .outputs = {STATS, U, END})
 OPERATION(group_norm_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_apply,
           .merges = true,
-          .arguments = {X, PARTS, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, EPS, ACT, END},
+          .arguments = {X, PARTS, O(WEIGHT), O(BIAS), ADAPTIVE, AFTER, GROUPS, EPS, ACT, END},
           .outputs = {Y, MEAN, RSTD, STATS, END})
 OPERATION(group_norm_backward_sums, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_sums,
           .is_backward = true,
-          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), ADAPTIVE, O(POST_ADD), GROUPS, ACT, WANTED, END},
-          .outputs = {SUMS, DPOST_ADD, END})
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), ADAPTIVE, AFTER, GROUPS, ACT, WANTED, END},
+          .outputs = {SUMS, DPOST_ADD, DSLOPE, END})
 OPERATION(group_norm_backward_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward_apply,
           .is_backward = true, .merges = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS, PARTS, STATS), ADAPTIVE, O(PRE_BIAS), O(POST_ADD), GROUPS, ACT,
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS, PARTS, STATS), ADAPTIVE, BACK, GROUPS, ACT,
                         WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, END})
 OPERATION(batch_norm_stats, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_stats,
           .arguments = {X, O(PRE_BIAS), O(PRE_ADD), END}, .outputs = {STATS, U, END})
 OPERATION(batch_norm_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_apply,
           .merges = true,
-          .arguments = {X, PARTS, O(WEIGHT), O(BIAS), RUNNING, O(POST_ADD), MOMENTUM, EPS, ACT, END},
+          .arguments = {X, PARTS, O(WEIGHT), O(BIAS), RUNNING, AFTER, MOMENTUM, EPS, ACT, END},
           .outputs = {Y, MEAN, RSTD, STATS, END})
 OPERATION(batch_norm_backward_sums, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_sums,
           .is_backward = true,
-          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), O(POST_ADD), ACT, WANTED, END},
-          .outputs = {SUMS, DPOST_ADD, END})
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), AFTER, ACT, WANTED, END},
+          .outputs = {SUMS, DPOST_ADD, DSLOPE, END})
 OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_apply,
           .is_backward = true, .merges = true,
-          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS, PARTS, STATS), O(PRE_BIAS), O(POST_ADD), ACT, WANTED, END},
+          .arguments = {GRADIENT_OF(MEAN, RSTD, SUMS, PARTS, STATS), BACK, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, DPRE_BIAS, END})
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */

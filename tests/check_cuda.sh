@@ -163,7 +163,6 @@ spread() {
 }
 
 for file in tests/cases/*.txt; do
-    [ "$(basename "$file")" = prelu.txt ] && continue # prelu has no CUDA kernels
     spread "$(basename "$file" .txt)" "device=cuda +twice" "$file"
 done
 spread options-graph "device=cuda +graph" tests/cases/options.txt

@@ -28,10 +28,21 @@ RUN_SECONDS = 240  # a kernel that waits for ever is noticed by the emulator its
 # What few random problems of the size are: norm groups that a whole grid shares, small ones, layers.
 CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
+         "instance_norm 40x16x{7x7,4x4} layout=nchw dtype={f64,f32,f16,bf16} dir={fwd,bwd} +post_add",
          "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "batch_norm 2x64x8x8 mode=eval layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} +post_add"]
+# Copies to other strides: vectors and elements, rows and whole planes, several tiles of each axis, no tile at all.
+COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x15,1x8x100x100,3000x7} dtype={f64,f32,f16} "
+          "layout={nchw,nhwc} dir=bwd act=relu +post_add device=cuda "
+          "{+mixed=inputs,+mixed=outputs,+mixed +slice_c,+mixed=inputs +slice_n,+mixed=outputs +misaligned,"
+          "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 100x1501x24 groups=1 layout=nhwc dtype=f16 device=cuda"
+SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
+          "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",
+          "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
+          "{group_norm 0x6x5 groups=2,group_norm 2x6x0 groups=2,affine 3x0x5} act=prelu dir={fwd,bwd} {,+one_slope}",
+          "{group_norm 2x12x7x9 groups=4,batch_norm 3x12x7x9} act=prelu layout={nchw,nhwc} dir={fwd,bwd} +sharded"]
 
 
 totals = [0, 0, 0]
@@ -119,7 +130,10 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks["without sync memory"] = pool.submit(
             emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
             str(2 * cases))
+        tasks["copies"] = pool.submit(emulator.run, "test_operators", "--case", COPIES)
         tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
+        tasks["slopes"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
+                                      *(word for case in SLOPES for word in ("--case", case)))
         for k, name in enumerate(names):
             path = pathlib.Path(folder) / f"{k}.tuning"
             path.write_text(tuning_of(name, schedules))

@@ -683,6 +683,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (parameters == NULL || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
     launch.argument_bytes = fake_driver.argument_bytes;
+    if (launch.kernel >= NORMFUSE_CUDA_transpose2 && launch.kernel <= NORMFUSE_CUDA_transpose8 &&
+        launch.argument_bytes > sizeof(struct normfuse_cuda_transpose_arguments))
+        launch.argument_bytes = sizeof(struct normfuse_cuda_transpose_arguments); /* the others' are more */
     if (launch.argument_bytes > FAKE_ARGUMENT_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(launch.arguments, parameters[0], launch.argument_bytes);

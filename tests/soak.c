@@ -152,7 +152,7 @@ static struct problem_line draw_line(uint64_t *state)
     line.type = (normfuse_type)below(state, 4);
     line.weight_type = (normfuse_type)below(state, 4);
     line.channels_last = below(state, 2);
-    line.activation = (int32_t)below(state, on_cuda ? NORMFUSE_PRELU : NORMFUSE_PRELU + 1); /* which has no CUDA kernels */
+    line.activation = (int32_t)below(state, NORMFUSE_PRELU + 1);
     line.act_param = reference_default_parameter(line.activation);
     line.evaluate = op == BATCH_NORM && below(state, 4) == 0;
     line.per_sample = op == AFFINE && below(state, 2);

@@ -86,16 +86,6 @@ static void test_no_driver(void)
     normfuse_tensor x = normfuse_tensor_contiguous(sizes, NORMFUSE_F32, 4, sizes, &axes);
     x.device.device_type = NORMFUSE_CUDA;
     REFUSED(NORMFUSE_NO_DRIVER, normfuse_sample_quantum(&x, &samples), "sample_quantum", "libcuda.so.1");
-    /* whatever driver there is */
-    float slopes[1];
-    normfuse_axes slope_axes;
-    normfuse_tensor slope = normfuse_tensor_contiguous(slopes, NORMFUSE_F32, 1, sizes, &slope_axes);
-    slope.device = x.device;
-    const normfuse_affine_options prelu = {.struct_bytes = sizeof prelu, .activation = NORMFUSE_PRELU};
-    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x, .slope = &slope};
-    size_t bytes;
-    REFUSED(NORMFUSE_UNSUPPORTED, normfuse_affine_forward(&prelu, &tensors, NULL), "affine forward: prelu has no CUDA kernels");
-    REFUSED(NORMFUSE_UNSUPPORTED, normfuse_affine_forward_scratch_bytes(&prelu, &tensors, NULL, &bytes), "no CUDA kernels");
 }
 
 static void test_versions(void)
@@ -500,7 +490,7 @@ static void test_general_alone(void)
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
               fake_driver.device[1].functions_loaded[k]);
     }
-    CHECK(general == 35, "%d kernels", general);
+    CHECK(general == 39, "%d kernels", general);
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
@@ -1267,13 +1257,11 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
     struct normfuse_view *const views[NORMFUSE_VIEWS] = {
         &p.x, backward ? &p.dx : &p.y, &p.dy, &p.post_add, &p.pre_add, backward ? &p.du : &p.u, &p.dpost_add};
     for (int i = 0; i < NORMFUSE_VIEWS; i++)
-        *views[i] = i == 0 ? (struct normfuse_view){from->views[0], from->x_batch, from->x_channel, from->x_position}
-                           : (struct normfuse_view){from->views[i], from->other_strides[i - 1].batch,
-                                                    from->other_strides[i - 1].channel,
-                                                    from->other_strides[i - 1].position};
+        *views[i] = (struct normfuse_view){from->views[i], from->x_batch, from->x_channel, from->x_position};
     struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
         &p.weight, &p.bias,         &p.scale,       &p.shift,   &p.pre_bias, &p.mean,   &p.rstd,
-        &p.running_mean, &p.running_var, &p.dweight, &p.dbias,    &p.dscale, &p.dshift};
+        &p.running_mean, &p.running_var, &p.dweight, &p.dbias,    &p.dscale, &p.dshift, &p.slope,
+        &p.dslope};
     for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
         const int rare = i - NORMFUSE_COMMON_PARAMETERS;
         const struct normfuse_cuda_strides strides = rare < 0 ? from->strides[i] : from->rare_strides[rare];
@@ -1651,7 +1639,10 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     HOLDS((!applies && !backward) || g->general.channels >= channels);
     HOLDS(!both || g->general.sets * (int64_t)g->group >= channels);
     HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
-    HOLDS(launch->shared == (size_t)normfuse_lay_out_general(&g->general, (int32_t)value, backward).bytes);
+    const struct normfuse_general_layout at = normfuse_lay_out_general(&g->general, (int32_t)value, backward);
+    HOLDS(at.slopes >= at.bytes && at.slopes % 16 == 0);
+    const bool has_slopes = p->activation == NORMFUSE_PRELU && g->general.channels > 0;
+    HOLDS(launch->shared == (size_t)(has_slopes ? at.slopes + value * g->general.channels : at.bytes));
     /* All elements, once. */
     const int64_t elements = p->n * p->c * p->s;
     if (elements <= 60000 && (int64_t)launch->grid * launch->threads <= 4000000) {
@@ -2304,7 +2295,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
     HOLDS(a.sums == NULL || end_of(a.sums, 0) >= used);
     used = a.sums != NULL && gathers && backward
-               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16)
+               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16 *
+                                    (p->dslope.data != NULL ? 2 : 1))
                : used;
     HOLDS(a.totals == NULL || end_of(a.totals, 0) >= used);
     used = a.totals != NULL ? end_of(a.totals, (size_t)all_sets * 16) : used;
@@ -2352,9 +2344,9 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
              test->residual ? " post_add" : "", device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
-    enum { BIG = 5 };
-    normfuse_axes axes[BIG + 5];
-    normfuse_tensor big[BIG], small[5];
+    enum { BIG = 5, SMALL = 7 };
+    normfuse_axes axes[BIG + SMALL];
+    normfuse_tensor big[BIG], small[SMALL];
     for (int i = 0; i < BIG; i++) {
         void *const data = (void *)(base + (uintptr_t)(i < 3 ? i : 7 + i) * gap + (test->misaligned ? value : 0));
         big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
@@ -2366,8 +2358,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         }
     }
     const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
-    for (int i = 0; i < 5; i++) {
-        void *const data = (void *)(base + (uintptr_t)(3 + i) * gap);
+    for (int i = 0; i < SMALL; i++) {
+        void *const data = (void *)(base + (uintptr_t)(i < 5 ? 3 + i : 7 + i) * gap);
         const bool is_saved = i == 1 || i == 2;
         const normfuse_type saved = test->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
         small[i] = normfuse_tensor_contiguous(data, is_saved ? saved : test->type, 1, is_saved ? &sets : &sizes[1],
@@ -2391,6 +2383,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         tensors.post_add = &big[3];
         if (test->backward)
             tensors.dpost_add = &big[4];
+    }
+    if (test->activation == NORMFUSE_PRELU) {
+        tensors.slope = &small[5];
+        tensors.dslope = test->backward ? &small[6] : NULL;
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
     if (test->has_sync) {
@@ -2438,6 +2434,193 @@ static void read_registers(void)
     const int found = fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
     CHECK(found == NORMFUSE_CUDA_KERNELS, "%s names %d of %d kernels", NORMFUSE_KERNEL_LIMITS, found,
           NORMFUSE_CUDA_KERNELS);
+}
+
+/* One copy of transpose.cu: tiles that are all of the tensor, vectors that are aligned in memory, shared memory that
+ * holds a tile, and scratch memory that is the call's and no other copy's. */
+static void check_copy(const char *name, const struct fake_launch *launch, const struct normfuse_cuda_copy *copy,
+                       int64_t bytes, int64_t elements, bool is_output, size_t *scratch_used)
+{
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", name, launch->name, #condition)
+    const int64_t vector = 16 / bytes;
+    HOLDS(copy->outer.size * copy->b.size * copy->a.size == elements);
+    HOLDS(copy->tile_outer >= 1 && copy->tile_b >= 1 && copy->tile_a >= 1);
+    HOLDS(copy->tile_outer <= copy->outer.size && copy->tile_b <= copy->b.size && copy->tile_a <= copy->a.size);
+    HOLDS(copy->tile_outer == 1 || (copy->tile_b == copy->b.size && copy->tile_a == copy->a.size));
+    HOLDS(copy->by_tiles_a.divisor == up(copy->a.size, copy->tile_a) &&
+          copy->by_tiles_b.divisor == up(copy->b.size, copy->tile_b));
+    HOLDS(copy->by_tile_a.divisor == (uint32_t)copy->tile_a && copy->by_tile_b.divisor == (uint32_t)copy->tile_b);
+    HOLDS(divides(&copy->by_tiles_a) && divides(&copy->by_tiles_b) && divides(&copy->by_tile_a) &&
+          divides(&copy->by_tile_b) && divides(&copy->by_read) && divides(&copy->by_write));
+    /* Rows of the source, and of the destination: `ends` elements beside one another, others apart. */
+    const bool straight = copy->straight;
+    HOLDS(!straight || (!copy->from_plane && !copy->to_plane && copy->from_vectors == copy->to_vectors));
+    const int64_t read = copy->from_plane ? (int64_t)copy->tile_a * copy->tile_b : copy->tile_a;
+    const int64_t written = copy->to_plane ? (int64_t)copy->tile_a * copy->tile_b : copy->tile_b;
+    HOLDS(copy->by_read.divisor == up(read, copy->from_vectors ? vector : 1));
+    HOLDS(straight || copy->by_write.divisor == up(written, copy->to_vectors ? vector : 1));
+    HOLDS(!copy->from_plane || (copy->from_vectors && copy->tile_a == copy->a.size && copy->b.from == copy->a.size));
+    HOLDS(!copy->to_plane || (copy->to_vectors && copy->tile_b == copy->b.size && copy->a.to == copy->b.size));
+    if (copy->from_vectors) {
+        HOLDS((uintptr_t)copy->from % 16 == 0 && copy->a.from == 1 && copy->outer.from % vector == 0);
+        HOLDS(copy->from_plane ? copy->a.size * copy->b.size % vector == 0 &&
+                                     (copy->tile_b == copy->b.size || read % vector == 0)
+                               : copy->a.size % vector == 0 && copy->b.from % vector == 0 &&
+                                     (copy->tile_a == copy->a.size || copy->tile_a % vector == 0));
+    }
+    const int64_t nearest = straight ? copy->a.to : copy->b.to, apart = straight ? copy->b.to : copy->a.to;
+    const int64_t size = straight ? copy->a.size : copy->b.size, tile = straight ? copy->tile_a : copy->tile_b;
+    if (copy->to_vectors) {
+        HOLDS((uintptr_t)copy->to % 16 == 0 && nearest == 1 && copy->outer.to % vector == 0);
+        HOLDS(copy->to_plane ? copy->a.size * copy->b.size % vector == 0 &&
+                                   (copy->tile_a == copy->a.size || written % vector == 0)
+                             : size % vector == 0 && apart % vector == 0 && (tile == size || tile % vector == 0));
+    }
+    if (!straight) {
+        HOLDS(copy->pitch >= copy->tile_a && (!copy->from_plane || copy->pitch == copy->tile_a));
+        HOLDS(copy->from_plane || copy->pitch * bytes % 8 == 4 || copy->pitch * bytes % 16 == 8);
+        HOLDS((size_t)(copy->tile_outer * copy->tile_b) * (size_t)(copy->pitch * bytes) <= launch->shared);
+        HOLDS(launch->shared <= 48 << 10);
+    }
+    /* The far one of the two is the caller's. */
+    const uintptr_t here = (uintptr_t)(is_output ? copy->from : copy->to);
+    const int64_t last = is_output ? (copy->outer.size - 1) * copy->outer.from + (copy->b.size - 1) * copy->b.from +
+                                         (copy->a.size - 1) * copy->a.from
+                                   : (copy->outer.size - 1) * copy->outer.to + (copy->b.size - 1) * copy->b.to +
+                                         (copy->a.size - 1) * copy->a.to;
+    HOLDS(here >= scratch_address + *scratch_used);
+    *scratch_used = (size_t)(here - scratch_address) + (size_t)((last + 1) * bytes);
+    HOLDS(*scratch_used <= scratch_address_bytes);
+    /* A tensor of other strides is read and written no further than it has elements. */
+    const int64_t blocks =
+        up(copy->a.size, copy->tile_a) * up(copy->b.size, copy->tile_b) * up(copy->outer.size, copy->tile_outer);
+    HOLDS(copy->first_block + blocks <= launch->grid);
+#undef HOLDS
+}
+
+static void check_copies(const char *name, const struct fake_launch *launch, normfuse_type type, int64_t elements,
+                         bool are_outputs, int *copies, size_t *scratch_used)
+{
+    struct normfuse_cuda_transpose_arguments a;
+    const int64_t bytes = (int64_t)normfuse_type_bytes((int32_t)type);
+    static const enum normfuse_cuda_kernel kernels[9] = {
+        [2] = NORMFUSE_CUDA_transpose2, [4] = NORMFUSE_CUDA_transpose4, [8] = NORMFUSE_CUDA_transpose8};
+    memcpy(&a, launch->arguments, sizeof a);
+    CHECK(launch->kernel == kernels[bytes] && launch->threads == NORMFUSE_CUDA_TRANSPOSE_THREADS &&
+              !launch->cooperative && launch->cluster <= 1 && launch->grid == a.blocks && a.count >= 1 &&
+              a.count <= NORMFUSE_CUDA_COPIES && a.copies[0].first_block == 0,
+          "%s: %s of %d copies, %lld blocks", name, launch->name, a.count, (long long)a.blocks);
+    *copies += a.count;
+    for (int i = 0; i < a.count; i++) {
+        check_copy(name, launch, &a.copies[i], bytes, elements, are_outputs, scratch_used);
+        const struct normfuse_cuda_copy *const copy = &a.copies[i];
+        const int64_t end = copy->first_block + up(copy->a.size, copy->tile_a) * up(copy->b.size, copy->tile_b) *
+                                                    up(copy->outer.size, copy->tile_outer);
+        CHECK(end == (i + 1 < a.count ? a.copies[i + 1].first_block : (int64_t)launch->grid), "%s: %s: copy %d", name,
+              launch->name, i);
+    }
+}
+
+/* Tensors of a channel affine in either layout, with gaps or without. */
+static void test_transposes(void)
+{
+    enum { BIG = 5 };
+    fake_driver_reset();
+    fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
+    read_registers();
+    fake_driver_use();
+    const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
+    int copied = 0, flipped = 0, of_outputs = 0;
+    for (int i = 0; i < 6000 && device_of(0) != NULL; i++) {
+        const normfuse_type type = (normfuse_type)random_below(4);
+        const bool backward = random_below(2) != 0, residual = random_below(3) == 0;
+        int64_t sizes[3] = {random_size(6), random_size(i % 2 ? 12 : 7), random_size(i % 3 ? 8 : 14)};
+        if (i % 5 == 0)
+            sizes[2] = (7 + random_below(30)) * (7 + random_below(30)); /* of few vectors */
+        for (int axis = 0; axis < 3; axis++)
+            sizes[axis] = sizes[axis] < 1 || random_below(8) == 0 ? 1 : sizes[axis];
+        char name[160];
+        int length = snprintf(name, sizeof name, "affine %lldx%lldx%lld type %d %s%s", (long long)sizes[0],
+                              (long long)sizes[1], (long long)sizes[2], (int)type, backward ? "bwd" : "fwd",
+                              residual ? " post_add" : "");
+        normfuse_axes axes[BIG + 2];
+        normfuse_tensor big[BIG], small[2];
+        int others = 0;
+        bool is_sliced = false;
+        for (int k = 0; k < BIG; k++) {
+            void *const data = (void *)(base + (uintptr_t)k * gap + (random_below(6) == 0 ? 16 : 0) +
+                                        (random_below(12) == 0 ? normfuse_type_bytes((int32_t)type) : 0));
+            const bool last = random_below(2) != 0;
+            const int64_t more = random_below(4) == 0 ? 1 + random_below(9) : 0;
+            big[k] = last ? normfuse_tensor_channels_last(data, type, 3, sizes, &axes[k])
+                          : normfuse_tensor_contiguous(data, type, 3, sizes, &axes[k]);
+            big[k].device = (normfuse_device){NORMFUSE_CUDA, 0};
+            if (last)
+                axes[k].strides[2] += more;
+            axes[k].strides[0] = (sizes[1] + more) * sizes[2];
+            is_sliced = is_sliced || (k == 0 && more > 0);
+            length += snprintf(name + length, sizeof name - (size_t)length, " %c%d", last ? 'l' : 'f', (int)more);
+        }
+        for (int k = 0; k < 2; k++) {
+            small[k] = normfuse_tensor_contiguous((void *)(base + (uintptr_t)(BIG + k) * gap), NORMFUSE_F32, 1,
+                                                  &sizes[1], &axes[BIG + k]);
+            small[k].device = (normfuse_device){NORMFUSE_CUDA, 0};
+        }
+        normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[0]};
+        const normfuse_affine_options options = {.struct_bytes = sizeof options, .activation = NORMFUSE_RELU};
+        normfuse_exec exec = {.struct_bytes = sizeof exec};
+        *(backward ? &tensors.dx : &tensors.y) = &big[1];
+        if (backward) {
+            tensors.dy = &big[2];
+            tensors.dweight = &small[1];
+        }
+        if (residual)
+            tensors.post_add = &big[3];
+        if (residual && backward)
+            tensors.dpost_add = &big[4];
+        const normfuse_tensor *const present[] = {tensors.y, tensors.dx, tensors.dy, tensors.post_add,
+                                                  tensors.dpost_add};
+        for (int k = 0; k < BIG; k++)
+            for (int axis = 0; present[k] != NULL && axis < 3; axis++)
+                if (sizes[axis] > 1 && present[k]->strides[axis] != axes[0].strides[axis]) {
+                    others++;
+                    break;
+                }
+        scratch_address_bytes = 0;
+        size_t *const bytes = &scratch_address_bytes;
+        normfuse_status status = backward ? normfuse_affine_backward_scratch_bytes(&options, &tensors, &exec, bytes)
+                                          : normfuse_affine_forward_scratch_bytes(&options, &tensors, &exec, bytes);
+        exec.scratch = scratch_address_bytes ? (void *)scratch_address : NULL;
+        exec.scratch_bytes = scratch_address_bytes;
+        fake_driver.launches = 0;
+        if (status == NORMFUSE_OK)
+            status = backward ? normfuse_affine_backward(&options, &tensors, &exec)
+                              : normfuse_affine_forward(&options, &tensors, &exec);
+        if (!CHECK(status == NORMFUSE_OK, "%s: %s", name, normfuse_last_error()))
+            continue;
+        int copies = 0;
+        size_t scratch_used = 0;
+        const int64_t elements = sizes[0] * sizes[1] * sizes[2];
+        const int last = fake_driver.launches - 1;
+        const bool before = fake_driver.launch[0].kernel >= NORMFUSE_CUDA_transpose2,
+                   after = last > 0 && fake_driver.launch[last].kernel >= NORMFUSE_CUDA_transpose2;
+        if (before)
+            check_copies(name, &fake_driver.launch[0], type, elements, false, &copies, &scratch_used);
+        const int copies_before = copies;
+        if (after)
+            check_copies(name, &fake_driver.launch[last], type, elements, true, &copies, &scratch_used);
+        for (int k = 0; k <= last; k++)
+            CHECK(fake_driver.launch[k].dependent == (k > 0), "%s: kernel %d of %d", name, k, last + 1);
+        CHECK(others == 0 ? copies == 0 : copies >= 1 && (copies <= others || is_sliced), "%s: %d copies of %d tensors",
+              name, copies, others);
+        copied += copies > 0;
+        flipped += others > copies;
+        of_outputs += copies > copies_before;
+    }
+    CHECK(copied > 2000 && flipped > 300 && of_outputs > 500, "%d calls copied, %d fewer tensors, %d outputs", copied,
+          flipped, of_outputs);
 }
 
 /* The i-th of random problems, some of them of kinds that the others seldom are. */
@@ -2498,7 +2681,7 @@ static struct plan_case draw_plan_case(int i)
         while (test.sizes[1] % test.groups != 0);
     if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
         test.sizes[2] = 2; /* training refuses one value a channel */
-    test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(9);
+    test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(NORMFUSE_PRELU + 1);
     test.residual = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
     return test;
 }
@@ -3097,6 +3280,7 @@ int main(void)
         test_plans_of_each_schedule();
         test_plans_of_general_alone();
         test_lines();
+        test_transposes();
     } else {
         harness_skip("drawn plans: one thread makes them, and ThreadSanitizer looks for races");
     }

@@ -268,8 +268,12 @@ static struct test_case random_case(void)
     options->no_bias = one_in(6);
     options->slice_channels = one_in(6);
     options->slice_batch = one_in(6);
-    options->mixed_layout = one_in(6);
-    options->in_place = !options->mixed_layout && one_in(4);
+    bool mixed = one_in(6);
+    line->mixed = mixed && options->seed % 3 == 0;
+    line->mixed_inputs = mixed && options->seed % 3 == 1;
+    line->mixed_outputs = mixed && options->seed % 3 == 2;
+    options->expanded = options->seed / 3 % 6 == 0;
+    options->in_place = !mixed && one_in(4) && !options->expanded;
     options->misaligned = one_in(5);
     options->strided_parameters = one_in(6);
     options->f64_mean = one_in(2);

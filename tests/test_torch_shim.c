@@ -13,7 +13,7 @@
 
 static const struct fake_torch_table *torch;
 
-enum { N = 2, C = 4, H = 128, W = 128, GROUPS = 2, MAX_ARGUMENTS = 20, MAX_OUTPUTS = 7 };
+enum { N = 2, C = 4, H = 128, W = 128, GROUPS = 2, MAX_ARGUMENTS = 20, MAX_OUTPUTS = 8, SILU = 3, PRELU = 10 };
 
 static uint64_t as_value(const void *pointer)
 {
@@ -68,7 +68,7 @@ static void lean_group_norm(uint64_t *s)
     *s++ = channels();
     *s++ = GROUPS;
     *s++ = number(1e-5);
-    *s++ = 3;
+    *s++ = SILU;
     *s = number(0.0);
 }
 
@@ -82,14 +82,15 @@ static void group_norm(uint64_t *s)
     *s++ = given(tensor(2, (const int64_t[]){N, C}, FAKE_F32));
     *s++ = given((void *)(uintptr_t)transposed());
     *s++ = given((void *)(uintptr_t)big());
+    *s++ = channels();
     *s++ = GROUPS;
     *s++ = number(1e-5);
-    *s++ = 3;
+    *s++ = PRELU;
     *s++ = number(0.0);
     *s = 0;
 }
 
-/* Of x and pre_bias. */
+/* Of x, pre_bias and slope. */
 static void group_norm_backward(uint64_t *s)
 {
     *s++ = big();
@@ -103,11 +104,12 @@ static void group_norm_backward(uint64_t *s)
     *s++ = 0;
     *s++ = channels();
     *s++ = 0;
+    *s++ = given(tensor(1, (const int64_t[]){1}, FAKE_F32));
     *s++ = GROUPS;
     *s++ = number(1e-5);
-    *s++ = 3;
+    *s++ = PRELU;
     *s++ = number(0.0);
-    *s = 7 | 128;
+    *s = 7 | 128 | 512;
 }
 
 static void batch_norm(uint64_t *s)
@@ -115,6 +117,7 @@ static void batch_norm(uint64_t *s)
     *s++ = big();
     for (int i = 0; i < 5; i++)
         *s++ = channels();
+    *s++ = 0;
     *s++ = 0;
     *s++ = 0;
     *s++ = number(0.1);
@@ -213,9 +216,9 @@ static const struct {
     bool is_parallel;
 } operators[] = {
     {"normfuse", "lean_group_norm", lean_group_norm, 7, 2, true},
-    {"normfuse", "group_norm", group_norm, 13, 4, true},
-    {"normfuse", "group_norm_backward", group_norm_backward, 16, 7, true},
-    {"normfuse", "batch_norm", batch_norm, 13, 4, true},
+    {"normfuse", "group_norm", group_norm, 14, 4, true},
+    {"normfuse", "group_norm_backward", group_norm_backward, 17, 8, true},
+    {"normfuse", "batch_norm", batch_norm, 14, 4, true},
     {"normfuse", "lean_group_norm_backward", lean_group_norm_backward, 9, 3, true},
     {"aten", "native_group_norm_backward", native_group_norm_backward, 10, 3, true},
     {"aten", "native_batch_norm", native_batch_norm, 8, 3, true},

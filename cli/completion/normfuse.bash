@@ -59,7 +59,7 @@ _normfuse()
     esac
     if [[ $command == check || $command == bench ]]; then
         words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device= +pre_add
-            +u +post_add +scale +one_slope"
+            +u +post_add +scale +one_slope +mixed"
     fi
     case $previous in
         --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | --device | --seconds | -d | -n | -r | -s) return ;;

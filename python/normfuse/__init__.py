@@ -21,7 +21,7 @@ for rstd = 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have
 as it is.
 
 Activations. None or "identity", "relu", "leaky_relu" (act_param: slope, 0.01), "silu", "gelu", "gelu_tanh",
-"hardswish", "elu" (act_param: alpha, 1.0), "mish", "relu6", "prelu" (slope: an array; on the CPU).
+"hardswish", "elu" (act_param: alpha, 1.0), "mish", "relu6", "prelu" (slope: an array).
 
 Outputs. Given arrays are written to, in any layout; those that are not given are made in the library of x (of the
 parameter, for its gradient) and laid out in memory as x. `out` may be x, pre_add or post_add; `out_sum` x or pre_add;

@@ -216,7 +216,7 @@ _CHANGE = {"silu": 0.5, "gelu": 0.7979, "gelu_tanh": 0.7979, "hardswish": 1 / 3,
 
 def _computed_on_cuda(name, z, y, derivative, half):
     unit, size = 2.0**-24, numpy.maximum(abs(y), abs(z * derivative))
-    roundings = {"leaky_relu": 1, "silu": 8, "gelu": 12, "gelu_tanh": 14, "hardswish": 4, "elu": 4}.get(name)
+    roundings = {"leaky_relu": 1, "prelu": 1, "silu": 8, "gelu": 12, "gelu_tanh": 14, "hardswish": 4, "elu": 4}.get(name)
     if name == "mish":
         roundings = 16 + half * (4 + 2.4 * numpy.minimum(abs(z), 100))
     return unit * roundings * size + (half * 2.0**-12 * abs(z) if name in ("silu", "gelu_tanh") else 0)
@@ -224,7 +224,7 @@ def _computed_on_cuda(name, z, y, derivative, half):
 
 def _computed_slope_on_cuda(name, z, derivative, half):
     unit, size, fast = 2.0**-24, abs(derivative), 2.0**-12
-    if name == "leaky_relu":
+    if name in ("leaky_relu", "prelu"):
         return unit * size
     if name == "silu":
         return unit * (_sigmoid(z) * (8 + 10 * abs(z)) + size) + half * 1.01 * fast * (1 + abs(z))

@@ -982,6 +982,7 @@ class Program(nn.Module):
         self.bn0, self.bn1, self.gn = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
         self.norm3 = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
         self.relu, self.relu_, self.silu, self.leaky_ = nn.ReLU(), nn.ReLU(True), nn.SiLU(), nn.LeakyReLU(0.2, True)
+        self.prelu, self.slope = nn.PReLU(4), nn.Parameter(torch.zeros(1))
         self.nothing, self.drop, self.drop_ = nn.Identity(), nn.Dropout(0.3), nn.Dropout(0.3, True)
         self.over, self.over2 = Overwrites(), OverwritesInCode()
         self.ends = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
@@ -996,7 +997,7 @@ class Program(nn.Module):
 
 NORMS = ["bn0", "bn1", "gn", "norm3", "ends", "ends_in_it", "wrapped", "list[0]"]
 ACTS = ["self.relu({})", "self.relu_({})", "self.silu({})", "self.leaky_({})", "F.relu({})", "F.relu({}, inplace=True)",
-        "F.leaky_relu({}, 0.1)", "{}.relu_()", "F.gelu({})", "self.nothing(self.relu({}))", "self.relu(self.drop({}))"]
+        "F.leaky_relu({}, 0.1)", "self.prelu({})", "F.prelu({}, self.slope)", "self.prelu(self.drop({}))", "{}.relu_()", "F.gelu({})", "self.nothing(self.relu({}))", "self.relu(self.drop({}))"]
 OTHERS = ["self.conv0({})", "self.conv1({})", "self.nothing({})", "self.drop({})", "self.drop_({})", "self.over({})",
           "self.over2({})", "self.pair({})", "self.aliases({})", "self.list[1]({})", "{}.view(2, 4, 3, 3)", "{}",
           "{}.clone()", "{} * 1.5", "{}.detach()", "torch.tanh({})", "self.conv0({0}) + {0}.mean((2, 3), keepdim=True)",
@@ -1110,8 +1111,8 @@ def test_random_forwards(tmp_path):
                     continue
                 # Errors of autograd where stock has gradients: of an addend, and of an out-of-place leaky_relu's result,
                 # that was overwritten later.
-                if got is None and gradients and any(what in ("add + silu", "add + gelu", "add + leaky_relu")
-                                                     for what in folds):
+                if got is None and gradients and any(what in ("add + silu", "add + gelu", "add + leaky_relu",
+                                                              "add + prelu") for what in folds):
                     found["overwritten later"] += 1
                     model.load_state_dict(stock.state_dict())
                     continue
@@ -1120,5 +1121,5 @@ def test_random_forwards(tmp_path):
                     assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-8, atol=1e-8)), (
                         f"program {number}, training={training}: {text or stock}\n{report}")
                 break  # and without gradients only what has none
-    assert found["add + relu"] > count / 20 and found["relu"] > count / 20, found
+    assert all(found[what] > count / 20 for what in ("add + relu", "relu")) and found["prelu"] > count / 80, found
     print(count, "random forwards:", dict(found))

@@ -46,6 +46,10 @@ CALLS = {
                                (4, 8, 256, 256)),
     "batch norm, two passes": (lambda x, w, b: nft.batch_norm(x, None, None, w, b, True), (4, 3, 500, 500)),
     "instance norm": (lambda x, w, b: nft.instance_norm(x, None, None, w, b, activation="leaky_relu"), (4, 16, 32, 32)),
+    "batch norm, prelu": (lambda x, w, b: nft.batch_norm(x, None, None, w, b, True, activation="prelu", slope=w),
+                          (8, 32, 14, 14)),
+    "instance norm, one slope": (lambda x, w, b: nft.instance_norm(x, None, None, w, b, activation="prelu", slope=b[:1]),
+                                 (4, 16, 32, 32)),
     "channel affine": (lambda x, w, b: nft.channel_affine(x, w, b, activation="hardswish"), (4, 32, 16, 16)),
 }
 WHOLE_GRID = [name for name in CALLS if "whole grid" in name]

@@ -85,7 +85,8 @@ def mine(tensor, axis):
 
 def problem_of(kind, x, layer, columns, **more):
     return reference.Problem(kind, NAMES[x.dtype], flat(x), weight=array(layer.weight), bias=array(layer.bias),
-                             columns=columns, activation=layer.activation or "identity", on_cuda=ON_CUDA,
+                             columns=columns, activation=layer.activation or "identity",
+                             slope=array(layer.slope) if layer.activation == "prelu" else None, on_cuda=ON_CUDA,
                              **more)
 
 
@@ -115,10 +116,11 @@ def sums_to(pre_bias, x):
 def batch_norm():
     for dtype in NAMES:
         for layout in (torch.contiguous_format, torch.channels_last):
-            for activation in (None, "silu", "relu"):
+            for activation in (None, "silu", "relu", "prelu"):
                 torch.manual_seed(3)
                 x, dy, more = ((torch.randn(5, 4, 3, 6) * 2 + 1).to(dtype).to(memory_format=layout) for _ in range(3))
-                layer, pre_bias = nft.SyncBatchNorm(4, activation=activation), torch.randn(4)
+                layer = nft.SyncBatchNorm(4, activation=activation, num_parameters=4 if activation == "prelu" else 1)
+                pre_bias = torch.randn(4)
                 with torch.no_grad():
                     layer.weight.uniform_(0.5, 2), layer.bias.normal_()
                 problem = problem_of("batch", x, layer, layout is torch.channels_last, post_add=flat(more),
@@ -143,18 +145,21 @@ def batch_norm():
                 for name in ("running_mean", "running_var"):
                     reference.compare(name, array(getattr(layer, name)), *want[name], "float32")
                 compare_gradients(problem, dy, want, {n: flat(parts[n]) for n in ("dx", "dpost_add")}, dtype)
-                compare_gradients(problem, dy, want, {"dweight": array(total(layer.weight.grad)),
-                                                      "dbias": array(total(layer.bias.grad))}, torch.float32)
+                parts = {"dweight": layer.weight, "dbias": layer.bias}
+                if activation == "prelu":
+                    parts["dslope"] = layer.slope
+                compare_gradients(problem, dy, want, {name: array(total(p.grad)) for name, p in parts.items()},
+                                  torch.float32)
 
 
 @case
 def group_norm():
     for dtype in NAMES:
         for layout in (torch.contiguous_format, torch.channels_last):
-            for axis in (2, -1):
+            for axis, activation in ((2, "gelu"), (-1, "gelu"), (2, "prelu")):
                 torch.manual_seed(4)
                 x, dy, more = ((torch.randn(2, 4, 5, 5) + 1).to(dtype).to(memory_format=layout) for _ in range(3))
-                layer = nft.GroupNorm(2, 4, activation="gelu", sharded_dim=axis)
+                layer = nft.GroupNorm(2, 4, activation=activation, sharded_dim=axis)
                 scale, shift, pre_bias = torch.randn(2, 4), torch.randn(2, 4), torch.randn(2, 4)
                 with torch.no_grad():
                     layer.weight.uniform_(0.5, 2), layer.bias.normal_()
@@ -177,9 +182,11 @@ def group_norm():
                     parts.append(total(full))
                 reference.compare("y", flat(parts[0]), *want["y"], NAMES[dtype])
                 compare_gradients(problem, dy, want, {"dx": flat(parts[1])}, dtype)
-                compare_gradients(problem, dy, want, {
-                    "dweight": array(total(layer.weight.grad)), "dbias": array(total(layer.bias.grad)),
-                    "dscale": array(total(scale.grad)), "dshift": array(total(shift.grad))}, torch.float32)
+                parts = {"dweight": layer.weight, "dbias": layer.bias, "dscale": scale, "dshift": shift}
+                if activation == "prelu":
+                    parts["dslope"] = layer.slope
+                compare_gradients(problem, dy, want, {name: array(total(p.grad)) for name, p in parts.items()},
+                                  torch.float32)
 
 
 @case
@@ -216,37 +223,44 @@ def penalized(call, x, dy, shared, added):
 @case
 def second_derivatives():
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-3)):
-        for activation in (None, "silu", "relu"):
+        for activation in (None, "silu", "relu", "prelu"):
             torch.manual_seed(8)
             x, dy, more = (torch.randn(5, 4, 3, 2, dtype=dtype) + 0.5 for _ in range(3))
             weight, bias, pre_bias = torch.rand(4, dtype=dtype) + 0.5, *torch.randn(2, 4, dtype=dtype)
             scale, shift, of_samples = (torch.randn(5, 4, dtype=dtype) for _ in range(3))
 
-            def batch(x, weight, bias, pre_bias, pre_add, post_add, whole=False):
-                if whole:
-                    return nft.batch_norm(x, None, None, weight, bias, True, activation=activation, pre_bias=pre_bias,
-                                          pre_add=pre_add, post_add=post_add)
-                return nft.distributed.batch_norm(x, None, None, weight, bias, activation=activation, pre_bias=pre_bias,
-                                                  pre_add=pre_add, post_add=post_add)
+            slope = [torch.randn(4, dtype=dtype)] if activation == "prelu" else []
 
-            def plain(x, weight, bias, whole=False):
+            def plain(x, weight, bias, *slope, whole=False):
                 running = torch.zeros(4), torch.ones(4)
+                more = {"activation": activation, "slope": slope[0] if slope else None}
                 if whole:
-                    return nft.batch_norm(x, *running, weight, bias, True, activation=activation)
-                return nft.distributed.batch_norm(x, *running, weight, bias, activation=activation)
+                    return nft.batch_norm(x, *running, weight, bias, True, **more)
+                return nft.distributed.batch_norm(x, *running, weight, bias, **more)
 
-            def group(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, whole=False):
-                more = {"activation": activation, "pre_bias": pre_bias, "pre_add": pre_add, "post_add": post_add,
-                        "scale": scale, "shift": shift}
+            def fused(pre_bias, *slope, pre_add, post_add):
+                return {"activation": activation, "slope": slope[0] if slope else None, "pre_bias": pre_bias,
+                        "pre_add": pre_add, "post_add": post_add}
+
+            def batch(x, weight, bias, *more, whole=False):
+                more = fused(*more[:-2], pre_add=more[-2], post_add=more[-1])
+                if whole:
+                    return nft.batch_norm(x, None, None, weight, bias, True, **more)
+                return nft.distributed.batch_norm(x, None, None, weight, bias, **more)
+
+            def group(x, weight, bias, scale, shift, *more, whole=False):
+                more = {"scale": scale, "shift": shift,
+                        **fused(*more[:-2], pre_add=more[-2], post_add=more[-1])}
                 return nft.group_norm(x, 2, weight, bias, **more) if whole else nft.distributed.group_norm(
                     x, 2, weight, bias, sharded_dim=2, **more)
 
             # Cut along the batch; along the rows of images that lie the other way round.
-            for call, axis, given, shared in ((plain, 0, [x, dy], [weight, bias]),
-                                              (batch, 0, [x, dy, more, dy.flip(0)], [weight, bias, pre_bias]),
+            for call, axis, given, shared in ((plain, 0, [x, dy], [weight, bias, *slope]),
+                                              (batch, 0, [x, dy, more, dy.flip(0)],
+                                               [weight, bias, pre_bias, *slope]),
                                               (group, 2, [t.transpose(0, 2).contiguous() for t in
                                                           (x, dy, more, dy.flip(0))],
-                                               [weight, bias, scale[:3], shift[:3], of_samples[:3]])):
+                                               [weight, bias, scale[:3], shift[:3], of_samples[:3], *slope])):
                 x, dy, *added = given
                 want = penalized(functools.partial(call, whole=True), x, dy, shared, added)
                 got = penalized(call, mine(x, axis), mine(dy, axis), shared, [mine(t, axis) for t in added])
@@ -382,6 +396,10 @@ def refused():
                             (nft.SyncBatchNorm(0), torch.randn(2, 0, 3), ValueError),
                             (nft.SyncBatchNorm(4), torch.randn(2, 5, 3), RuntimeError),
                             (nft.SyncBatchNorm(4, eps=0.0), torch.randn(2, 4, 3), ValueError),
+                            (functools.partial(nft.SyncBatchNorm(4), activation="prelu"), torch.randn(2, 4, 3),
+                             ValueError),
+                            (functools.partial(nft.GroupNorm(2, 4, sharded_dim=2), slope=torch.ones(4)),
+                             torch.randn(2, 4, 3), ValueError),
                             (nft.GroupNorm(2, 4, sharded_dim=2), torch.randn(2, 4), IndexError),
                             (nft.GroupNorm(2, 4, sharded_dim=2), torch.randn(2, 5, 3), RuntimeError)):
         with pytest.raises(error):
@@ -438,16 +456,16 @@ def captured_graph():
 
 
 class Block(nn.Module):
-    """What convert folds: batch norm + relu, batch norm + addition + relu, group norm + silu."""
+    """What convert folds: batch norm + prelu, batch norm + addition + relu, group norm + silu."""
 
     def __init__(self):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.conv2, self.bn2 = nn.Conv2d(8, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.norm, self.act = nn.GroupNorm(2, 4), nn.SiLU()
+        self.norm, self.act, self.prelu = nn.GroupNorm(2, 4), nn.SiLU(), nn.PReLU(8)
 
     def forward(self, x):
-        y = torch.relu(self.bn1(self.conv1(x)))
+        y = self.prelu(self.bn1(self.conv1(x)))
         y = torch.relu(self.bn2(self.conv2(y)) + x)
         return self.act(self.norm(y))
 
@@ -483,7 +501,8 @@ def blocks():
 def converted_and_replicated():
     stock, model = blocks(), blocks()
     report = nft.convert(model)
-    assert sorted(f for layer in report.layers for f in layer.folded) == 2 * ["add + relu"] + 2 * ["relu"] + 2 * ["silu"]
+    found = sorted(f for layer in report.layers for f in layer.folded)
+    assert found == 2 * ["add + relu"] + 2 * ["prelu"] + 2 * ["silu"]
     on = [torch.cuda.current_device()] if ON_CUDA else None
     three_steps(*(nn.parallel.DistributedDataParallel(m, device_ids=on) for m in (stock, model)), lambda t: t)
     nft.revert(model)

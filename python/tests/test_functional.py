@@ -3,6 +3,7 @@
 refuses; torch.compile, export, torch.func, autocast, meta tensors; additions, running statistics, layouts."""
 
 import copy
+import functools
 import inspect
 import itertools
 import warnings
@@ -35,7 +36,7 @@ def big(value):
 
 
 def problem_of(name, input, running_mean=None, running_var=None, weight=None, bias=None, training=None, momentum=0.1,
-               eps=1e-5, num_groups=0, use_input_stats=True, activation=None, act_param=None, pre_bias=None,
+               eps=1e-5, num_groups=0, use_input_stats=True, activation=None, act_param=None, slope=None, pre_bias=None,
                pre_add=None, post_add=None, scale=None, shift=None, return_sum=False):
     """A call of one of the three norms in the words of reference.py."""
     evaluate = not training if name == "batch_norm" else not use_input_stats
@@ -44,7 +45,8 @@ def problem_of(name, input, running_mean=None, running_var=None, weight=None, bi
         groups=num_groups or input.shape[1], columns=input.dim() > 2 and not input.is_contiguous(), weight=wide(weight),
         bias=wide(bias), scale=wide(scale), shift=wide(shift), pre_bias=wide(pre_bias), pre_add=big(pre_add), post_add=big(post_add),
         running_mean=wide(running_mean), running_var=wide(running_var), evaluate=evaluate, momentum=momentum, eps=eps,
-        activation=activation or "identity", act_param=act_param, on_cuda=ON_CUDA, writes_u=return_sum)
+        activation=activation or "identity", act_param=act_param, slope=wide(slope), on_cuda=ON_CUDA,
+        writes_u=return_sum)
 
 
 def check(name, output, want, dtype):
@@ -91,9 +93,9 @@ def check_call(name, input, *args, **kwargs):
     mean = rstd = None
     if problem.has_statistics:
         if problem.kind == "group":
-            _, _, mean, rstd = ops.group_norm(input, *[None] * 7, problem.groups, problem.eps, 0, 0.0, False)
+            _, _, mean, rstd = ops.group_norm(input, *[None] * 8, problem.groups, problem.eps, 0, 0.0, False)
         else:
-            _, _, mean, rstd = ops.batch_norm(input, *[None] * 7, 0.1, problem.eps, 0, 0.0, False)
+            _, _, mean, rstd = ops.batch_norm(input, *[None] * 8, 0.1, problem.eps, 0, 0.0, False)
     wants = reference.backward(problem, big(dy), wide(mean), wide(rstd))
     for key, output in (("input", "dx"), ("weight", "dweight"), ("bias", "dbias")):
         if key in leaves:
@@ -171,7 +173,7 @@ def test_parameters_in_f32_beside_16_bits(dtype):
 
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish",
-                                        "relu6"])
+                                        "relu6", "prelu"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
 def test_everything_at_once(dtype, activation):
     """Activation, additions, the sum, scale and shift, channels-last; forward and every gradient."""
@@ -180,7 +182,8 @@ def test_everything_at_once(dtype, activation):
             "weight": tensor(6, dtype=dtype, seed=2), "bias": tensor(6, dtype=dtype, seed=3),
             "scale": tensor(2, 6, dtype=dtype, seed=4), "shift": tensor(2, 6, dtype=dtype, seed=5),
             "pre_bias": tensor(2, 6, dtype=dtype, seed=10), "pre_add": tensor(*shape, dtype=dtype, seed=6),
-            "post_add": tensor(*shape, dtype=dtype, seed=7)}
+            "post_add": tensor(*shape, dtype=dtype, seed=7),
+            **({"slope": tensor(6, dtype=dtype, seed=11)} if activation == "prelu" else {})}
     problem = problem_of("group_norm", num_groups=3, activation=activation, **call)
     for value in call.values():
         value.requires_grad_()
@@ -191,12 +194,14 @@ def test_everything_at_once(dtype, activation):
     check("u", u, want["u"], dtype)
     dy, du = tensor(*shape, dtype=dtype, seed=8), tensor(*shape, dtype=dtype, seed=9)
     _, _, mean, rstd = ops.group_norm(*[call[key].detach() for key in (
-        "input", "weight", "bias", "scale", "shift", "pre_bias", "pre_add", "post_add")], 3, 1e-5, 0, 0.0, False)
+        "input", "weight", "bias", "scale", "shift", "pre_bias", "pre_add", "post_add")], None, 3, 1e-5, 0, 0.0,
+        False)
     wants = reference.backward(problem, big(dy), wide(mean), wide(rstd), big(du))
     gradients = dict(zip(call, torch.autograd.grad((y, u), tuple(call.values()), (dy, du))))
     for key, output in (("input", "dx"), ("pre_add", "dx"), ("weight", "dweight"), ("bias", "dbias"),
-                        ("scale", "dscale"), ("shift", "dshift"), ("post_add", "dpost_add")):
-        check(f"{output} ({key})", gradients[key], wants[output], dtype)
+                        ("scale", "dscale"), ("shift", "dshift"), ("post_add", "dpost_add"), ("slope", "dslope")):
+        if key in call:
+            check(f"{output} ({key})", gradients[key], wants[output], dtype)
     check("dpre_bias", gradients["pre_bias"], sum_of(gradients["input"], gradients["pre_bias"]), dtype)
 
 
@@ -246,7 +251,7 @@ def test_pre_bias(name, dtype, parameter_dtype):
         gradients = dict(zip(leaves, torch.autograd.grad(y, tuple(leaves.values()), dy)))
         mean = rstd = None
         if problem.has_statistics:
-            added = (pre_bias, pre_add, None)
+            added = (pre_bias, pre_add, None, None)
             _, _, mean, rstd = ops.group_norm(x, *[None] * 4, *added, problem.groups, problem.eps, 0, 0.0, return_sum) \
                 if problem.kind == "group" else \
                 ops.batch_norm(x, *[None] * 4, *added, 0.1, problem.eps, 0, 0.0, return_sum)
@@ -258,6 +263,74 @@ def test_pre_bias(name, dtype, parameter_dtype):
         assert gradients["pre_bias"].dtype == parameter_dtype and gradients["pre_bias"].shape == leaves["pre_bias"].shape
         got = gradients["pre_bias"].reshape(pre_bias.shape)
         check("dpre_bias", got, sum_of(gradients["input"], got), parameter_dtype)
+
+
+PRELU_CALLS = {
+    "group_norm": {"num_groups": 2}, "batch_norm": {"training": True}, "batch_norm evaluating": {"training": False},
+    "instance_norm": {}, "instance_norm running": {}, "instance_norm evaluating": {"use_input_stats": False},
+    "channel_affine": {},
+}
+
+
+@pytest.mark.parametrize("slope_dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("dtype", DTYPES, ids=NAMES.get)
+@pytest.mark.parametrize("name", PRELU_CALLS)
+def test_prelu(name, dtype, slope_dtype):
+    """A slope for each channel and one, of any dtype, with parameters and without, beside an addition and not: results
+    with gradients and without, and the gradients of input and slope, which has the shape and dtype of the slope."""
+    shape, function = (3, 6, 4, 5), getattr(nft, name.split()[0])
+    running = tensor(6, dtype=torch.float32, seed=3), tensor(6, dtype=torch.float32, seed=4).abs()
+    for slopes, is_affine, adds, last in itertools.product((1, 6), *((False, True),) * 3):
+        layout = torch.channels_last if last else torch.contiguous_format
+        x, dy = (tensor(*shape, dtype=dtype, seed=seed).to(memory_format=layout) for seed in (1, 2))
+        # In x's compute type, to which parameters are rounded.
+        slope = tensor(slopes, dtype=torch.promote_types(dtype, torch.float32), seed=5).to(slope_dtype)
+        call = dict(PRELU_CALLS[name])
+        if is_affine:
+            call.update({"scale" if name == "channel_affine" else "weight": tensor(6, dtype=torch.float32, seed=7),
+                         "bias": tensor(6, dtype=torch.float32, seed=8)})
+        elif name == "channel_affine":
+            call.update(scale=None, bias=None)
+        if name.startswith("batch_norm") or " " in name:
+            call.update(running_mean=running[0], running_var=running[1])
+        if adds:
+            call["post_add"] = tensor(*shape, dtype=dtype, seed=6).to(memory_format=layout)
+        if name == "channel_affine":
+            problem = reference.Problem(
+                "affine", NAMES[dtype], big(x), columns=last, weight=wide(call["scale"]), bias=wide(call["bias"]),
+                post_add=big(call.get("post_add")), activation="prelu", slope=wide(slope), on_cuda=ON_CUDA)
+        else:
+            problem = problem_of(function.__name__, x, activation="prelu", slope=slope, **call)
+        call = {key: value.clone() if key.startswith("running") else value for key, value in call.items()}
+        with torch.no_grad():
+            inferred = function(x, **{key: value.clone() if key.startswith("running") else value
+                                      for key, value in call.items()}, activation="prelu", slope=slope)
+        leaves = x.clone().requires_grad_(), slope.clone().requires_grad_()
+        y = function(leaves[0], **call, activation="prelu", slope=leaves[1])
+        assert torch.equal(inferred, y) and y.stride() == x.stride()
+        check("y", y, reference.forward(problem)["y"], dtype)
+        dx, dslope = torch.autograd.grad(y, leaves, dy)
+        mean = rstd = None
+        if problem.has_statistics and problem.kind == "group":
+            _, _, mean, rstd = ops.group_norm(x, *[None] * 8, problem.groups, problem.eps, 0, 0.0, False)
+        elif problem.has_statistics:
+            _, _, mean, rstd = ops.batch_norm(x, *[None] * 8, 0.1, problem.eps, 0, 0.0, False)
+        wants = reference.backward(problem, big(dy), wide(mean), wide(rstd))
+        check("dx", dx, wants["dx"], dtype)
+        assert (dslope.dtype, dslope.shape) == (slope_dtype, slope.shape)
+        check("dslope", dslope, wants["dslope"], slope_dtype)
+
+
+def test_a_slope_that_needs_no_gradient():
+    x, slope = tensor(3, 6, 4).requires_grad_(), tensor(6, seed=1)
+    for frozen in (slope, torch.nn.Parameter(slope, requires_grad=False)):
+        nft.group_norm(x, 2, activation="prelu", slope=frozen).sum().backward()
+        assert frozen.grad is None and x.grad is not None
+    leaf = slope.clone().requires_grad_()
+    nft.group_norm(x.detach(), 2, activation="prelu", slope=leaf).sum().backward()
+    x = x.detach()
+    want, = torch.autograd.grad(stock.prelu(stock.group_norm(x, 2), leaf).sum(), leaf)
+    torch.testing.assert_close(leaf.grad, want, rtol=1e-12, atol=1e-12)
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------
@@ -307,6 +380,13 @@ def test_refuses_what_torch_refuses(name, args):
         assert first == second or first.startswith("batch_norm eps") and second == "batch_norm eps must be positive"
 
 
+def on(x, values):
+    """The tensors of a tuple or dict on x's device."""
+    if isinstance(values, dict):
+        return {key: value.to(x.device) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+    return tuple(value.to(x.device) for value in values)
+
+
 @pytest.mark.parametrize("call, exception, words", [
     (lambda: nft.group_norm(X, 2, activation="swish"), ValueError, "activation must be None or one of"),
     (lambda: nft.group_norm(X, 2, return_sum=True), ValueError, "return_sum needs pre_add or pre_bias"),
@@ -319,6 +399,22 @@ def test_refuses_what_torch_refuses(name, args):
     (lambda: nft.instance_norm(X, weight=ONE[:5]), RuntimeError, "weight should contain 6 elements not 5"),
     (lambda: nft.channel_affine(X, ONE[:5], ONE), RuntimeError, "Expected scale to be of shape"),
     (lambda: nft.channel_affine(X, ONE, tensor(2, 6)), RuntimeError, "both"),
+    *((lambda call=call, arguments=arguments: call(**arguments), exception, words) for arguments, exception, words in (
+        ({"activation": "prelu"}, ValueError, "^slope is None, but required$"),
+        ({"slope": ONE}, ValueError, "^slope is for prelu alone and must be None$"),
+        ({"activation": "leaky_relu", "slope": ONE}, ValueError, "slope is for prelu alone and must be None"),
+        ({"activation": "prelu", "slope": ONE[:5]}, ValueError, "slope has 5 elements along C, input has 6"),
+        ({"activation": "prelu", "slope": tensor(2, 6)}, ValueError, r"slope has 2 axes, expected \[C\]"),
+        ({"activation": "prelu", "slope": ONE[0]}, ValueError, r"slope has 0 axes, expected \[C\]"),
+        ({"activation": "prelu", "slope": ONE.int()}, NotImplementedError, "prelu"),
+        ({"activation": "prelu", "slope": 0.25}, TypeError, "slope is a float, expected a tensor"),
+        ({"activation": "prelu", "slope": ONE, "act_param": 0.1}, ValueError, "act_param is leaky_relu's slope"),
+    ) for x in (X, X.to("meta")) for call in (
+        lambda x=x, **act: nft.group_norm(x, 2, **on(x, act)),
+        lambda x=x, **act: nft.batch_norm(x, *on(x, (ONE, ONE, ONE, ONE)), **on(x, act)),
+        lambda x=x, **act: nft.batch_norm(x, *on(x, (ONE, ONE, ONE, ONE)), True, **on(x, act)),
+        lambda x=x, **act: nft.instance_norm(x, **on(x, act)),
+        lambda x=x, **act: nft.channel_affine(x, None, None, **on(x, act)))),
 ])
 def test_refuses_what_torch_does_not_have(call, exception, words):
     with pytest.raises(exception, match=words):
@@ -367,6 +463,7 @@ def test_saves_one_tensor_of_the_inputs_size():
     for call in (lambda: nft.group_norm(x, 2, weight, bias, activation="silu"),
                  lambda: nft.group_norm(x, 2, weight, bias, activation="silu", pre_add=pre_add),
                  lambda: nft.group_norm(x, 2, weight, bias, activation="silu", pre_bias=weight),
+                 lambda: nft.group_norm(x, 2, weight, bias, activation="prelu", slope=weight),
                  lambda: nft.batch_norm(x, None, None, weight, bias, True, pre_bias=bias, pre_add=pre_add),
                  lambda: nft.batch_norm(x, None, None, weight, bias, True, activation="relu"),
                  lambda: nft.batch_norm(x, weight.detach().abs(), weight.detach().abs(), weight, bias, False)):
@@ -431,7 +528,8 @@ def test_what_was_added_may_be_overwritten(name, act):
 
 
 @pytest.mark.parametrize("act", [{"activation": "silu"}, {"activation": "leaky_relu", "act_param": -0.5},
-                                 {"activation": "leaky_relu", "act_param": 0.0}], ids=str)
+                                 {"activation": "leaky_relu", "act_param": 0.0},
+                                 {"activation": "prelu", "slope": ONE[:1]}], ids=str)
 @pytest.mark.parametrize("name", WITH_ADDEND)
 def test_what_was_added_is_saved_where_y_is_not_enough(name, act):
     x, r = tensor(3, 4, 5, 2).requires_grad_(), tensor(3, 4, 5, 2, seed=1)
@@ -467,7 +565,8 @@ def layers(x, weight, bias, running_mean, running_var, pre_add):
                           return_sum=True, post_add=u)
     y = nft.instance_norm(y, running_mean, running_var, weight, bias, activation="leaky_relu", act_param=0.2,
                           pre_bias=weight, pre_add=v)
-    y = nft.batch_norm(y, running_mean, running_var, weight, bias, False, pre_bias=bias)
+    y = nft.batch_norm(y, running_mean, running_var, weight, bias, False, pre_bias=bias, activation="prelu", slope=bias)
+    y = nft.group_norm(y, 2, activation="prelu", slope=weight[:1])
     return nft.channel_affine(y, weight, bias, activation="gelu")
 
 
@@ -565,7 +664,7 @@ def test_autocast(dtype):
     post_add = tensor(2, 4, 5, dtype=torch.float32, seed=2)
     with torch.autocast(DEVICE, dtype):
         pre_bias = tensor(4, dtype=torch.float32, seed=3).requires_grad_()
-        y = nft.group_norm(x, 2, weight, pre_bias=pre_bias, post_add=post_add)
+        y = nft.group_norm(x, 2, weight, pre_bias=pre_bias, post_add=post_add, activation="prelu", slope=weight)
         assert y.dtype == dtype
         assert [g.dtype for g in torch.autograd.grad(y.sum(), (x, weight, pre_bias))] == [dtype, *[torch.float32] * 2]
         before = nft.autocast_to_float32(True)
@@ -586,6 +685,9 @@ def test_under_a_fake_tensor_mode():
         y = nft.group_norm(x, 2, weight, activation="silu")
         y.sum().backward()
         assert y.shape == x.shape and weight.grad.shape == (4,)
+        slope = torch.empty(1, device=DEVICE, requires_grad=True)
+        nft.channel_affine(x, weight, None, activation="prelu", slope=slope).sum().backward()
+        assert slope.grad.shape == (1,)
         with pytest.raises(RuntimeError, match="Expected weight to be a vector"):
             nft.group_norm(x, 2, torch.empty(3, device=DEVICE))
 
@@ -602,7 +704,11 @@ def test_torch_function_is_asked():
     y = nft.group_norm(x, 2, activation="silu")
     assert called[0] is nft.group_norm and isinstance(y, Logged)
     for function in (lambda b: nft.group_norm(X, 2, pre_bias=b), lambda b: nft.batch_norm(X, ONE, ONE, pre_bias=b),
-                     lambda b: nft.instance_norm(X, pre_bias=b)):
+                     lambda b: nft.instance_norm(X, pre_bias=b),
+                     *(lambda b, f=f: f(activation="prelu", slope=b) for f in (
+                         functools.partial(nft.group_norm, X, 2), functools.partial(nft.batch_norm, X, ONE, ONE),
+                         functools.partial(nft.instance_norm, X),
+                         functools.partial(nft.channel_affine, X, None, None)))):
         assert isinstance(function(ONE.as_subclass(Logged)), Logged)
     torch.testing.assert_close(y.as_subclass(torch.Tensor), nft.group_norm(x.as_subclass(torch.Tensor), 2,
                                                                            activation="silu"), rtol=0, atol=0)
@@ -617,7 +723,8 @@ def test_no_warnings():
             nft.group_norm(x, 2)
 
 
-@pytest.mark.parametrize("name", ["group_norm", "batch_norm", "batch_norm_evaluate", "instance_norm", "channel_affine"])
+@pytest.mark.parametrize("name", ["group_norm", "batch_norm", "batch_norm_evaluate", "instance_norm", "channel_affine",
+                                  "prelu", "one slope"])
 def test_forward_mode(name):
     """Directional derivatives are the backward's, by <J v, w> = <v, J' w>; and so where the backward is differentiated."""
     x, v, w = tensor(3, 4, 5), tensor(3, 4, 5, seed=1), tensor(3, 4, 5, seed=2)
@@ -631,6 +738,8 @@ def test_forward_mode(name):
         "instance_norm": lambda x: nft.instance_norm(x, running[0].clone(), running[1].clone(), weight,
                                                      pre_bias=x.square().sum(2)),
         "channel_affine": lambda x: nft.channel_affine(x, weight, weight, activation="elu"),
+        "prelu": lambda x: nft.group_norm(x, 2, weight, activation="prelu", slope=x.square().mean((0, 2)), post_add=x),
+        "one slope": lambda x: nft.channel_affine(x, weight, weight, activation="prelu", slope=x.sum().reshape(1)),
     }[name]
     y, tangent = torch.func.jvp(function, (x,), (v,))
     torch.testing.assert_close(y, function(x))

@@ -180,14 +180,15 @@ NORM_ACTS = {
 @pytest.mark.parametrize("options,folded,reason", [
     ({}, ("relu",), None), ({"act_layer": nn.LeakyReLU, "act_kwargs": {"negative_slope": 0.3}}, ("leaky_relu",), None),
     ({"apply_act": False}, (), "it has no activation of its own"),
-    ({"act_layer": nn.PReLU, "inplace": None}, (), "its own PReLU runs after it"),
+    ({"act_layer": nn.PReLU, "inplace": None}, ("prelu",), None),
+    ({"act_layer": nn.Tanh, "inplace": None}, (), "its own Tanh runs after it"),
     ({"drop_layer": lambda: nn.Dropout(0.5)}, (), "its own Dropout runs after it")], ids=str)
 def test_a_norm_with_an_activation_of_its_own(kind, options, folded, reason):
     make, base = NORM_ACTS[kind]
-    if options.get("act_layer") is nn.PReLU:
+    if "inplace" in options:
         def model():
             layer = make(apply_act=False)
-            layer.act = nn.PReLU()
+            layer.act = options["act_layer"]()
             return nn.Sequential(layer, nn.Conv2d(4, 4, 1))
     else:
         def model():
@@ -274,11 +275,13 @@ def test_unet_3d_with_instance_norm():
     assert counts(report) == {"leaky_relu": 9} and not report.left
 
 
-def test_unet_3d_as_it_comes():
-    """With PReLU, which stays."""
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}], ids=str)
+def test_unet_3d_as_it_comes(options):
+    """With PReLU."""
     nets = load("monai.networks.nets")
-    report = compared(lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=1), images(2, 1, 16, 16, 16))
-    assert not report.left and not report.folded and all("PReLU" in layer.reason for layer in report.layers)
+    report = compared(lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=1, **options),
+                      images(2, 1, 16, 16, 16))
+    assert counts(report) == {"prelu": 6} and not report.left
 
 
 def test_dynunet():

@@ -2,6 +2,7 @@
 """The layers: numbers against float64 with the bounds of docs/numerics.md, on random configurations; beside stock's
 layers everything else that a layer is (state, copies, messages)."""
 import copy
+import functools
 import io
 import pickle
 import warnings
@@ -21,7 +22,7 @@ NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "flo
 RANKS = {"1d": 3, "2d": 4, "3d": 5}
 STOCK_ACTIVATIONS = {"relu": nn.ReLU(), "leaky_relu": nn.LeakyReLU(0.25), "silu": nn.SiLU(), "gelu": nn.GELU(),
                      "gelu_tanh": nn.GELU(approximate="tanh"), "hardswish": hardswish, "elu": nn.ELU(0.75),
-                     "mish": nn.Mish(), "relu6": nn.ReLU6(), None: nn.Identity()}
+                     "mish": nn.Mish(), "relu6": nn.ReLU6(), "prelu": None, None: nn.Identity()}
 PARAMETERS = {"leaky_relu": 0.25, "elu": 0.75}  # exact in f32, in which they are used
 settings = hypothesis.settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -48,6 +49,8 @@ def calls(draw):
     activation = draw(st.sampled_from(list(STOCK_ACTIVATIONS)))
     stock_arguments = {"eps": draw(st.sampled_from([1e-5, 1e-3])), "affine": draw(st.booleans()), "dtype": dtype}
     fused = {"activation": activation, "act_param": PARAMETERS.get(activation)}
+    if activation == "prelu":
+        fused["num_parameters"] = draw(st.sampled_from([1, channels]))
     if kind == "GroupNorm":
         arguments = (groups, channels)
     else:
@@ -60,7 +63,12 @@ def calls(draw):
     with torch.no_grad():
         for p in stock.parameters():
             p.copy_(torch.randn_like(p))
-    ours.load_state_dict(stock.state_dict())
+    missing = ours.load_state_dict(stock.state_dict(), strict=False).missing_keys
+    assert missing == (["slope"] if activation == "prelu" else [])
+    if activation == "prelu":
+        assert torch.equal(ours.slope, torch.full_like(ours.slope, 0.25)) and ours.slope.dtype == dtype
+        with torch.no_grad():
+            ours.slope.normal_()
     channels_last = draw(st.booleans())
     offset = draw(st.sampled_from([0.0, 30.0]))
     x = [(torch.randn(shape) + offset).to(dtype) for _ in range(3)]
@@ -81,13 +89,15 @@ def test_numbers_of_random_layers(call):
     """Three calls, each training or not: results, running statistics and their counter."""
     kind, stock, ours, groups, inputs, training, added = call
     dtype, exact = inputs[0].dtype, copy.deepcopy(stock).double()
-    activation = STOCK_ACTIVATIONS[ours.activation]
+    activation, slope = STOCK_ACTIVATIONS[ours.activation], getattr(ours, "slope", None)
+    if slope is not None:
+        activation = lambda z: nn.functional.prelu(z, slope.double())  # noqa: E731
     batches = 0
     for x, mode in zip(inputs, training):
         ours.train(mode)
         # The reference begins where the layer is: what is asked of each call is that call's.
         if getattr(stock, "running_mean", None) is not None:
-            exact.load_state_dict({k: v.double() for k, v in ours.state_dict().items()})
+            exact.load_state_dict({k: v.double() for k, v in ours.state_dict().items() if k != "slope"})
         exact.train(mode)
         tracks = getattr(stock, "track_running_stats", False)
         momentum = getattr(stock, "momentum", None)
@@ -97,7 +107,7 @@ def test_numbers_of_random_layers(call):
         evaluate = tracks and not mode
         problem = reference.Problem(
             "batch" if kind[0] == "B" else "group", NAMES[dtype], flat(x), activation=ours.activation or "identity",
-            act_param=ours.act_param, groups=groups if kind == "GroupNorm" else x.shape[1],
+            act_param=ours.act_param, slope=array(slope), groups=groups if kind == "GroupNorm" else x.shape[1],
             columns=x.shape[1] > 1 and not x.is_contiguous(), weight=array(ours.weight), bias=array(ours.bias),
             running_mean=array(ours.running_mean) if tracks else None,
             running_var=array(ours.running_var) if tracks else None, evaluate=evaluate, momentum=momentum or 0.0,
@@ -131,10 +141,11 @@ def test_gradients_are_the_functional_layers(call, return_sum):
     ours.train()
     running = [None if getattr(ours, n, None) is None else getattr(ours, n).clone()
                for n in ("running_mean", "running_var")]
-    parameters = [None if p is None else p.detach().clone().requires_grad_() for p in (ours.weight, ours.bias)]
-    fused = {"activation": ours.activation, "act_param": ours.act_param, "return_sum": return_sum}
-    mine, theirs = ({name: t.clone().requires_grad_() for name, t in {"x": x, **added}.items()} for _ in range(2))
-    y = ours(mine["x"], return_sum=return_sum, **{k: v for k, v in mine.items() if k != "x"})
+    mine = (ours.weight, ours.bias, getattr(ours, "slope", None))
+    *parameters, slope = [None if p is None else p.detach().clone().requires_grad_() for p in mine]
+    fused = {"activation": ours.activation, "act_param": ours.act_param, "slope": slope, "return_sum": return_sum}
+    inputs, theirs = ({name: t.clone().requires_grad_() for name, t in {"x": x, **added}.items()} for _ in range(2))
+    y = ours(inputs["x"], return_sum=return_sum, **{k: v for k, v in inputs.items() if k != "x"})
     rest = {k: v for k, v in theirs.items() if k != "x"}
     if kind == "GroupNorm":
         z = nft.group_norm(theirs["x"], groups, *parameters, ours.eps, **fused, **rest)
@@ -148,9 +159,9 @@ def test_gradients_are_the_functional_layers(call, return_sum):
         gradient = torch.randn_like(a)
         a.backward(gradient, retain_graph=True)
         b.backward(gradient, retain_graph=True)
-    for name in mine:
-        assert torch.equal(mine[name].grad, theirs[name].grad), name
-    for a, b in zip((ours.weight, ours.bias), parameters):
+    for name in inputs:
+        assert torch.equal(inputs[name].grad, theirs[name].grad), name
+    for a, b in zip(mine, (*parameters, slope)):
         assert a is None or torch.equal(a.grad, b.grad)
 
 
@@ -228,6 +239,53 @@ def test_copies(kind, arguments, shape):
 
 
 @each_layer
+@pytest.mark.parametrize("slopes", [1, 4])
+def test_slope_is_a_parameter(kind, arguments, shape, slopes):
+    """Saved, copied, cast, moved, reset, parametrized and frozen as every other; of meta layers, too."""
+    make = functools.partial(getattr(nft, kind), *arguments, activation="prelu", num_parameters=slopes)
+    layer, x = make(), torch.randn(shape)
+    assert list(layer.state_dict())[-1] == "slope" or "num_batches_tracked" in layer.state_dict()
+    assert dict(layer.named_parameters())["slope"] is layer.slope and layer.slope.shape == (slopes,)
+    assert repr(layer).endswith(f", activation='prelu', num_parameters={slopes})")
+    with torch.no_grad():
+        layer.slope.normal_()
+    layer(x), layer.eval()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), make().eval()):
+        other.load_state_dict(layer.state_dict())
+        assert torch.equal(other(x), layer(x)) and other.slope is not layer.slope
+    want = nn.functional.prelu(getattr(nft, kind)(*arguments).eval()(x), layer.slope) if kind[0] in "GI" else None
+    assert want is None or torch.allclose(layer(x), want, rtol=1e-5, atol=1e-6)
+    assert copy.deepcopy(layer).double().slope.dtype == torch.float64 and copy.deepcopy(layer).to("meta").slope.is_meta
+    parametrized = copy.deepcopy(layer)
+    torch.nn.utils.parametrize.register_parametrization(parametrized, "slope", Doubled())
+    with torch.no_grad():
+        parametrized.parametrizations.slope.original.div_(2)
+    assert torch.equal(parametrized(x), layer(x))
+    materialized = make(device="meta").to_empty(device=x.device)
+    materialized.reset_parameters()
+    assert torch.equal(materialized.slope, torch.full((slopes,), 0.25))
+    layer.train().slope.requires_grad_(False)
+    layer(x.requires_grad_()).square().sum().backward()
+    assert layer.slope.grad is None and x.grad is not None
+    with pytest.raises(ValueError, match="slope was given to a layer that has its own, 'prelu'"):
+        layer(x, slope=layer.slope)
+    with pytest.raises(ValueError, match="activation='relu' was given to a layer that has its own, 'prelu'"):
+        layer(x, activation="relu")
+
+
+@each_layer
+def test_slope_of_one_call(kind, arguments, shape):
+    layer, x = getattr(nft, kind)(*arguments), torch.randn(shape)
+    own = getattr(nft, kind)(*arguments, activation="prelu", num_parameters=4)
+    assert torch.equal(layer(x, activation="prelu", slope=own.slope), own(x))
+    for given in ({"slope": own.slope}, {"slope": own.slope, "activation": "relu"}):
+        with pytest.raises(ValueError, match="slope is for prelu alone and must be None"):
+            layer(x, **given)
+    with pytest.raises(ValueError, match="slope is None, but required"):
+        layer(x, activation="prelu")
+
+
+@each_layer
 def test_a_stock_layer_that_changes_class_works(kind, arguments, shape):
     """As pickles of layers do that were made by an older version, and as convert does."""
     layer = getattr(nn, kind)(*arguments)
@@ -294,6 +352,9 @@ def test_instance_norm_without_a_batch_axis(kind, shape):
     ({"activation": "swish"}, "activation must be None or one of identity, relu"),
     ({"act_param": 0.1}, "act_param is leaky_relu's slope or elu's alpha"),
     ({"activation": "silu", "act_param": 0.1}, "act_param is leaky_relu's slope or elu's alpha"),
+    ({"activation": "prelu", "act_param": 0.1}, "act_param is leaky_relu's slope or elu's alpha"),
+    ({"activation": "prelu", "num_parameters": 3}, "num_parameters must be 1 or the number of channels, 4, but got 3"),
+    ({"activation": "relu", "num_parameters": 4}, "num_parameters is prelu's, but activation is 'relu'"),
     ({"process_group": 1}, "process_group without sharded_dim"),
     ({"sharded_dim": 1}, "sharded_dim must be a spatial axis")], ids=str)
 def test_bad_arguments_of_the_constructor(arguments, message):
@@ -303,7 +364,8 @@ def test_bad_arguments_of_the_constructor(arguments, message):
 
 ACTIVATIONS = [(nn.SiLU(), "'silu'"), (nn.SiLU, "'silu'"), (torch.nn.functional.silu, "'silu'"), ("SiLU", "'silu'"),
                (nn.LeakyReLU(0.2), "'leaky_relu', act_param=0.2"), (nn.ELU(0.5), "'elu', act_param=0.5"),
-               (nn.GELU(), "'gelu'"), (nn.GELU("tanh"), "'gelu_tanh'"), (nn.Hardswish(), "'hardswish'")]
+               (nn.PReLU(4), "'prelu'"), (torch.prelu, "'prelu'"), (nn.GELU(), "'gelu'"),
+               (nn.GELU("tanh"), "'gelu_tanh'"), (nn.Hardswish(), "'hardswish'")]
 
 
 @pytest.mark.parametrize("activation,said", ACTIVATIONS, ids=str)
@@ -403,6 +465,13 @@ def test_channel_affine():
     assert repr(layer) == "ChannelAffine(4, bias=True, activation='hardswish')"
     assert list(layer.state_dict()) == ["weight", "bias"]
     assert nft.ChannelAffine(4, bias=False)(x.float()).equal(x.float())
+    layer = nft.ChannelAffine(4, activation="prelu", num_parameters=4, dtype=torch.float64)
+    assert list(layer.state_dict()) == ["weight", "bias", "slope"]
+    with torch.no_grad():
+        layer.slope.normal_()
+    assert torch.equal(layer(x), nft.channel_affine(x, layer.weight, layer.bias, activation="prelu", slope=layer.slope))
+    layer.reset_parameters()
+    assert torch.equal(layer.slope, torch.full_like(layer.slope, 0.25))
 
 
 def test_convert_sync_batchnorm():
@@ -415,6 +484,10 @@ def test_convert_sync_batchnorm():
     assert model[1][0].activation == "relu" and model[1][0].momentum is None
     assert type(nft.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(2))) is nft.SyncBatchNorm
     assert second.num_batches_tracked is model[1][0].num_batches_tracked
+    slope = nft.BatchNorm1d(4, activation="prelu", num_parameters=4)
+    made = nft.SyncBatchNorm.convert_sync_batchnorm(slope)
+    assert made.activation == "prelu" and made.slope is slope.slope
+    assert list(made.state_dict()) == list(slope.state_dict())
 
 
 @pytest.mark.parametrize("kind,arguments,shape", [layer for layer in LAYERS if layer[0] != "SyncBatchNorm"])

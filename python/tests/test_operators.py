@@ -19,16 +19,18 @@ from normfuse.torch import _operators  # noqa: E402
 from normfuse.torch._operators import ACTIVATIONS, SCHEMAS, ops  # noqa: E402
 
 F64, F32 = torch.float64, torch.float32
-SILU, RELU = ACTIVATIONS["silu"], ACTIVATIONS["relu"]
-ALL = 63 | _operators.WANT_PRE_BIAS
+SILU, RELU, PRELU = ACTIVATIONS["silu"], ACTIVATIONS["relu"], ACTIVATIONS["prelu"]
+OWN = 63 | _operators.WANT_SLOPE
+ALL = OWN | _operators.WANT_PRE_BIAS
+TAKES_SLOPE = [name for name, schema in SCHEMAS.items() if "slope" in schema]
 
 
 def tensor(*shape, dtype=F64, seed=0):
     return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_grad=False):
-    """A call of each operator with every tensor that it takes."""
+def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_grad=False, activation=SILU):
+    """A call of each operator with every tensor that it takes, slope with prelu alone."""
     n, c, groups = 2, 8, 4
     x = tensor(n, c, 3, 5, dtype=dtype, seed=1).to(memory_format=memory_format)
     big = lambda seed: tensor(n, c, 3, 5, dtype=dtype, seed=seed).to(memory_format=memory_format)  # noqa: E731
@@ -36,6 +38,7 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
     scale, shift = tensor(n, c, dtype=dtype, seed=4), tensor(n, c, dtype=dtype, seed=5)
     running = (tensor(c, dtype=dtype, seed=6), tensor(c, dtype=dtype, seed=7).abs() + 0.5)
     pre_add, post_add, dy, du = big(8), big(9), big(10), big(11)
+    slope = tensor(c, dtype=dtype, seed=14) if activation == PRELU else None
     of_samples, of_channels = tensor(n, c, dtype=dtype, seed=12), tensor(c, dtype=dtype, seed=13)  # pre_bias
     saved_dtype = F64 if dtype == F64 else F32
     wide = x.to(F64)
@@ -51,35 +54,39 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
 
     group_stats, channel_stats = triples(*group_saved, by_group.shape[2]), triples(*channel_saved, n * 15)
     if requires_grad:
-        for value in (x, weight, bias, scale, shift, of_samples, of_channels, pre_add, post_add, dy, du):
-            value.requires_grad_()
-    act = (SILU, 0.0)
+        for value in (x, weight, bias, scale, shift, of_samples, of_channels, pre_add, post_add, dy, du, slope):
+            if value is not None:
+                value.requires_grad_()
+    act = (activation, 0.0)
     return {
-        "group_norm": (x, weight, bias, scale, shift, of_samples, pre_add, post_add, groups, 1e-5, *act, True),
-        "group_norm_inference": (x, weight, bias, scale, shift, of_channels, pre_add, post_add, groups, 1e-5, *act),
-        "group_norm_backward": (dy, du, x, *group_saved, weight, bias, scale, shift, of_samples, post_add, groups, 1e-5,
-                                *act, ALL),
-        "instance_norm": (x, weight, bias, *running, of_channels, None, post_add, 0.1, 1e-5, *act, False),
-        "batch_norm": (x, weight, bias, *running, of_channels, None, post_add, 0.1, 1e-5, *act, True),
-        "batch_norm_backward": (dy, du, x, *channel_saved, weight, bias, of_channels, post_add, 1e-5, *act, ALL),
-        "batch_norm_evaluate": (x, weight, bias, *running, of_samples, pre_add, post_add, 1e-5, *act, False),
-        "batch_norm_inference": (x, weight, bias, *running, of_samples, pre_add, post_add, 1e-5, *act),
-        "batch_norm_evaluate_backward": (dy, du, x, *running, weight, bias, of_samples, post_add, 1e-5, *act,
+        "group_norm": (x, weight, bias, scale, shift, of_samples, pre_add, post_add, slope, groups, 1e-5, *act, True),
+        "group_norm_inference": (x, weight, bias, scale, shift, of_channels, pre_add, post_add, slope, groups, 1e-5,
+                                 *act),
+        "group_norm_backward": (dy, du, x, *group_saved, weight, bias, scale, shift, of_samples, post_add, slope,
+                                groups, 1e-5, *act, ALL),
+        "instance_norm": (x, weight, bias, *running, of_channels, None, post_add, slope, 0.1, 1e-5, *act, False),
+        "batch_norm": (x, weight, bias, *running, of_channels, None, post_add, slope, 0.1, 1e-5, *act, True),
+        "batch_norm_backward": (dy, du, x, *channel_saved, weight, bias, of_channels, post_add, slope, 1e-5, *act, ALL),
+        "batch_norm_evaluate": (x, weight, bias, *running, of_samples, pre_add, post_add, slope, 1e-5, *act, False),
+        "batch_norm_inference": (x, weight, bias, *running, of_samples, pre_add, post_add, slope, 1e-5, *act),
+        "batch_norm_evaluate_backward": (dy, du, x, *running, weight, bias, of_samples, post_add, slope, 1e-5, *act,
                                          ALL | _operators.FROM_U),
-        "channel_affine": (x, weight, bias, post_add, *act),
-        "channel_affine_backward": (dy, x, weight, bias, post_add, *act, 63),
+        "channel_affine": (x, weight, bias, post_add, slope, *act),
+        "channel_affine_backward": (dy, x, weight, bias, post_add, slope, *act, OWN),
         "group_norm_stats": (x, of_samples, pre_add, groups),
-        "group_norm_apply": (x, torch.stack([group_stats, group_stats]), weight, bias, scale, shift, post_add, groups,
-                             1e-5, *act),
-        "group_norm_backward_sums": (dy, x, *group_saved, weight, bias, scale, shift, post_add, groups, *act, 63),
+        "group_norm_apply": (x, torch.stack([group_stats, group_stats]), weight, bias, scale, shift, post_add, slope,
+                             groups, 1e-5, *act),
+        "group_norm_backward_sums": (dy, x, *group_saved, weight, bias, scale, shift, post_add, slope, groups, *act,
+                                     OWN),
         "group_norm_backward_apply": (dy, du, x, *group_saved, tensor(n, c, 2), tensor(3, n, c, 2), group_stats, weight,
-                                      bias, scale, shift, of_samples, post_add, groups, *act,
+                                      bias, scale, shift, of_samples, post_add, slope, groups, *act,
                                       ALL | _operators.FROM_U),
         "batch_norm_stats": (x, of_channels, None),
-        "batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, post_add, 0.1, 1e-5, *act),
-        "batch_norm_backward_sums": (dy, x, *channel_saved, weight, bias, post_add, *act, 63),
+        "batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, post_add, slope, 0.1,
+                             1e-5, *act),
+        "batch_norm_backward_sums": (dy, x, *channel_saved, weight, bias, post_add, slope, *act, OWN),
         "batch_norm_backward_apply": (dy, du, x, *channel_saved, tensor(c, 2), tensor(3 * c, 2), channel_stats, weight,
-                                      bias, of_channels, post_add, *act, ALL),
+                                      bias, of_channels, post_add, slope, *act, ALL),
         "lean_group_norm": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_backward": (dy, x, packed(*group_saved), weight, bias, groups, *act, 7),
@@ -104,20 +111,23 @@ DIFFERENTIABLE = ("group_norm", "group_norm_inference", "group_norm_backward", "
 # ---- registration ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_opcheck(name):
-    torch.library.opcheck(getattr(ops, name).default, arguments(name))
+CALLS = [(name, SILU) for name in SCHEMAS] + [(name, PRELU) for name in TAKES_SLOPE]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_opcheck_with_gradients(name):
-    torch.library.opcheck(getattr(ops, name).default, arguments(name, F64, requires_grad=True))
+@pytest.mark.parametrize("name, activation", CALLS)
+def test_opcheck(name, activation):
+    torch.library.opcheck(getattr(ops, name).default, arguments(name, activation=activation))
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_opcheck_channels_last_and_16_bits(name):
+@pytest.mark.parametrize("name, activation", [call for call in CALLS if call[0] in DIFFERENTIABLE])
+def test_opcheck_with_gradients(name, activation):
+    torch.library.opcheck(getattr(ops, name).default, arguments(name, F64, requires_grad=True, activation=activation))
+
+
+@pytest.mark.parametrize("name, activation", CALLS)
+def test_opcheck_channels_last_and_16_bits(name, activation):
     torch.library.opcheck(getattr(ops, name).default,
-                          arguments(name, torch.bfloat16, torch.channels_last),
+                          arguments(name, torch.bfloat16, torch.channels_last, activation=activation),
                           test_utils=("test_schema", "test_faketensor"))
 
 
@@ -129,10 +139,10 @@ def test_opcheck_with_nothing_optional(name):
     torch.library.opcheck(getattr(ops, name).default, tuple(args), test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_meta(name):
+@pytest.mark.parametrize("name, activation", CALLS)
+def test_meta(name, activation):
     """Meta tensors give the shapes, dtypes and strides that the kernel gives."""
-    args = arguments(name, F32, torch.channels_last)
+    args = arguments(name, F32, torch.channels_last, activation=activation)
     meta = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in args]
     got, want = getattr(ops, name)(*meta), getattr(ops, name)(*args)
     for g, w in zip((got,) if isinstance(got, torch.Tensor) else got, (want,) if isinstance(want, torch.Tensor) else
@@ -145,23 +155,23 @@ def test_meta(name):
 _BITS = """
 import sys, torch
 sys.path.insert(0, {here!r})
-from test_operators import SCHEMAS, arguments, ops, layouts
+from test_operators import CALLS, SCHEMAS, arguments, ops, layouts
 from normfuse.torch import _operators
 results = {{}}
 from_y = [name for name in SCHEMAS if "backward" in name and "post_add" in SCHEMAS[name]]
-for name in SCHEMAS:
+for name, activation in CALLS:
     for dtype in (torch.float32, torch.float16):
         for memory_format in (torch.contiguous_format, torch.channels_last):
-            outputs = getattr(ops, name)(*arguments(name, dtype, memory_format))
+            outputs = getattr(ops, name)(*arguments(name, dtype, memory_format, activation=activation))
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-            results[name, str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
+            results[name, activation, str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
             if name in from_y:
                 *args, _, _, wanted = arguments(name, dtype, memory_format)
                 outputs = getattr(ops, name)(*args, 1, 0.0, wanted | _operators.FROM_Y)
                 results[name, "y", str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
 assert len(from_y) == 8, from_y
 for label, x in layouts().items():
-    results[label] = [(o.clone(), o.stride()) for o in ops.group_norm(x, *[None] * 7, 2, 1e-5, 3, 0.0, False)]
+    results[label] = [(o.clone(), o.stride()) for o in ops.group_norm(x, *[None] * 8, 2, 1e-5, 3, 0.0, False)]
 torch.save((_operators.binding()[0], results), sys.argv[1])
 """
 
@@ -213,11 +223,11 @@ def test_bindings_agree(tmp_path):
 def test_layouts(label):
     """Any strides: the result is the contiguous tensor's, and dense in the order of x's axes."""
     x = layouts()[label]
-    y = ops.group_norm_inference(x, *[None] * 7, 2, 1e-5, SILU, 0.0)
-    want = ops.group_norm_inference(x.double().contiguous(), *[None] * 7, 2, 1e-5, SILU, 0.0)
+    y = ops.group_norm_inference(x, *[None] * 8, 2, 1e-5, SILU, 0.0)
+    want = ops.group_norm_inference(x.double().contiguous(), *[None] * 8, 2, 1e-5, SILU, 0.0)
     # f32 sums of a few dozen values, one SiLU: a few dozen roundings of values below 4.
     assert y.numel() == 0 or (y - want).abs().max() <= 64 * 2.0**-24 * 4
-    fake = ops.group_norm_inference(torch.empty_strided(x.shape, x.stride(), device="meta"), *[None] * 7, 2, 1e-5, SILU,
+    fake = ops.group_norm_inference(torch.empty_strided(x.shape, x.stride(), device="meta"), *[None] * 8, 2, 1e-5, SILU,
                                     0.0)
     assert fake.stride() == y.stride()
     if x.is_contiguous() or "last" in label and "of" not in label:
@@ -227,7 +237,7 @@ def test_layouts(label):
 # ---- values and gradients ------------------------------------------------------------------------------------------------
 
 
-def formula(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, eps, activation, act_param, average):
+def formula(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, eps, activation, act_param, average):
     u = x if pre_bias is None else x + pre_bias.reshape(-1, x.shape[1], *(1,) * (x.dim() - 2))
     u = u if pre_add is None else u + pre_add
     mean = average(u)
@@ -236,16 +246,16 @@ def formula(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, eps, act
     per_sample = lambda p: p.reshape(p.shape + (1,) * (x.dim() - 2))  # noqa: E731
     z = z * (1 if weight is None else per_channel(weight)) + (0 if bias is None else per_channel(bias))
     z = z * (1 if scale is None else 1 + per_sample(scale)) + (0 if shift is None else per_sample(shift))
-    return act(z if post_add is None else z + post_add, activation, act_param), u
+    return act(z if post_add is None else z + post_add, activation, act_param, slope), u
 
 
-def act(z, activation, act_param):
+def act(z, activation, act_param, slope=None):
     functions = torch.nn.functional
     return {
         0: lambda: z, 1: lambda: functions.relu(z), 2: lambda: functions.leaky_relu(z, act_param),
         3: lambda: functions.silu(z), 4: lambda: functions.gelu(z), 5: lambda: functions.gelu(z, approximate="tanh"),
         6: lambda: hardswish(z), 7: lambda: functions.elu(z, act_param), 8: lambda: functions.mish(z),
-        9: lambda: functions.relu6(z),
+        9: lambda: functions.relu6(z), 10: lambda: functions.prelu(z, slope),
     }[activation]()  # fmt: skip
 
 
@@ -261,17 +271,19 @@ def batch_average(x):
 PARAMETER = {2: 0.2, 7: 0.7}
 
 
-@pytest.mark.parametrize("activation", range(10))
-def test_group_norm_gradients(activation):
+@pytest.mark.parametrize("activation, slopes", [*((activation, 0) for activation in range(10)), (PRELU, 4), (PRELU, 1)])
+def test_group_norm_gradients(activation, slopes):
     """Every gradient beside autograd through the formula, in f64: only roundings of f64 between them."""
     args = [tensor(3, 4, 5, seed=seed) for seed in (1, 2, 3)]
     x, pre_add, post_add = (a.requires_grad_() for a in args)
     weight, bias, scale, shift, pre_bias = (p.requires_grad_() for p in (
         tensor(4, seed=4), tensor(4, seed=5), tensor(3, 4, seed=6), tensor(3, 4, seed=7), tensor(4, seed=10)))
     inputs = (x, weight, bias, scale, shift, pre_bias, pre_add, post_add)
+    slope = tensor(slopes, seed=11).requires_grad_() if slopes else None
     parameter = PARAMETER.get(activation, 0.0)
-    y, u, _, _ = ops.group_norm(*inputs, 2, 1e-3, activation, parameter, True)
-    want_y, want_u = formula(*inputs, 1e-3, activation, parameter, group_average(2))
+    y, u, _, _ = ops.group_norm(*inputs, slope, 2, 1e-3, activation, parameter, True)
+    want_y, want_u = formula(*inputs, slope, 1e-3, activation, parameter, group_average(2))
+    inputs += (slope,) if slopes else ()
     dy, du = tensor(3, 4, 5, seed=8), tensor(3, 4, 5, seed=9)
     torch.testing.assert_close((y, u), (want_y, want_u), rtol=1e-13, atol=1e-13)
     want = torch.autograd.grad((want_y, want_u), inputs, (dy, du))
@@ -284,9 +296,10 @@ def test_group_norm_gradients(activation):
 
 def test_pre_add_alone_needs_a_gradient():
     x, pre_add = tensor(3, 4, 5), tensor(3, 4, 5, seed=2).requires_grad_()
-    for y, average in ((ops.group_norm(x, *[None] * 5, pre_add, None, 2, 1e-3, SILU, 0.0, False)[0], group_average(2)),
-                       (ops.batch_norm(x, *[None] * 5, pre_add, None, 0.1, 1e-3, SILU, 0.0, False)[0], batch_average)):
-        want, _ = formula(x, *[None] * 5, pre_add, None, 1e-3, SILU, 0.0, average)
+    given = (x, *[None] * 5, pre_add, None, None)
+    for y, average in ((ops.group_norm(*given, 2, 1e-3, SILU, 0.0, False)[0], group_average(2)),
+                       (ops.batch_norm(*given, 0.1, 1e-3, SILU, 0.0, False)[0], batch_average)):
+        want, _ = formula(*given, 1e-3, SILU, 0.0, average)
         torch.testing.assert_close(torch.autograd.grad(y, pre_add, x), torch.autograd.grad(want, pre_add, x), rtol=1e-12,
                                    atol=1e-12)
 
@@ -297,16 +310,17 @@ def test_pre_bias_alone_needs_a_gradient(shape, return_sum):
     """u is an output where it is asked for; dpre_bias is that of y, of u, and of both."""
     x, pre_bias = tensor(3, 4, 5), tensor(*shape, seed=2).requires_grad_()
     running = tensor(4, seed=4), tensor(4, seed=5).abs()
-    calls = ((ops.group_norm(x, *[None] * 4, pre_bias, None, None, 2, 1e-3, SILU, 0.0, return_sum), group_average(2)),
-             (ops.batch_norm(x, *[None] * 4, pre_bias, None, None, 0.1, 1e-3, SILU, 0.0, return_sum), batch_average),
-             (ops.batch_norm_evaluate(x, None, None, *running, pre_bias, None, None, 1e-3, SILU, 0.0, return_sum), None))
+    given = (x, *[None] * 4, pre_bias, None, None, None)
+    calls = ((ops.group_norm(*given, 2, 1e-3, SILU, 0.0, return_sum), group_average(2)),
+             (ops.batch_norm(*given, 0.1, 1e-3, SILU, 0.0, return_sum), batch_average),
+             (ops.batch_norm_evaluate(*given[:3], *running, *given[5:], 1e-3, SILU, 0.0, return_sum), None))
     for (y, u, *_), average in calls:
         if average is None:
             want_u = x + pre_bias.reshape(-1, 4, 1)
             z = (want_u - running[0][:, None]) * (running[1][:, None] + 1e-3).rsqrt()
             want_y = act(z, SILU, 0.0)
         else:
-            want_y, want_u = formula(x, *[None] * 4, pre_bias, None, None, 1e-3, SILU, 0.0, average)
+            want_y, want_u = formula(*given, 1e-3, SILU, 0.0, average)
         outputs, wants = ((y, u), (want_y, want_u)) if return_sum else ((y,), (want_y,))
         assert u.shape == (x.shape if return_sum else (0,))
         for some in (slice(0, 1), slice(1, 2), slice(0, 2)):
@@ -324,32 +338,39 @@ def gradient_cases():
               "post_add": (n, c, 3), "pre_bias": (c,), "sample_bias": (n, c)}
     running = (tensor(c, seed=20), tensor(c, seed=21).abs() + 0.5)
     calls = {
-        "group_norm": (names, lambda a, act, p: ops.group_norm(*a, 2, 1e-3, act, p, False)[:2]),
-        "instance_norm": (others, lambda a, act, p: ops.instance_norm(
-            *a[:3], running[0].clone(), running[1].clone(), *a[3:], 0.1, 1e-3, act, p, False)[:2]),
-        "batch_norm": (others, lambda a, act, p: ops.batch_norm(
-            *a[:3], None, None, *a[3:], 0.1, 1e-3, act, p, False)[:2]),
-        "batch_norm_evaluate": (others, lambda a, act, p: ops.batch_norm_evaluate(*a[:3], *running, *a[3:], 1e-3, act, p,
-                                                                                  False)),
+        "group_norm": (names, lambda a, *act: ops.group_norm(*a, act[0], 2, 1e-3, *act[1:], False)[:2]),
+        "instance_norm": (others, lambda a, *act: ops.instance_norm(
+            *a[:3], running[0].clone(), running[1].clone(), *a[3:], act[0], 0.1, 1e-3, *act[1:], False)[:2]),
+        "batch_norm": (others, lambda a, *act: ops.batch_norm(
+            *a[:3], None, None, *a[3:], act[0], 0.1, 1e-3, *act[1:], False)[:2]),
+        "batch_norm_evaluate": (others, lambda a, *act: ops.batch_norm_evaluate(
+            *a[:3], *running, *a[3:], act[0], 1e-3, *act[1:], False)),
         # x with pre_bias alone: the backward adds again.
-        "group_norm of x and pre_bias": (("x", "weight", "sample_bias"), lambda a, act, p: ops.group_norm(
-            *a[:2], None, None, None, a[2], None, None, 2, 1e-3, act, p, False)[0]),
-        "batch_norm of x and pre_bias": (("x", "weight", "sample_bias"), lambda a, act, p: ops.batch_norm(
-            *a[:2], None, None, None, a[2], None, None, 0.1, 1e-3, act, p, False)[0]),
-        "batch_norm_evaluate of x and pre_bias": (("x", "weight", "pre_bias"), lambda a, act, p: ops.batch_norm_evaluate(
-            *a[:2], None, *running, a[2], None, None, 1e-3, act, p, True)),
-        "channel_affine": (("x", "weight", "bias", "post_add"), lambda a, act, p: ops.channel_affine(*a, act, p)),
+        "group_norm of x and pre_bias": (("x", "weight", "sample_bias"), lambda a, *act: ops.group_norm(
+            *a[:2], None, None, None, a[2], None, None, act[0], 2, 1e-3, *act[1:], False)[0]),
+        "batch_norm of x and pre_bias": (("x", "weight", "sample_bias"), lambda a, *act: ops.batch_norm(
+            *a[:2], None, None, None, a[2], None, None, act[0], 0.1, 1e-3, *act[1:], False)[0]),
+        "batch_norm_evaluate of x and pre_bias": (("x", "weight", "pre_bias"), lambda a, *act: ops.batch_norm_evaluate(
+            *a[:2], None, *running, a[2], None, None, act[0], 1e-3, *act[1:], True)),
+        "channel_affine": (("x", "weight", "bias", "post_add"), lambda a, *act: ops.channel_affine(*a, *act)),
         "channel_affine per sample": (("x", "scale", "shift", "post_add"),
-                                      lambda a, act, p: ops.channel_affine(*a, act, p)),
+                                      lambda a, *act: ops.channel_affine(*a, *act)),
     }
-    for (label, (taken, call)), activation in itertools.product(calls.items(), (0, 1, 2, 3, 4, 7, 9)):
-        yield pytest.param(call, [shapes[name] for name in taken], activation, id=f"{label} act={activation}")
+    activations = [*((activation, []) for activation in (0, 1, 2, 3, 4, 7, 9)), (PRELU, [(1,)]), (PRELU, [(c,)])]
+    for (label, (taken, call)), (activation, slope) in itertools.product(calls.items(), activations):
+        yield pytest.param(call, [shapes[name] for name in taken] + slope, activation,
+                           id=f"{label} act={activation}{''.join(map(str, slope))}")
 
 
 @pytest.mark.parametrize("call, shapes, activation", gradient_cases())
 def test_gradcheck(call, shapes, activation):
     inputs = [tensor(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
-    function = lambda *a: call(a, activation, PARAMETER.get(activation, 0.0))  # noqa: E731
+    parameter = PARAMETER.get(activation, 0.0)
+
+    def function(*a):
+        a, slope = (a[:-1], a[-1]) if activation == PRELU else (a, None)
+        return call(a, slope, activation, parameter)
+
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
     # The composite that is differentiated again gives what the kernel gives.
@@ -361,11 +382,11 @@ def test_gradcheck(call, shapes, activation):
     torch.testing.assert_close(composite, kernel, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("needed", range(1, 8))
+@pytest.mark.parametrize("needed", range(1, 16))
 def test_only_what_is_asked_for(needed, monkeypatch):
     """A backward computes the gradients that are asked for, and gives the others none."""
-    x, weight, bias = tensor(2, 4, 3), tensor(4), tensor(4)
-    asked = [t.requires_grad_(bool(needed >> i & 1)) for i, t in enumerate((x, weight, bias))]
+    x, weight, bias, slope = tensor(2, 4, 3), tensor(4), tensor(4), tensor(1)
+    asked = [t.requires_grad_(bool(needed >> i & 1)) for i, t in enumerate((x, weight, bias, slope))]
     from torch.utils._python_dispatch import TorchDispatchMode
     seen = []
 
@@ -375,24 +396,24 @@ def test_only_what_is_asked_for(needed, monkeypatch):
                 seen.append(args[-1])
             return func(*args, **(kwargs or {}))
 
-    y = ops.group_norm(x, weight, bias, None, None, None, None, None, 2, 1e-5, SILU, 0.0, False)[0]
+    y = ops.group_norm(x, weight, bias, *[None] * 5, slope, 2, 1e-5, PRELU, 0.0, False)[0]
     with Watch():
         y.sum().backward()
-    assert seen == [needed]
-    assert [t.grad is not None for t in asked] == [bool(needed >> i & 1) for i in range(3)]
+    assert seen == [needed & 7 | (_operators.WANT_SLOPE if needed & 8 else 0)]
+    assert [t.grad is not None for t in asked] == [bool(needed >> i & 1) for i in range(4)]
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMAS if name.endswith(("backward", "backward_apply"))])
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if "backward" in name])
 def test_each_bit_of_wanted(name):
     """One bit, one gradient, and the same as among all of them."""
-    args = arguments(name, F64)
+    args = arguments(name, F64, activation=PRELU if name in TAKES_SLOPE else SILU)
     everything = getattr(ops, name)(*args)
     names = _operators._OUTPUT_NAMES[name]
     bits = {"dx": 1, "dweight": 2, "dbias": 4, "dscale": 8, "dshift": 16, "dpost_add": 32,
-            "dpre_bias": 1 | _operators.WANT_PRE_BIAS}  # which is of dx
-    for output in names:
+            "dslope": _operators.WANT_SLOPE, "dpre_bias": 1 | _operators.WANT_PRE_BIAS}  # which is of dx
+    for output in [name for name in names if name != "sums"]:
         for k, gradient in enumerate(getattr(ops, name)(*args[:-1], bits[output] | args[-1] & _operators.FROM_U)):
-            if names[k] != output and not (names[k] == "dx" and output == "dpre_bias"):
+            if names[k] != output and names[k] != "sums" and not (names[k] == "dx" and output == "dpre_bias"):
                 assert gradient.shape == (0,)
             elif ON_CUDA:  # other kernels, perhaps, with another order of sums of 30 products, in f64
                 torch.testing.assert_close(gradient, everything[k], rtol=1e-12, atol=1e-12)
@@ -411,39 +432,45 @@ def test_third_derivative():
             value = (gradient * tensor(2, 4, 3, seed=3)).sum()
         return gradient.detach()
 
-    ours = third(lambda x: ops.group_norm(x, *[None] * 7, 2, 1e-2, SILU, 0.0, False)[0])
-    want = third(lambda x: formula(x, *[None] * 7, 1e-2, SILU, 0.0, group_average(2))[0])
+    ours = third(lambda x: ops.group_norm(x, *[None] * 8, 2, 1e-2, SILU, 0.0, False)[0])
+    want = third(lambda x: formula(x, *[None] * 8, 1e-2, SILU, 0.0, group_average(2))[0])
     torch.testing.assert_close(ours, want, rtol=1e-9, atol=1e-9)
 
 
 # ---- shards --------------------------------------------------------------------------------------------------------------
 
 
-def test_shards_of_batch_norm():
+@pytest.mark.parametrize("activation", [SILU, PRELU])
+def test_shards_of_batch_norm(activation):
     """Forward and backward in shards, one of them empty, are those of one call: f64, so but for roundings."""
     x, dy, post_add = tensor(6, 4, 5), tensor(6, 4, 5, seed=1), tensor(6, 4, 5, seed=2)
     weight, bias, pre_bias = tensor(4, seed=3), tensor(4, seed=4), tensor(4, seed=7)
+    act, slope = (activation, 0.0), tensor(4, seed=8) if activation == PRELU else None
     running = [tensor(4, seed=5), tensor(4, seed=6).abs()]
     want_running = [r.clone() for r in running]
-    y, _, mean, rstd = ops.batch_norm(x, weight, bias, *want_running, pre_bias, None, post_add, 0.1, 1e-5, SILU, 0.0,
-                                  False)
-    wants = ops.batch_norm_backward(dy, None, x, mean, rstd, weight, bias, pre_bias, post_add, 1e-5, SILU, 0.0, ALL)
+    y, _, mean, rstd = ops.batch_norm(x, weight, bias, *want_running, pre_bias, None, post_add, slope, 0.1, 1e-5, *act,
+                                      False)
+    wants = ops.batch_norm_backward(dy, None, x, mean, rstd, weight, bias, pre_bias, post_add, slope, 1e-5, *act, ALL)
     shards = [slice(0, 1), slice(1, 1), slice(1, 4), slice(4, 6)]
     stats, u = zip(*(ops.batch_norm_stats(x[s], pre_bias, None) for s in shards))
-    x, dpre_bias = torch.cat(u), 0
-    sums = torch.stack([ops.batch_norm_backward_sums(dy[s], x[s], mean, rstd, weight, bias, post_add[s], SILU, 0.0, 32)
-                        [0] for s in shards])
+    x = torch.cat(u)
+    sums, dpost_add, dslope = zip(*(ops.batch_norm_backward_sums(dy[s], x[s], mean, rstd, weight, bias, post_add[s],
+                                                                 slope, *act, OWN) for s in shards))
+    sums = torch.stack(sums)
+    torch.testing.assert_close(torch.cat(dpost_add), wants[3], rtol=1e-12, atol=1e-12)
+    if activation == PRELU:
+        torch.testing.assert_close(sum(dslope), wants[5], rtol=1e-12, atol=1e-12)
     close = dict(rtol=1e-12, atol=1e-12)
     added = [0, 0, 0]
     for parts_of, sums_of, s, own in zip((torch.stack(stats), torch.cat(stats)) * 2, (sums, sums.flatten(0, 1)) * 2, shards,
                                          sums):
         mine = [r.clone() for r in running]
-        part, part_mean, part_rstd, merged = ops.batch_norm_apply(x[s], parts_of, weight, bias, *mine, post_add[s], 0.1,
-                                                                  1e-5, SILU, 0.0)
+        part, part_mean, part_rstd, merged = ops.batch_norm_apply(x[s], parts_of, weight, bias, *mine, post_add[s],
+                                                                  slope, 0.1, 1e-5, *act)
         assert torch.equal(merged[:, 0], torch.full((4,), 30, dtype=F64, device=DEVICE))
         torch.testing.assert_close((part, part_mean, part_rstd, *mine), (y[s], mean, rstd, *want_running), **close)
         dx, *of_shard = ops.batch_norm_backward_apply(
-            dy[s], None, x[s], mean, rstd, own, sums_of, merged, weight, bias, pre_bias, post_add[s], SILU, 0.0,
+            dy[s], None, x[s], mean, rstd, own, sums_of, merged, weight, bias, pre_bias, post_add[s], slope, *act,
             7 | _operators.WANT_PRE_BIAS | _operators.FROM_U)
         added = [a + b for a, b in zip(added, of_shard)]
         torch.testing.assert_close(dx, wants[0][s], **close)
@@ -461,21 +488,27 @@ def test_parts_that_no_shards_gave_are_refused(name):
                 kernel(*args)
 
 
-def test_strips_of_group_norm():
+@pytest.mark.parametrize("activation", [SILU, PRELU])
+def test_strips_of_group_norm(activation):
     x, dy = tensor(2, 4, 6, 5), tensor(2, 4, 6, 5, seed=1)
     weight, bias = tensor(4, seed=3), tensor(4, seed=4)
-    y, _, mean, rstd = ops.group_norm(x, weight, bias, *[None] * 5, 2, 1e-5, SILU, 0.0, False)
-    dx = ops.group_norm_backward(dy, None, x, mean, rstd, weight, bias, None, None, None, None, 2, 1e-5, SILU, 0.0, 1)[0]
+    act, slope = (activation, 0.0), tensor(1, seed=8) if activation == PRELU else None
+    y, _, mean, rstd = ops.group_norm(x, weight, bias, *[None] * 5, slope, 2, 1e-5, *act, False)
+    dx, *_, want_dslope = ops.group_norm_backward(dy, None, x, mean, rstd, weight, bias, *[None] * 4, slope, 2, 1e-5,
+                                                  *act, 1 | _operators.WANT_SLOPE)
     strips = [slice(0, 1), slice(1, 4), slice(4, 6)]
     stats = torch.cat([ops.group_norm_stats(x[:, :, s], None, None, 2)[0] for s in strips])
-    sums = torch.stack([ops.group_norm_backward_sums(
-        dy[:, :, s], x[:, :, s], mean, rstd, weight, bias, None, None, None, 2, SILU, 0.0, 0)[0] for s in strips])
+    sums, _, dslope = zip(*(ops.group_norm_backward_sums(
+        dy[:, :, s], x[:, :, s], mean, rstd, weight, bias, None, None, None, slope, 2, *act, OWN) for s in strips))
+    sums = torch.stack(sums)
     close = dict(rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sum(dslope), want_dslope, **close)
     for s in strips:
-        *part, merged = ops.group_norm_apply(x[:, :, s], stats, weight, bias, None, None, None, 2, 1e-5, SILU, 0.0)
+        *part, merged = ops.group_norm_apply(x[:, :, s], stats, weight, bias, None, None, None, slope, 2,
+                                             1e-5, *act)
         torch.testing.assert_close(tuple(part), (y[:, :, s], mean, rstd), **close)
         mine = ops.group_norm_backward_apply(dy[:, :, s], None, x[:, :, s], mean, rstd, sums[0], sums, merged, weight,
-                                             bias, None, None, None, None, 2, SILU, 0.0, 1)[0]
+                                             bias, None, None, None, None, slope, 2, *act, 1)[0]
         torch.testing.assert_close(mine, dx[:, :, s], **close)
 
 
@@ -485,11 +518,13 @@ def test_strips_of_group_norm():
 def test_refusals_name_the_argument():
     x = tensor(2, 8, 3)
     with pytest.raises((RuntimeError, ValueError), match="weight has 3 elements along C"):
-        ops.group_norm(x, x[0, :3, 0], *[None] * 6, 2, 1e-5, 0, 0.0, False)
+        ops.group_norm(x, x[0, :3, 0], *[None] * 7, 2, 1e-5, 0, 0.0, False)
+    with pytest.raises((RuntimeError, ValueError), match="slope is NULL|slope is None"):
+        ops.group_norm(x, *[None] * 8, 2, 1e-5, PRELU, 0.0, False)
     with pytest.raises((RuntimeError, ValueError), match="activation"):
-        ops.group_norm(x, *[None] * 7, 2, 1e-5, 77, 0.0, False)
+        ops.group_norm(x, *[None] * 8, 2, 1e-5, 77, 0.0, False)
     with pytest.raises((RuntimeError, ValueError), match="f64, f32, f16 and bf16"):
-        ops.group_norm(torch.ones(2, 8, 3, dtype=torch.int32, device=DEVICE), *[None] * 7, 2, 1e-5, 0, 0.0, False)
+        ops.group_norm(torch.ones(2, 8, 3, dtype=torch.int32, device=DEVICE), *[None] * 8, 2, 1e-5, 0, 0.0, False)
 
 
 @pytest.mark.parametrize("name", ["group_norm", "group_norm_inference", "lean_group_norm_inference",
@@ -550,14 +585,15 @@ def test_no_leaks():
     """Ten thousand calls, and ten thousand refusals, of 64 KiB tensors, copied ones among them, leave nothing."""
     x = tensor(2, 64, 16, 8, dtype=F32).transpose(2, 3).requires_grad_()
     weight, bias = tensor(64, dtype=F32).requires_grad_(), tensor(64, dtype=F32)
-    args = (x.detach(), weight.detach(), bias, None, None, weight.detach(), x.detach(), None, 8, 1e-5, SILU, 0.0, True)
+    args = (x.detach(), weight.detach(), bias, None, None, weight.detach(), x.detach(), None, None, 8, 1e-5, SILU, 0.0,
+            True)
 
     def once():
         ops.group_norm(*args)
-        y = ops.group_norm(x, weight, bias, None, None, weight, None, None, 8, 1e-5, SILU, 0.0, False)[0]
+        y = ops.group_norm(x, weight, bias, None, None, weight, None, None, None, 8, 1e-5, SILU, 0.0, False)[0]
         torch.autograd.grad(y.sum(), (x, weight))
         with pytest.raises((RuntimeError, ValueError)):
-            ops.group_norm(*args[:8], 7, 1e-5, SILU, 0.0, True)
+            ops.group_norm(*args[:9], 7, 1e-5, SILU, 0.0, True)
 
     for _ in range(300):
         once()
@@ -569,16 +605,16 @@ def test_no_leaks():
     # One leaked output of 64 KiB a call would be 192 MiB, a leaked handle of 100 bytes 0.3 MiB.
     assert resident() - before < 4 << 20
     small, one = tensor(1, 4, 2, dtype=F32), tensor(1, 4, dtype=F32)
-    small_args = (small, one[0], one[0], one, one, one[0], small, small, 2, 1e-5, SILU, 0.0, True)
+    small_args = (small, one[0], one[0], one, one, one[0], small, small, one[0], 2, 1e-5, PRELU, 0.0, True)
     before = resident()
     for _ in range(10000):
         ops.group_norm(*small_args)
     for _ in range(10000):
         try:
-            ops.group_norm(*small_args[:8], 3, 1e-5, SILU, 0.0, True)
+            ops.group_norm(*small_args[:9], 3, 1e-5, PRELU, 0.0, True)
         except (RuntimeError, ValueError):
             pass
-    # A leaked handle or cell of 32 bytes a call would be 0.64 MB, and there are seven of each.
+    # A leaked handle or cell of 32 bytes a call would be 0.64 MB, and there are eight of each.
     assert resident() - before < 600_000
 
 
@@ -588,7 +624,7 @@ def test_threads():
 
     def compute(i):
         leaf = x[i].clone().requires_grad_()
-        y = ops.group_norm(leaf, *[None] * 7, 8, 1e-5, SILU, 0.0, False)[0]
+        y = ops.group_norm(leaf, *[None] * 8, 8, 1e-5, SILU, 0.0, False)[0]
         return y.detach(), torch.autograd.grad(y, leaf, x[(i + 1) % 8])[0]
 
     wants = [compute(i) for i in range(8)]
@@ -616,7 +652,7 @@ def test_threads():
 @pytest.mark.skipif(ON_CUDA, reason="of results on the CPU")
 @pytest.mark.skipif(_operators.binding()[0] == "ctypes", reason="the kernels over ctypes take torch's tensors as they are")
 def test_large_results_have_huge_pages():
-    y = ops.group_norm_inference(tensor(2, 1280, 64, 64, dtype=F32), *[None] * 7, 32, 1e-5, SILU, 0)
+    y = ops.group_norm_inference(tensor(2, 1280, 64, 64, dtype=F32), *[None] * 8, 32, 1e-5, SILU, 0)
     assert wants_huge_pages(y.data_ptr() + y.nbytes // 2)  # more than glibc ever keeps
 
 
@@ -627,7 +663,7 @@ def test_number_of_threads_changes_no_bit():
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append(ops.group_norm(x, *[None] * 7, 8, 1e-5, SILU, 0.0, False))
+            found.append(ops.group_norm(x, *[None] * 8, 8, 1e-5, SILU, 0.0, False))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:

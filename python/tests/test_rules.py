@@ -233,6 +233,22 @@ def test_rules():
     check_same(alone, stock, torch.randn(X))
 
 
+def test_rules_and_prelu():
+    """A rule without slope, as all were written before there was one, has no PReLU folded."""
+    def before(layer, x, *, post_add=None, activation=None, act_param=None):
+        return standardized(layer, x, post_add=post_add, activation=activation, act_param=act_param)
+
+    stock = shuffled(nn.Sequential(Standardized(2), nn.PReLU(4), Standardized(2), nn.ReLU()))
+    for rule, what in ((standardized, ("prelu",)), (before, ())):
+        model = copy.deepcopy(stock)
+        report = nft.convert(model, rules={Standardized: rule})
+        assert folded(report) == {**({"0": what} if what else {}), "2": ("relu",)}
+        assert what or reasons(report)["0"] == "its rule takes no slope"
+        check_same(model, stock, torch.randn(X))
+    model[3] = stock[3] = nn.PReLU()
+    check_same(model, stock, torch.randn(X))
+
+
 def test_rules_of_what_is_known_come_first():
     class Half(nn.BatchNorm2d):
         pass

@@ -90,6 +90,7 @@ class EveryOperator(nn.Module):
         self.instance = nft.InstanceNorm2d(4, affine=True, track_running_stats=True, activation="mish", dtype=dtype)
         self.affine = nft.ChannelAffine(4, activation="hardswish", dtype=dtype)
         self.plain = nft.InstanceNorm2d(4, activation="gelu_tanh")
+        self.prelu = nft.GroupNorm(2, 4, activation="prelu", num_parameters=4, dtype=dtype)
         shuffled(self)
 
     def forward(self, x, more, scale, shift):
@@ -97,7 +98,7 @@ class EveryOperator(nn.Module):
         y, u = self.batch(y, post_add=u, pre_bias=self.affine.bias, return_sum=True)
         y, u = self.instance(y, pre_bias=scale, pre_add=u, return_sum=True)
         y = self.plain(y, pre_bias=self.affine.weight)
-        return self.plain(self.affine(y, post_add=u))
+        return self.prelu(self.plain(self.affine(y, post_add=u)), post_add=more)
 
 
 def arguments(n, size, dtype=None):
@@ -128,7 +129,7 @@ def test_decompositions_are_kept_out():
     table = torch.export.default_decompositions()
     del table[torch.ops.normfuse.decomposition.default]
     for kept in (exported.run_decompositions(table), exported.run_decompositions({})):
-        assert sum("normfuse" in name for name in names_of(kept)) == 6
+        assert sum("normfuse" in name for name in names_of(kept)) == 7
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

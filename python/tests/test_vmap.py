@@ -67,6 +67,12 @@ FUNCTIONS = {
     "evaluating": (evaluating, (X, CHANNEL, CHANNEL, CHANNEL, CHANNEL, SAMPLE, X, X)),
     "affine": (lambda *args: nft.channel_affine(*args[:3], activation="mish", post_add=args[3]),
                (X, CHANNEL, CHANNEL, X)),
+    "group_norm with slope": (lambda x, slope: nft.group_norm(x, 2, activation="prelu", slope=slope), (X, CHANNEL)),
+    "evaluating with slope": (lambda x, slope: nft.batch_norm(
+        x, *(torch.ones(C, dtype=x.dtype, device=x.device) for _ in range(2)), activation="prelu", slope=slope),
+                              (X, CHANNEL)),
+    "one slope of channel_affine": (lambda x, slope: nft.channel_affine(x, None, None, activation="prelu",
+                                                                        slope=slope[:1]), (X, CHANNEL)),
     "affine of samples": (lambda *args: nft.channel_affine(*args[:3], activation="mish", post_add=args[3]),
                           (X, SAMPLE, SAMPLE, X)),
 }
@@ -91,7 +97,7 @@ def test_vmap(name, dims, looped):
     got, want = vmap(function, in_dims)(*args), sliced(function, in_dims, args)
     torch.testing.assert_close(got, want)
     of_channels = any(d is not None for d, shape in zip(in_dims[1:], shapes[1:]) if shape == CHANNEL)
-    joins = in_dims[0] is not None and ("affine" in name or "pre_bias" in name or not of_channels)
+    joins = in_dims[0] is not None and (name.startswith("affine") or "pre_bias" in name or not of_channels)
     assert bool(looped) != joins, looped
 
     def loss(*args):

@@ -45,10 +45,10 @@ template <typename T, int V> struct column_cursor {
     char *base;
     unsigned at;
 
-    __device__ __forceinline__ column_cursor(const normfuse_view &own, const normfuse_view &x,
+    __device__ __forceinline__ column_cursor(char *data, const normfuse_view &x,
                                              const column_place &place, int row, int lead = 0)
     {
-        base = own.data + ((int64_t)place.n * x.batch - lead) * (int64_t)sizeof(T);
+        base = data + ((int64_t)place.n * x.batch - lead) * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
         base = opaque(base);
         at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);

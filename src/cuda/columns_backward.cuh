@@ -326,7 +326,7 @@ __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_argum
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int threads = (int)blockDim.x;
     const normfuse_cuda_problem &p = a.problem;
-    column_cursor<T, V> dx(p.dx().data ? p.dx() : p.x(), p.x(), place, row, edges.lead());
+    column_cursor<T, V> dx(p.dx().data, p.x(), place, row, edges.lead());
     char *const first_dx = dx.base + dx.at;
     if constexpr (unaligned_samples)
         dx.at += edges.skipped() - (unsigned)edges.edges() * place.step;
@@ -400,7 +400,7 @@ __device__ __forceinline__ void store_held_gradients(const normfuse_cuda_argumen
 {
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
-    column_cursor<T, V> dx(p.dx().data ? p.dx() : p.x(), p.x(), place, row);
+    column_cursor<T, V> dx(p.dx().data, p.x(), place, row);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk<K>(count, shared, [&](int slot) {
             raw<T, V> dx_out = zero_vector<T, V>();
@@ -465,7 +465,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         const column_edges<T, V, unaligned_samples> edges(a, place, row, holds ? K + shared : 1 << 30);
         const int count = edges.count;
         /* ---- load ---- */
-        cursor x_at(p.x(), p.x(), place, row, edges.lead()), dy_at(p.dy(), p.x(), place, row, edges.lead());
+        cursor x_at(p.x().data, p.x(), place, row, edges.lead()), dy_at(p.dy().data, p.x(), place, row, edges.lead());
         const auto load = [&](cursor &x, cursor &dy, int slot) {
             if (slot < 0) {
                 copy_once(&place_of_slot(slot, 0), x.base + x.at, 0);
@@ -564,7 +564,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             const column_place next = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
-            cursor next_x(p.x(), p.x(), next, row), next_dy(p.dy(), p.x(), next, row);
+            cursor next_x(p.x().data, p.x(), next, row), next_dy(p.dy().data, p.x(), next, row);
             store_held_gradients<T, V, K>(a, place, row, count, shared, read, differentiate, gradient, [&](int slot) {
                 if (is_loaded)
                     load(next_x, next_dy, slot);

@@ -164,7 +164,8 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     if (count == 0)
         return;
     vectors held[K];
-    cursor x(p.x(), p.x(), place, row), y(p.y(), p.x(), place, row), other(residual ? p.post_add() : p.x(), p.x(), place, row);
+    cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row),
+        other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x.base + x.at);
         if constexpr (residual)
@@ -223,9 +224,9 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool writes_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx().data;
     vectors held[K];
-    cursor x_at(p.x(), p.x(), place, row), dy_at(p.dy(), p.x(), place, row), dx(p.dx().data ? p.dx() : p.x(), p.x(), place, row);
-    cursor residual_at(residual ? p.post_add() : p.x(), p.x(), place, row),
-        dresidual(residual && p.dpost_add().data ? p.dpost_add() : p.x(), p.x(), place, row);
+    cursor x_at(p.x().data, p.x(), place, row), dy_at(p.dy().data, p.x(), place, row), dx(p.dx().data, p.x(), place, row);
+    cursor residual_at(residual ? p.post_add().data : p.x().data, p.x(), place, row),
+        dresidual(p.dpost_add().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
         load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);

@@ -327,7 +327,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
 {
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
-    column_cursor<T, V> y(p.y(), p.x(), place, row, edges.lead());
+    column_cursor<T, V> y(p.y().data, p.x(), place, row, edges.lead());
     char *const first_result = y.base + y.at;
     if constexpr (unaligned_samples)
         y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
@@ -415,7 +415,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const int count = edges.count;
 
         /* ---- load ---- */
-        cursor x(p.x(), p.x(), place, row, edges.lead());
+        cursor x(p.x().data, p.x(), place, row, edges.lead());
         const auto load = [&](cursor &from, int slot) {
             if (slot < 0)
                 copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
@@ -515,7 +515,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 compiler_barrier(held[k]);
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
-            cursor next(p.x(), p.x(), place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);
+            cursor next(p.x().data, p.x(), place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);
             store_results<T, V, unaligned_samples>(a, place, row, edges, shift, first, second, of_edges, walk_all,
                                                    [&](int slot) {
                                                        if (holds && is_loaded)

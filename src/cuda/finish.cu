@@ -338,6 +338,35 @@ extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_c
         find_gradients(a);
 }
 
+/* The parts of a channel become the gradient of its slope. A slope of all channels has two launches: the first leaves
+ * the channels' sums in the place of their first parts (g.shares), and the second joins these. g.joined outers, g.share
+ * pairs from one to the next. */
+extern "C" __global__ void normfuse_slopes(const __grid_constant__ normfuse_cuda_arguments a)
+{
+    const normfuse_cuda_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const shared_item item(g.lanes, 0);
+    const bool has = item.index < g.items;
+    const int slots = (int)g.by_sum_slots.divisor, all = has ? g.joined * slots : 0;
+    double *const own = sums_of_slopes(a) + (int64_t)(has ? item.index : 0) * g.sum_slots * PAIR;
+    follow_kernel();
+    double sum = 0.0;
+#pragma unroll 4
+    for (int i = item.lane; i < all; i += item.lanes) {
+        const int outer = divide(i, g.by_sum_slots);
+        sum += own[((int64_t)outer * g.share + i - outer * slots) * PAIR];
+    }
+    sum = sum_item({sum, 0.0}, item).x;
+    __syncthreads(); /* all of the item have read them */
+    if (item.lane != 0 || !has)
+        return;
+    if (g.shares)
+        own[0] = sum;
+    else
+        write_parameter<double>(p.dslope(), 0, item.index,
+                                sum + (p.accumulate_slope() ? parameter<double>(p.dslope(), 0, item.index, 0.0) : 0.0));
+}
+
 /* ---- shards ----------------------------------------------------------------------------------------------------- */
 
 /* As normfuse_stats_merge, normfuse_sums_merge and normfuse_sums_merge_per_value on the CPU, one thread a triple or a

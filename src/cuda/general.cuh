@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * general.cuh - what takes every call: both layouts, any strides, alignment and activation, and all additions, at the
+ * general.cuh - what takes every call: both layouts, any alignment and activation, and all additions, at the
  * cost of the tensors that move. A unit is a vector of adjacent channels (columns) or one channel of a sample (rows); a
  * few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the same all the way
  * and what it knows and sums of them stays in registers.
@@ -172,47 +172,31 @@ template <typename T, int V, bool columns> struct general_ranges {
     }
 };
 
-/* Where a thread is in one tensor, in bytes from its first element; vectors of 16 bytes are of tensors with the same
- * strides, and one place serves all. */
+/* Where a thread is in every tensor, in bytes from its first element. */
 struct general_place {
     int64_t at, step, jump;
+    int left, each; /* vectors, of the sample */
 
     template <typename T, int V, bool columns>
-    __device__ __forceinline__ void find(const general_tile<T, V, columns> &tile, const normfuse_view &view, int lanes)
+    __device__ __forceinline__ void find(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile)
     {
-        const int64_t row = (columns ? 1 : V) * view.position * (int64_t)sizeof(T);
-        const int64_t channel = columns && V > 1 ? 1 : view.channel;
-        at = (tile.n * view.batch + tile.channel() * channel) * (int64_t)sizeof(T) + tile.row * row;
-        step = lanes * row;
-        jump = view.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
+        const normfuse_view x = a.problem.x();
+        const int64_t row = (columns ? 1 : V) * x.position * (int64_t)sizeof(T);
+        const int64_t channel = columns && V > 1 ? 1 : x.channel;
+        at = (tile.n * x.batch + tile.channel() * channel) * (int64_t)sizeof(T) + tile.row * row;
+        step = a.geometry.unit_lanes * row;
+        jump = x.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
+        left = each = tile.each;
         if constexpr (V > 1) {
             make_opaque(step);
             make_opaque(jump);
         }
     }
-    __device__ __forceinline__ void advance(bool ends)
-    {
-        at += ends ? jump : step;
-    }
-};
-
-/* `N` tensors, or one place for all of them. */
-template <int N> struct general_places {
-    general_place of[N];
-    int left, each; /* vectors, of the sample */
-
-    __device__ __forceinline__ void begin(int vectors_of_sample)
-    {
-        left = each = vectors_of_sample;
-    }
     __device__ __forceinline__ void advance()
     {
         left--;
-        const bool ends = left == 0;
-        left = ends ? each : left;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            of[i].advance(ends);
+        at += left == 0 ? jump : step;
+        left = left == 0 ? each : left;
     }
 };
 
@@ -239,14 +223,13 @@ template <typename T, int V, int N> struct general_vectors {
  * vectors where the block holds them; single elements through K registers. */
 template <typename T, int V, int K, bool columns, int N> struct general_loader {
     static constexpr bool through_shared = V > 1;
-    static constexpr int places = through_shared ? 1 : N;
     using vectors = general_vectors<T, V, N>;
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
     const bool holds;
     const char *from[N]; /* nullptr: not read */
-    general_places<places> next;
+    general_place next;
     int64_t end; /* of the tensors, in bytes */
     uint4 *first_slot;
     int apart, offset[N]; /* of slots, and in them of tensors */
@@ -261,15 +244,6 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         const normfuse_cuda_problem &p = a.problem;
         const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x().channel;
         end = ((p.n - 1) * p.x().batch + rows) * (int64_t)sizeof(T);
-    }
-    __device__ __forceinline__ normfuse_view view(int i) const
-    {
-        const normfuse_cuda_problem &p = a.problem;
-        return i == GENERAL_X          ? p.x()
-               : i == GENERAL_PRE_ADD  ? p.pre_add()
-               : i == GENERAL_POST_ADD ? p.post_add()
-               : i == GENERAL_DY       ? p.dy()
-                                       : p.du();
     }
     /* What every call reads is not asked for at each vector. */
     static __device__ __forceinline__ constexpr bool always_reads(int i)
@@ -296,7 +270,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     /* `left`: vectors of the thread from this one on. The last two may reach beyond the tensor. */
     __device__ __forceinline__ void copy(uint4 *to, int left)
     {
-        const int64_t at = next.of[0].at & ~(int64_t)15;
+        const int64_t at = next.at & ~(int64_t)15;
         if (left <= beyond)
             each_read([&](int i) { copy_before(to + offset[i], from[i] + at, end - at); });
         else
@@ -316,16 +290,13 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         for (int i = 0; i < N; i++)
             if constexpr (!through_shared)
                 if (from[i])
-                    request_element<T>(wanted, to.of[i], from[i] + next.of[i].at);
+                    request_element<T>(wanted, to.of[i], from[i] + next.at);
         next.advance();
     }
     /* Begins at the first vector. */
     __device__ __forceinline__ void open()
     {
-#pragma unroll
-        for (int i = 0; i < places; i++)
-            next.of[i].find(tile, through_shared ? a.problem.x() : view(i), a.geometry.unit_lanes);
-        next.begin(tile.each);
+        next.find(a, tile);
         if constexpr (through_shared) {
             NORMFUSE_DYNAMIC_SHARED(dynamic);
             first_slot = dynamic + threadIdx.x;
@@ -446,22 +417,21 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 /* Where results go. */
 template <typename T, int V, bool columns> struct general_result {
     char *data;
-    general_places<1> places;
+    general_place place;
 
     __device__ __forceinline__ general_result(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                               const normfuse_view &view)
         : data(view.data)
     {
-        places.of[0].find(tile, V > 1 ? a.problem.x() : view, a.geometry.unit_lanes);
-        places.begin(tile.each);
+        place.find(a, tile);
     }
-    /* At the place of `of`, which is this or, of vectors, another result's. */
+    /* At the place of `of`, which is this or another result's. */
     __device__ __forceinline__ void store(const general_result &of, raw<T, V> vector,
                                           const general_range<V> &range) const
     {
         if (!data)
             return;
-        const int64_t at = (V > 1 ? of : *this).places.of[0].at;
+        const int64_t at = of.place.at;
         if (range.whole) {
             store_vector<T, V>(data + (V > 1 ? at & ~(int64_t)15 : at), 0, vector);
         } else if constexpr (V > 1 && sizeof(T) <= 4) {
@@ -540,6 +510,15 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     of.rest += (R)left;
     of.offset -= of.rest * of.slope;
     return of;
+}
+
+/* As choose_activation, and prelu, whose slopes are a channel's, has a loop of its own. */
+template <typename Work> __device__ __forceinline__ void choose_general_activation(int activation, Work work)
+{
+    if (activation == NORMFUSE_PRELU)
+        work(chosen_activation<NORMFUSE_PRELU>());
+    else
+        choose_activation<true, true>(activation, work);
 }
 
 /* The thread's channels, slope and offset times `factor`. */

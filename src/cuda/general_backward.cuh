@@ -6,12 +6,14 @@
 
 #include "general.cuh"
 
-/* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. */
+/* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. Of prelu `of_slope` is what
+ * values add to the gradient of the slopes, `of_prelu`. */
 template <typename T, int V, int N, int W, typename Chosen>
 __device__ __forceinline__ void
 differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const general_vectors<T, V, N> &from,
                      bool reads_post, compute<T> factor, const compute<T> (&slope)[W], const compute<T> (&offset)[W],
-                     const compute<T> (&mean)[W], compute<T> (&u)[V], compute<T> (&dy)[V])
+                     const compute<T> (&mean)[W], const compute<T> *of_prelu, compute<T> (&u)[V], compute<T> (&dy)[V],
+                     compute<T> (&of_slope)[V])
 {
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
@@ -34,7 +36,15 @@ differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const gene
             for (int i = 0; i < V; i++)
                 z[i] = p.from_y() ? more[i] : fma(more[i], factor, z[i]);
         }
-        differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
+        if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                of_slope[i] = z[i] > R(0) ? R(0) : dy[i] * z[i];
+                dy[i] = z[i] <= R(0) ? of_prelu[i % W] * dy[i] : dy[i];
+            }
+        } else {
+            differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
+        }
     }
 }
 
@@ -64,9 +74,7 @@ __device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, 
         }
         dx.store(dx, make_vector<T, V>(u), range);
     }
-    dx.places.advance();
-    if (V == 1)
-        dz.places.advance();
+    dx.place.advance();
 }
 
 /* What dx takes of totals that are known. */
@@ -167,6 +175,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     totals<R> *const of_channels = in_shared<totals<R>>(dynamic, at.weighted);
     totals<R> *const of_sets = in_shared<totals<R>>(dynamic, at.sets);
     double *const of_blocks = in_shared<double>(dynamic, at.blocks);
+    R *const of_prelu = in_shared<R>(dynamic, at.slopes);
 
     const general_tile<T, V, columns> tile(a);
     loader data(a, tile);
@@ -182,6 +191,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
         int copy;
         channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), true);
+        if (p.activation == NORMFUSE_PRELU)
+            of_prelu[i] = parameter<R>(p.slope(), 0, tile.channel_at(a, i, copy), R(0));
     }
     __syncthreads();
 
@@ -189,8 +200,10 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int first_channel = tile.active ? tile.unit * W : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, W>(channels, first_channel, factor, slope, offset, mean);
-    const auto differentiate = [&](auto chosen, const general_vectors<T, V, N> &from, R(&u)[V], R(&dy)[V]) {
-        differentiate_vector<T, V>(a, chosen, from, reads_post, factor, slope, offset, mean, u, dy);
+    const auto differentiate = [&](auto chosen, const general_vectors<T, V, N> &from, R(&u)[V], R(&dy)[V],
+                                   R(&of_slope)[V]) {
+        differentiate_vector<T, V>(a, chosen, from, reads_post, factor, slope, offset, mean, of_prelu + first_channel,
+                                   u, dy, of_slope);
     };
     R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
     general_result<T, V, columns> dx(a, tile, p.dx()), dz(a, tile, p.dpost_add());
@@ -199,19 +212,21 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         store_vectors<T, V>(a, from, range, writes_dz, writes_dx, factor, u, dy, dx, dz);
     };
     constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
-    R first[sums_in_turn] = {}, second[sums_in_turn] = {};
+    R first[sums_in_turn] = {}, second[sums_in_turn] = {}, third[sums_in_turn] = {};
     if (sums || !centred) {
         const bool writes_dx = !centred && applies && p.dx().data;
         const bool writes_dz =
             p.dpost_add().data && !twice && (!centred || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
-        choose_activation<true, true>(p.activation, [&](auto chosen) {
+        choose_general_activation(p.activation, [&](auto chosen) {
             data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-                R u[V], dy[V];
-                differentiate(chosen, from, u, dy);
+                R u[V], dy[V], of_slope[V];
+                differentiate(chosen, from, u, dy, of_slope);
 #pragma unroll
                 for (int i = 0; i < V; i++) {
                     first[i % sums_in_turn] += dy[i];
                     second[i % sums_in_turn] += dy[i] * u[i];
+                    if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
+                        third[i % sums_in_turn] += of_slope[i];
                 }
                 if (writes_dx || writes_dz) {
 #pragma unroll
@@ -229,37 +244,47 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             for (int i = 1; i < sums_in_turn; i++) {
                 first[0] += first[i];
                 second[0] += second[i];
+                third[0] += third[i];
             }
         }
-        __syncthreads(); /* shared memory that is read no more */
-        if (tile.active) {
+        /* Sums of dy and of dy * u, then those of slopes. */
+        const int rounds = p.dslope().data ? 2 : 1;
+#pragma unroll 1
+        for (int round = 0; round < rounds; round++) {
+            __syncthreads(); /* shared memory that is read no more */
+            if (tile.active) {
 #pragma unroll
-            for (int i = 0; i < W; i++)
-                entries[(tile.unit * W + i) * lanes + tile.lane] = {first[i] * factor, second[i] * factor};
-        }
-        __syncthreads();
-        share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
-            totals<R> sum = {R(0), R(0)};
+                for (int i = 0; i < W; i++)
+                    entries[(tile.unit * W + i) * lanes + tile.lane] =
+                        round == 0 ? totals<R>{first[i] * factor, second[i] * factor} : totals<R>{third[i], R(0)};
+            }
+            __syncthreads();
+            share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
+                totals<R> sum = {R(0), R(0)};
 #pragma unroll 2
-            for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
-                const totals<R> found = entries[i * lanes + k];
-                sum.plain += found.plain;
-                sum.centred += found.centred;
-            }
-            sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
-            if (!exists || lane != 0)
-                return;
-            const general_channel<R> of = channels[i];
-            sum.centred -= of.rest * sum.plain;
-            if (twice)
-                of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
-            if (a.sums) {
-                int copy;
-                const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : tile.n) * p.c + tile.channel_at(a, i, copy);
-                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
-                    make_double2((double)sum.plain, (double)sum.centred);
-            }
-        });
+                for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
+                    const totals<R> found = entries[i * lanes + k];
+                    sum.plain += found.plain;
+                    sum.centred += found.centred;
+                }
+                sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
+                if (!exists || lane != 0)
+                    return;
+                const general_channel<R> of = channels[i];
+                if (round == 0)
+                    sum.centred -= of.rest * sum.plain;
+                if (twice && round == 0)
+                    of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
+                if (a.sums) {
+                    int copy;
+                    const int c = tile.channel_at(a, i, copy);
+                    const int64_t channel = (g.sums_by_channel ? 0 : tile.n * p.c) + c;
+                    reinterpret_cast<double2 *>(round == 0 ? a.sums : sums_of_slopes(
+                        a))[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
+                        make_double2((double)sum.plain, (double)sum.centred);
+                }
+            });
+        }
     }
     if (!applies || !centred)
         return;
@@ -283,10 +308,10 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     }
 
     /* ---- results ---- */
-    choose_activation<true, true>(p.activation, [&](auto chosen) {
+    choose_general_activation(p.activation, [&](auto chosen) {
         data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-            R u[V], dy[V];
-            differentiate(chosen, from, u, dy);
+            R u[V], dy[V], of_slope[V];
+            differentiate(chosen, from, u, dy, of_slope);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 u[i] = fma(slope[i % W], dy[i], fma(of_mean[i % W], u[i], level[i % W]));

@@ -32,12 +32,12 @@ __device__ __forceinline__ compute<T> of_later_sample(const normfuse_cuda_argume
     return value[0];
 }
 
-/* Results of all of the thread's vectors, and u where it `writes` that. */
+/* Results of all of the thread's vectors, and u where it `writes` that. `of_prelu`: slopes of the thread's channels. */
 template <typename T, int V, bool columns, typename Loader, int W>
 __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                               Loader &data, bool writes, compute<T> factor,
                                               const compute<T> (&slope)[W], const compute<T> (&offset)[W],
-                                              const compute<T> (&mean)[W])
+                                              const compute<T> (&mean)[W], const compute<T> *of_prelu)
 {
     using R = compute<T>;
     constexpr int N = GENERAL_POST_ADD + 1;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
     const normfuse_cuda_problem &p = a.problem;
     const bool adds = p.pre_add().data != nullptr;
     general_result<T, V, columns> y(a, tile, p.y()), u_to(a, tile, p.u());
-    choose_activation<true, true>(p.activation, [&](auto chosen) {
+    choose_general_activation(p.activation, [&](auto chosen) {
         data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
             R z[V];
             values_of_x<T, V, N>(from, adds, z);
@@ -61,11 +61,15 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
                 for (int i = 0; i < V; i++)
                     z[i] = fma(more[i], factor, z[i]);
             }
-            activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+            if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
+#pragma unroll
+                for (int i = 0; i < V; i++)
+                    z[i] = z[i] > R(0) ? z[i] : of_prelu[i % W] * z[i];
+            } else {
+                activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+            }
             y.store(y, make_vector<T, V>(z), range);
-            y.places.advance();
-            if (V == 1)
-                u_to.places.advance();
+            y.place.advance();
         });
     });
 }
@@ -202,6 +206,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     group_statistics<R> *const of_sets = in_shared<group_statistics<R>>(dynamic, at.sets);
     double *const means = in_shared<double>(dynamic, at.means), *const of_blocks =
                                                                     in_shared<double>(dynamic, at.blocks);
+    R *const of_prelu = in_shared<R>(dynamic, at.slopes);
 
     const general_tile<T, V, columns> tile(a);
     loader data(a, tile);
@@ -216,6 +221,8 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
             int copy;
             channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), false, sums);
+            if (p.activation == NORMFUSE_PRELU)
+                of_prelu[i] = parameter<R>(p.slope(), 0, tile.channel_at(a, i, copy), R(0));
         }
 
     if (sums) {
@@ -251,7 +258,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                 values_of_x<T, V, N>(from, adds, u);
                 if (writes) {
                     u_to.store(u_to, make_vector<T, V>(u), range);
-                    u_to.places.advance();
+                    u_to.place.advance();
                 }
 #pragma unroll
                 for (int i = 0; i < V; i++) {
@@ -329,7 +336,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         }
     }
     const bool writes = adds && p.u().data && (sums || !(p.phases() & NORMFUSE_PHASE_STATISTICS));
-    store_results<T, V, columns>(a, tile, data, writes, factor, slope, offset, mean);
+    store_results<T, V, columns>(a, tile, data, writes, factor, slope, offset, mean, of_prelu + first_channel);
 
     /* ---- what others receive ---- */
     if (sums && tile.rank == 0)

@@ -44,6 +44,13 @@ static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arg
             sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
 }
 
+/* Pairs as those of the channels' sums, behind them: what the parts found of prelu's slopes, and 0. */
+static __device__ __forceinline__ double *sums_of_slopes(const normfuse_cuda_arguments &a)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    return a.sums + (g.sums_by_channel ? 1 : a.problem.n) * a.problem.c * g.sum_slots * PAIR;
+}
+
 static __device__ __forceinline__ double rstd_of(const normfuse_cuda_problem &p, int64_t n, int64_t c)
 {
     if (p.sets == NORMFUSE_SETS_NONE)

@@ -11,7 +11,7 @@
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
  * `lanes` of rows, `lines`, `tile` and `general` take every addition; the others are plain: nothing is added to x,
- * before the activation or to dx, and all tensors have the same strides. */
+ * before the activation or to dx. Tensors have the same strides. */
 enum normfuse_cuda_schedule {
     NORMFUSE_SCHEDULE_lanes,      /* some lanes of a warp have a norm group; columns: of one row */
     NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
@@ -28,7 +28,7 @@ enum normfuse_cuda_schedule {
                                       them; columns: two passes */
     NORMFUSE_SCHEDULE_elementwise, /* columns: given statistics or none */
     NORMFUSE_SCHEDULE_elementwise_residual, /* the same with an addition before the activation */
-    NORMFUSE_SCHEDULE_general,              /* everything; with vectors of one element any strides */
+    NORMFUSE_SCHEDULE_general,              /* everything */
     NORMFUSE_SCHEDULES
 };
 
@@ -288,6 +288,8 @@ enum normfuse_cuda_parameter {
     NORMFUSE_PARAMETER_DBIAS,
     NORMFUSE_PARAMETER_DSCALE,
     NORMFUSE_PARAMETER_DSHIFT,
+    NORMFUSE_PARAMETER_SLOPE,
+    NORMFUSE_PARAMETER_DSLOPE,
     NORMFUSE_PARAMETERS
 };
 struct normfuse_cuda_strides {
@@ -299,6 +301,7 @@ enum normfuse_cuda_flag {
     NORMFUSE_FLAG_RUNNING_MOMENTUM = 4,
     NORMFUSE_FLAG_FROM_Y = 8,
     NORMFUSE_FLAG_EVALUATE = 16,
+    NORMFUSE_FLAG_ACCUMULATE_SLOPE = 32,
     NORMFUSE_FLAG_PHASES_SHIFT = 8
 };
 
@@ -306,7 +309,7 @@ enum normfuse_cuda_flag {
  * line after the other: what most calls read is on few, all pointers on two. */
 struct normfuse_cuda_problem {
     int64_t n, c, s;
-    int64_t x_batch, x_channel, x_position;
+    int64_t x_batch, x_channel, x_position; /* strides of every tensor, in elements */
     int32_t sets, activation, groups, flags;
 
     char *views[NORMFUSE_VIEWS];
@@ -325,17 +328,13 @@ struct normfuse_cuda_problem {
     char *rare_parameters[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     struct normfuse_cuda_strides rare_strides[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     int32_t rare_types[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
-    struct {
-        int64_t batch, channel, position;
-    } other_strides[NORMFUSE_VIEWS - 1]; /* of the tensors but x; most kernels take only those that have its strides */
-    char unused[24];                     /* what comes next begins a line */
+    char unused[48]; /* what comes next begins a line */
 
 #if defined(__cplusplus)
 #define NORMFUSE_VIEW(name, place)                                                                                     \
     __device__ __forceinline__ normfuse_view name() const                                                              \
     {                                                                                                                  \
-        return {views[place], other_strides[place - 1].batch, other_strides[place - 1].channel,                        \
-                other_strides[place - 1].position};                                                                    \
+        return {views[place], x_batch, x_channel, x_position};                                                         \
     }
 #define NORMFUSE_PARAMETER(name, place)                                                                                \
     __device__ __forceinline__ normfuse_parameter name() const                                                         \
@@ -345,10 +344,7 @@ struct normfuse_cuda_problem {
         return {rare < 0 ? parameters[at] : rare_parameters[at], of.batch, of.channel,                                 \
                 rare < 0 ? types[at] : rare_types[at]};                                                                \
     }
-    __device__ __forceinline__ normfuse_view x() const
-    {
-        return {views[NORMFUSE_VIEW_X], x_batch, x_channel, x_position};
-    }
+    NORMFUSE_VIEW(x, NORMFUSE_VIEW_X)
     NORMFUSE_VIEW(y, NORMFUSE_VIEW_OUT)
     NORMFUSE_VIEW(dx, NORMFUSE_VIEW_OUT)
     NORMFUSE_VIEW(dy, NORMFUSE_VIEW_DY)
@@ -370,6 +366,8 @@ struct normfuse_cuda_problem {
     NORMFUSE_PARAMETER(dbias, NORMFUSE_PARAMETER_DBIAS)
     NORMFUSE_PARAMETER(dscale, NORMFUSE_PARAMETER_DSCALE)
     NORMFUSE_PARAMETER(dshift, NORMFUSE_PARAMETER_DSHIFT)
+    NORMFUSE_PARAMETER(slope, NORMFUSE_PARAMETER_SLOPE)
+    NORMFUSE_PARAMETER(dslope, NORMFUSE_PARAMETER_DSLOPE)
 #undef NORMFUSE_VIEW
 #undef NORMFUSE_PARAMETER
     __device__ __forceinline__ bool columns() const
@@ -379,6 +377,10 @@ struct normfuse_cuda_problem {
     __device__ __forceinline__ bool accumulate() const
     {
         return (flags & NORMFUSE_FLAG_ACCUMULATE) != 0;
+    }
+    __device__ __forceinline__ bool accumulate_slope() const
+    {
+        return (flags & NORMFUSE_FLAG_ACCUMULATE_SLOPE) != 0;
     }
     __device__ __forceinline__ bool has_running_momentum() const
     {
@@ -420,6 +422,34 @@ struct normfuse_cuda_arguments {
         char lines[5][64];
     };
     struct normfuse_cuda_geometry geometry;
+};
+
+/* A tensor that is copied to other strides. Axes: `a`, on which the source's elements are nearest; `b`, the same of the
+ * destination, or the next one where that is `a`; and the third. A block has a tile of them. */
+struct normfuse_cuda_axis {
+    int64_t size, from, to; /* strides in elements */
+};
+struct normfuse_cuda_copy {
+    const char *from;
+    char *to;
+    struct normfuse_cuda_axis a, b, outer;
+    int32_t tile_a, tile_b, tile_outer;
+    int32_t first_block;
+    int32_t pitch;  /* of a row of the tile in shared memory, in elements */
+    int32_t shared; /* bytes of it */
+    int32_t straight; /* nothing goes through shared memory */
+    int32_t from_vectors, to_vectors; /* of 16 bytes; else elements */
+    int32_t from_plane, to_plane;     /* the tile's elements of a and b are adjacent, and read or written as one row */
+    struct normfuse_cuda_divisor by_tiles_a, by_tiles_b, by_tile_a, by_tile_b;
+    struct normfuse_cuda_divisor by_read, by_write; /* vectors or elements of a row */
+};
+
+/* Of a call's tensors five are inputs: x, pre_add, post_add, dy, du. */
+enum { NORMFUSE_CUDA_COPIES = 5, NORMFUSE_CUDA_TRANSPOSE_THREADS = 256 };
+struct normfuse_cuda_transpose_arguments {
+    int64_t blocks; /* of all copies */
+    int32_t count;
+    struct normfuse_cuda_copy copies[NORMFUSE_CUDA_COPIES];
 };
 
 struct normfuse_cuda_merge_arguments {

@@ -12,6 +12,7 @@
 
 #include "../torch.h"
 #include "plan.h"
+#include "transpose.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 struct launched {
@@ -21,7 +22,7 @@ struct launched {
     uint32_t cluster;
     int32_t phases, exchange, parts, passes, held_shared;
 };
-static _Thread_local struct launched last_launched[MAX_STEPS];
+static _Thread_local struct launched last_launched[MAX_STEPS + 2]; /* copies before and after the steps */
 static _Thread_local int last_count;
 
 static void note(const struct step *step)
@@ -163,6 +164,8 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
         [NORMFUSE_PARAMETER_DBIAS] = &p->dbias,
         [NORMFUSE_PARAMETER_DSCALE] = &p->dscale,
         [NORMFUSE_PARAMETER_DSHIFT] = &p->dshift,
+        [NORMFUSE_PARAMETER_SLOPE] = &p->slope,
+        [NORMFUSE_PARAMETER_DSLOPE] = &p->dslope,
     };
     *to = (struct normfuse_cuda_problem){
         .n = p->n,
@@ -175,6 +178,7 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
         .activation = p->activation,
         .groups = (int32_t)p->groups,
         .flags = (p->columns ? NORMFUSE_FLAG_COLUMNS : 0) | (p->accumulate ? NORMFUSE_FLAG_ACCUMULATE : 0) |
+                 (p->accumulate_slope ? NORMFUSE_FLAG_ACCUMULATE_SLOPE : 0) |
                  (p->has_running_momentum ? NORMFUSE_FLAG_RUNNING_MOMENTUM : 0) |
                  (p->from_y ? NORMFUSE_FLAG_FROM_Y : 0) | (p->evaluate ? NORMFUSE_FLAG_EVALUATE : 0) |
                  p->phases << NORMFUSE_FLAG_PHASES_SHIFT,
@@ -186,14 +190,8 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
         .stats = p->stats,
         .sums = p->sums,
     };
-    for (int i = 0; i < NORMFUSE_VIEWS; i++) {
+    for (int i = 0; i < NORMFUSE_VIEWS; i++)
         to->views[i] = views[i]->data;
-        if (i > 0) {
-            to->other_strides[i - 1].batch = views[i]->batch;
-            to->other_strides[i - 1].channel = views[i]->channel;
-            to->other_strides[i - 1].position = views[i]->position;
-        }
-    }
     for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
         const int rare = i - NORMFUSE_COMMON_PARAMETERS;
         *(rare < 0 ? &to->parameters[i] : &to->rare_parameters[rare]) = parameters[i]->data;
@@ -203,9 +201,35 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
     }
 }
 
+/* Where scratch memory is none or not known yet: aligned as that is. */
+static char *const anywhere = (char *)(uintptr_t)64;
+
 static size_t scratch_of(const struct plan *plan)
 {
     return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
+}
+
+/* Copies before or after the steps; `dependent`: after a kernel of the call. */
+static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                            const normfuse_exec *exec, const struct normfuse_cuda_transpose_arguments *copies,
+                            bool dependent)
+{
+    const int32_t type = problem->type;
+    const struct step step = {.kernel = type == NORMFUSE_F64   ? NORMFUSE_CUDA_transpose8
+                                        : type == NORMFUSE_F32 ? NORMFUSE_CUDA_transpose4
+                                                               : NORMFUSE_CUDA_transpose2};
+    struct normfuse_cuda_launch launch = {.kernel = step.kernel,
+                                          .grid = (uint32_t)copies->blocks,
+                                          .threads = NORMFUSE_CUDA_TRANSPOSE_THREADS,
+                                          .dependent = dependent && device->capability >= 90,
+                                          .arguments = copies};
+    if (copies->count == 0)
+        return NORMFUSE_OK;
+    for (int i = 0; i < copies->count; i++)
+        if (launch.shared < (size_t)copies->copies[i].shared)
+            launch.shared = (size_t)copies->copies[i].shared;
+    note(&step);
+    return normfuse_cuda_launch(problem->name, device, exec->stream, &launch);
 }
 
 /* The arguments of a step. Steps before it have changed the problem; *folded: rows that its strides are of. */
@@ -245,11 +269,18 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         return status;
     const bool has_grid_barriers = exec != NULL && exec->sync != NULL;
     struct normfuse_problem united = *problem;
+    struct transposed transposed;
+    char *scratch = exec != NULL && exec->scratch != NULL ? exec->scratch : anywhere;
+    const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
     normfuse_cuda_unite_samples(&united);
+    if (verbose(PLAN) && transposed.bytes > 0)
+        fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
+                problem->name, transposed.before.count, transposed.after.count);
     if (verbose(PLAN))
         normfuse_cuda_explain(&united, device, has_grid_barriers);
-    bool is_certain;
-    const struct plan *const plan = normfuse_cuda_plan_of(&united, device, has_grid_barriers, &is_certain);
+    bool is_certain = true;
+    const struct plan *const plan =
+        fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, &is_certain) : NULL;
     if (plan == NULL && !is_certain)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
@@ -259,12 +290,13 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
                                problem->name, device->name);
 
     /* It may be another plan than the one that was asked about its scratch: see normfuse_cuda_plan_of. */
-    if (scratch_of(plan) > (exec != NULL && exec->scratch != NULL ? exec->scratch_bytes : 0))
+    const size_t needed = transposed.bytes + scratch_of(plan);
+    if (needed > (scratch != anywhere ? exec->scratch_bytes : 0))
         return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is smaller than the %zu bytes that this call needs",
-                               problem->name, scratch_of(plan));
+                               problem->name, needed);
 
     struct normfuse_cuda_arguments arguments;
-    char *scratch = exec != NULL ? exec->scratch : NULL;
+    scratch += transposed.bytes;
     arguments.partials = plan->partials ? (double *)(void *)scratch : NULL;
     scratch += rounded(plan->partials);
     arguments.statistics = plan->statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
@@ -275,8 +307,9 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     arguments.grid_barriers = has_grid_barriers ? exec->sync : NULL;
 
     last_count = 0;
+    status = copy(problem, device, exec, &transposed.before, false);
     int32_t folded = 1; /* rows of `united` walked as one */
-    for (int i = 0; i < plan->count; i++) {
+    for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
         const struct step *const step = &plan->steps[i];
         note(step);
         if (step->blocks == 0)
@@ -292,13 +325,15 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             .cluster = step->cluster,
             .shared = step->shared,
             .cooperative = step->cooperative,
-            .dependent = i > 0 && device->capability >= 90,
+            .dependent = last_count > 1 && device->capability >= 90,
             .arguments = &arguments,
         };
         status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
-        if (status != NORMFUSE_OK)
-            return status;
     }
+    if (status == NORMFUSE_OK)
+        status = copy(problem, device, exec, &transposed.after, true);
+    if (status != NORMFUSE_OK)
+        return status;
     if (verbose(DISPATCH))
         fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
     return NORMFUSE_OK;
@@ -311,6 +346,9 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
         return 0;
     (void)normfuse_cuda_tuning_of_environment(false);
     struct normfuse_problem united = *problem;
+    struct transposed transposed;
+    if (!normfuse_cuda_transpose(&united, anywhere, &transposed))
+        return 0;
     normfuse_cuda_unite_samples(&united);
     size_t needed = 0;
     bool is_certain;
@@ -322,7 +360,7 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }
-    return needed;
+    return transposed.bytes + needed;
 }
 
 normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *stats,

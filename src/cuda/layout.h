@@ -144,7 +144,8 @@ struct normfuse_general_layout {
     int32_t sets;     /* forward 4 values each, backward 2 */
     int32_t means;    /* forward: a double of each set */
     int32_t blocks;   /* of each set and block 3 doubles, backward 2 */
-    int32_t bytes;
+    int32_t bytes;    /* without slopes */
+    int32_t slopes;   /* prelu: of each channel a value, behind all else */
 };
 
 NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const struct normfuse_general_sizes *sizes,
@@ -160,6 +161,7 @@ NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const st
     at.means = at.sets + of_entry * sizes->sets;
     at.blocks = at.means + (backward ? 0 : 8 * sizes->sets);
     at.bytes = at.blocks + (backward ? 16 : 24) * sizes->sets * sizes->blocks;
+    at.slopes = (at.bytes + 15) / 16 * 16;
     return at;
 }
 

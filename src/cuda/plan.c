@@ -96,6 +96,24 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     step->blocks = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
 }
 
+/* The gradients of prelu's slopes, from the sums of so many samples. */
+static void add_slopes(struct plan *plan, const struct normfuse_problem *p, int64_t samples)
+{
+    struct normfuse_cuda_geometry sums = plan->sums_geometry;
+    const int64_t slots = maximum(1, sums.sum_slots), slopes = p->dslope.channel == 0 ? 1 : p->c;
+    sums.shares = slopes < p->c && samples > 0;
+    sums.joined = (int32_t)samples;
+    sums.share = (int32_t)(p->c * slots);
+    add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, sums.shares ? p->c : slopes, samples * slots);
+    if (!sums.shares)
+        return;
+    sums.shares = 0;
+    sums.joined = (int32_t)p->c;
+    sums.share = (int32_t)slots;
+    struct step *const step = add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, 1, p->c);
+    step->geometry.by_sum_slots = normfuse_cuda_divisor_of(1);
+}
+
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
  * them, and a word of sync memory to count blocks in. Spares a kernel, 2 us on the device and 3 on the host. */
 static bool lets_last_block_finish(const struct shape *shape, struct step *step)
@@ -190,8 +208,10 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
         bare.post_add.data = NULL;
+        if (p->activation == NORMFUSE_PRELU)
+            bare.activation = NORMFUSE_IDENTITY;
         struct shape of_x = *shape, of_bare;
-        if (p->post_add.data != NULL && p->pre_add.data == NULL &&
+        if ((p->post_add.data != NULL || p->activation == NORMFUSE_PRELU) && p->pre_add.data == NULL &&
             normfuse_cuda_shape_of(&bare, shape->device, shape->has_grid_barriers, &of_bare) && of_bare.plain) {
             of_x = of_bare;
             of_x.explains = shape->explains;
@@ -227,7 +247,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t sets = sets_of(p);
     const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
     const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->s == 0;
+    const bool empty = p->n == 0 || p->c == 0 || p->s == 0;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -281,8 +301,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             }
         }
         if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))
-            plan->sums =
-                (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots) * 16;
+            plan->sums = (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c *
+                                  plan->sums_geometry.sum_slots) * 16 * (p->dslope.data != NULL ? 2 : 1);
     } else if (sums && wants_gradients) {
         plan->sums = 64; /* none are read: every channel has no parts */
         plan->sums_geometry.sum_slots = 0;
@@ -290,6 +310,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     }
     if (wants_gradients)
         add_gradients(plan, p, 0, true);
+    if (p->dslope.data != NULL && sums)
+        add_slopes(plan, p, empty ? 0 : plan->sums_geometry.sums_by_channel ? 1 : p->n);
     return true;
 }
 
@@ -373,10 +395,11 @@ static struct normfuse_problem key_of(const struct normfuse_problem *problem)
     const struct normfuse_parameter *const given[] = {
         &problem->weight, &problem->bias,   &problem->scale,  &problem->shift, &problem->pre_bias,
         &problem->dweight, &problem->dbias, &problem->dscale, &problem->dshift, &problem->mean,
-        &problem->rstd,   &problem->running_mean, &problem->running_var};
+        &problem->rstd,   &problem->running_mean, &problem->running_var, &problem->slope, &problem->dslope};
     struct normfuse_parameter *const of_key[] = {&key.weight, &key.bias,   &key.scale,  &key.shift, &key.pre_bias,
                                                  &key.dweight, &key.dbias, &key.dscale, &key.dshift, &key.mean,
-                                                 &key.rstd,   &key.running_mean, &key.running_var};
+                                                 &key.rstd,   &key.running_mean, &key.running_var,
+                                                 &key.slope,  &key.dslope};
     for (size_t i = 0; i < sizeof of_key / sizeof *of_key; i++) {
         if (given[i]->data != NULL) {
             of_key[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);

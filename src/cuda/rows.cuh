@@ -178,29 +178,27 @@ template <int V, bool unaligned> struct row_elements {
     }
 };
 
-/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. `alike`:
- * the call's tensors have the same strides and sets below 2^31 bytes, so that one place of 32 bits is found for all of
- * them; `strides` is then the same view for each.
+/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. `near`:
+ * sets are below 2^31 bytes, so that one place of 32 bits is found for all tensors.
  *
  * `unaligned`: vectors are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of
  * others, and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes
  * into it.
  */
-template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
+template <typename T, int V, bool near, bool unaligned> struct row_tensor {
     char *data;
     int64_t outer, inner; /* bytes */
     unsigned lead;
 
-    __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view,
-                                          const normfuse_view &strides, int n, int c)
+    __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
     {
-        static_assert(!unaligned || (alike && V > 1), "unaligned vectors are of 16 bytes, of tensors that are alike");
+        static_assert(!unaligned || (near && V > 1), "unaligned vectors are of 16 bytes, of tensors that are near");
         /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
-        if (!alike)
+        if (!near)
             compiler_barrier(n, c);
-        data = view.data + ((int64_t)n * strides.batch + (int64_t)c * strides.channel) * (int64_t)sizeof(T);
-        outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? strides.batch : strides.channel) * (int64_t)sizeof(T);
-        inner = V > 1 ? (int64_t)sizeof(T) * V : strides.position * (int64_t)sizeof(T);
+        data = view.data + ((int64_t)n * view.batch + (int64_t)c * view.channel) * (int64_t)sizeof(T);
+        outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel) * (int64_t)sizeof(T);
+        inner = V > 1 ? (int64_t)sizeof(T) * V : view.position * (int64_t)sizeof(T);
         lead = 0;
         if constexpr (unaligned) {
             lead = (unsigned)reinterpret_cast<uintptr_t>(data) % 16;
@@ -222,7 +220,7 @@ template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
     {
         if constexpr (unaligned)
             return data + place(g, index, stretch);
-        if (alike) {
+        if (near) {
             const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
             return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
         }
@@ -232,12 +230,12 @@ template <typename T, int V, bool alike, bool unaligned> struct row_tensor {
 };
 
 /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
-template <typename T, int V, bool alike, bool unaligned>
+template <typename T, int V, bool near, bool unaligned>
 __device__ __forceinline__ row_elements<V, unaligned> elements_of(const normfuse_cuda_arguments &a,
                                                                   const row_vectors &vectors, int index)
 {
     if constexpr (unaligned) {
-        const row_tensor<T, V, alike, unaligned> x(a, a.problem.x(), a.problem.x(), vectors.n, vectors.c);
+        const row_tensor<T, V, near, unaligned> x(a, a.problem.x(), vectors.n, vectors.c);
         const int stretch = divide(index, a.geometry.by_spans);
         const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
         return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
@@ -319,7 +317,7 @@ __device__ __forceinline__ void add_residual(const normfuse_cuda_arguments &a, c
     using tensor = row_tensor<T, V, false, false>;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_view to = p.u().data ? p.u() : p.x();
-    const tensor other(a, p.pre_add(), p.pre_add(), vectors.n, vectors.c), u(a, to, to, vectors.n, vectors.c);
+    const tensor other(a, p.pre_add(), vectors.n, vectors.c), u(a, to, vectors.n, vectors.c);
     walk([&](raw<T, V> &vector, int index) {
         const int stretch = divide(index, a.geometry.by_spans);
         R value[V], residual[V];

@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_pairs(const normfuse_cuda_arguments &a, con
     using tensor = row_tensor<T, V, !many, unaligned>;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const tensor x(a, p.x(), p.x(), vectors.n, vectors.c), dy(a, p.dy(), many ? p.dy() : p.x(), vectors.n, vectors.c);
+    const tensor x(a, p.x(), vectors.n, vectors.c), dy(a, p.dy(), vectors.n, vectors.c);
     const row_end<T, unaligned> end(a, vectors, x.lead);
     int index = vectors.index;
     if constexpr (!many) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, con
             work(place_of_slot(dynamic, k, 0), place_of_slot(dynamic, k, 1), index);
             if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                 if (next != 0 && index < vectors.end) {
-                    const tensor x(a, p.x(), p.x(), vectors.n, vectors.c), dy(a, p.dy(), p.x(), vectors.n, vectors.c);
+                    const tensor x(a, p.x(), vectors.n, vectors.c), dy(a, p.dy(), vectors.n, vectors.c);
                     const int stretch = divide(index, g.by_spans);
                     copy_once(&place_of_slot(dynamic, k, 0), x.at(g, index, stretch), next);
                     copy_once(&place_of_slot(dynamic, k, 1), dy.at(g, index, stretch), next);
@@ -361,7 +361,7 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
 {
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
-    /* Lanes alone have additions and tensors of different strides. Beside them unaligned tiles alone have the rare
+    /* Lanes alone have additions and sets of more than 2^31 bytes. Beside them unaligned tiles alone have the rare
      * derivatives, by a call in each vector. */
     constexpr bool all = many || unaligned;
     using tensor = row_tensor<T, V, !many, unaligned>;
@@ -372,8 +372,8 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
     const int channel_step = p.sets == NORMFUSE_SETS_BATCH ? 0 : 1;
     const normfuse_view dx_view = p.dx().data ? p.dx() : p.x(), du_view = many && p.du().data ? p.du() : p.x();
     const normfuse_view dpost_view = many && p.dpost_add().data ? p.dpost_add() : p.x();
-    const tensor dx(a, dx_view, many ? dx_view : p.x(), vectors.n, vectors.c);
-    const tensor du(a, du_view, du_view, vectors.n, vectors.c), dpost(a, dpost_view, dpost_view, vectors.n, vectors.c);
+    const tensor dx(a, dx_view, vectors.n, vectors.c);
+    const tensor du(a, du_view, vectors.n, vectors.c), dpost(a, dpost_view, vectors.n, vectors.c);
     choose_activation<!many, all>(p.activation, [&](auto chosen) {
         const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
             if (index >= vectors.end)
@@ -502,7 +502,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         const row_gradient<R> *const own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
         const normfuse_view post_view = many && p.post_add().data ? p.post_add() : p.x();
-        const tensor post(a, post_view, post_view, vectors.n, vectors.c);
+        const tensor post(a, post_view, vectors.n, vectors.c);
         const auto differentiate = [&](auto chosen, const row_gradient<R> &coefficient, int index, int stretch,
                                        R(&x)[V], R(&dy)[V]) {
             differentiate_row<T, V, schedule>(a, post, chosen, coefficient, index, stretch, x, dy);
@@ -565,7 +565,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             int n, c;
             is_requested = block.find_next(a, n, c);
             if (is_requested)
-                next = tensor(a, p.x(), p.x(), n, c).data - tensor(a, p.x(), p.x(), vectors.n, vectors.c).data;
+                next = tensor(a, p.x(), n, c).data - tensor(a, p.x(), vectors.n, vectors.c).data;
         }
         store_gradients<T, V, schedule>(
             a, vectors, own, {level, share, centred}, writes_dy, applies, [&](auto store) { walk(store, next); },

@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, cons
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const row_tensor<T, V, !many, unaligned> x(a, p.x(), p.x(), vectors.n, vectors.c);
+    const row_tensor<T, V, !many, unaligned> x(a, p.x(), vectors.n, vectors.c);
     const row_end<T, unaligned> end(a, vectors, x.lead);
     if constexpr (!many) {
 #pragma unroll 1
@@ -132,14 +132,14 @@ __device__ __forceinline__ compute<T> first_value(const normfuse_cuda_arguments 
     const int first = many ? 0 : part * g.part_rows;
     if (first < vectors.end) {
         const int stretch = divide(first, g.by_spans);
-        const tensor x(a, p.x(), p.x(), vectors.n, vectors.c);
+        const tensor x(a, p.x(), vectors.n, vectors.c);
         R value[1];
         /* A unaligned vector of a stretch need not have elements of it; the stretch has a first. */
         unpack<T, 1>(load_vector<T, 1>(unaligned ? x.data + x.start(stretch) : x.at(g, first, stretch), 0), value);
         common = value[0];
         if (!plain && p.pre_add().data) {
             unpack<T, 1>(
-                load_vector<T, 1>(tensor(a, p.pre_add(), p.pre_add(), vectors.n, vectors.c).at(g, first, stretch), 0),
+                load_vector<T, 1>(tensor(a, p.pre_add(), vectors.n, vectors.c).at(g, first, stretch), 0),
                 value);
             common += value[0];
         }
@@ -178,7 +178,7 @@ __device__ __forceinline__ void add_moments(const normfuse_cuda_arguments &a, co
                 for (index += vectors.step; index < vectors.end; index += vectors.step) {
                     own = elements_of<T, V, plain, unaligned>(a, vectors, index);
                     if (own.count() > 0) {
-                        const tensor x(a, p.x(), p.x(), vectors.n, vectors.c);
+                        const tensor x(a, p.x(), vectors.n, vectors.c);
                         const char *const vector = x.at(g, index, divide(index, g.by_spans));
                         R other[1];
                         unpack<T, 1>(load_vector<T, 1>(vector, own.begin()), other);
@@ -241,7 +241,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
     /* Channels of the set are beside one another, from the first that the block touches. */
     const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
     const int channel_step = by_sample ? 0 : 1, before = own - vectors.first_outer * channel_step;
-    const tensor y(a, p.y(), plain ? p.x() : p.y(), vectors.n, vectors.c);
+    const tensor y(a, p.y(), vectors.n, vectors.c);
     /* z of a vector, and where it goes */
     const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
         const int stretch = divide(index, g.by_spans);
@@ -259,7 +259,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
         return y.at(g, index, stretch);
     };
     const normfuse_view added_view = !plain && p.post_add().data ? p.post_add() : p.y();
-    const tensor other(a, added_view, plain ? p.x() : added_view, vectors.n, vectors.c);
+    const tensor other(a, added_view, vectors.n, vectors.c);
     choose_activation<plain, true>(p.activation, [&](auto chosen) {
         const auto store = [&](raw<T, V> &vector, int index) {
             R z[V];
@@ -292,7 +292,7 @@ __device__ __forceinline__ void walk_slots(const normfuse_cuda_arguments &a, con
         raw<T, V> vector = own_shared[k * (int)blockDim.x];
         work(vector, index);
         if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
-            row_tensor<T, V, true, false> x(a, p.x(), p.x(), vectors.n, vectors.c);
+            row_tensor<T, V, true, false> x(a, p.x(), vectors.n, vectors.c);
             x.data = const_cast<char *>(next_set);
             if (next_set)
                 copy_once(own_shared + k * (int)blockDim.x, x.at(g, index, divide(index, g.by_spans)), 0);
@@ -365,7 +365,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block;
-    constexpr bool plain = !many; /* lanes alone have additions and tensors of different strides */
+    constexpr bool plain = !many; /* lanes alone have additions and sets of more than 2^31 bytes */
     constexpr bool holds = whole || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
     constexpr bool streams = schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
@@ -403,7 +403,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             /* The vector that is requested next, and how many there are. */
             int next = vectors.index, count = max(0, (vectors.end - next + vectors.step - 1) / vectors.step);
             const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
-                const tensor x(a, p.x(), p.x(), vectors.n, vectors.c);
+                const tensor x(a, p.x(), vectors.n, vectors.c);
                 load_vector_where<T, V>(wanted, vector, x.at(g, next, divide(next, g.by_spans)));
                 next += vectors.step;
             };
@@ -496,7 +496,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     int n, c;
                     is_requested = block.find_next(a, n, c);
                     if (is_requested)
-                        next = tensor(a, p.x(), p.x(), n, c).data;
+                        next = tensor(a, p.x(), n, c).data;
                 }
                 store_results<T, V, schedule>(a, vectors, coefficients, of, [&](auto store) {
                     walk_shared(store, next);

@@ -41,6 +41,7 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
     const int needs = schedule->needs;
     return schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
            : (needs & TAKES_BIAS) == 0 && shape->problem->pre_bias.data != NULL ? "it adds no pre_bias"
+           : (needs & TAKES_SLOPES) == 0 && shape->problem->activation == NORMFUSE_PRELU ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) != 0 && !shape->plain        ? "it takes plain tensors"
            : (needs & NEEDS_COMPACT) != 0 && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"

@@ -13,8 +13,7 @@ enum {
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
-/* The shape as these kernels see it. Vectors of 16 bytes need tensors with the same strides, which begin where a vector
- * does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
+/* The shape as these kernels see it. Vectors of 16 bytes need tensors that begin where a vector does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
  * (columns: rows are folded). */
 static struct shape general_of(const struct shape *shape)
 {
@@ -22,7 +21,7 @@ static struct shape general_of(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
-    if (!shape->same_strides || !normfuse_cuda_begins_with_vectors(p))
+    if (!normfuse_cuda_begins_with_vectors(p))
         return narrow;
     general.wide = true;
     general.elements = elements;
@@ -174,7 +173,9 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;
-    step->shared = (size_t)normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward).bytes;
+    const struct normfuse_general_layout at = normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward);
+    const bool has_slopes = p->activation == NORMFUSE_PRELU && of->channels > 0;
+    step->shared = has_slopes ? (size_t)at.slopes + (size_t)of->channels * shape->value_bytes : (size_t)at.bytes;
     return step->shared + SMALL_RESERVE <= shape->device->shared_per_block;
 }
 
@@ -286,13 +287,13 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 
 const struct schedule normfuse_cuda_general = {
     .name = "general",
-    .needs = TAKES_BIAS,
+    .needs = TAKES_BIAS | TAKES_SLOPES,
     .refuse = refuse,
     .variants = CLUSTERS * WIDTHS,
     .configure = configure,
     .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
-    .name = "general, two passes", .needs = TAKES_BIAS, .refuse = refuse, .estimate = estimate_passes};
+    .name = "general, two passes", .needs = TAKES_BIAS | TAKES_SLOPES, .refuse = refuse, .estimate = estimate_passes};
 
 /* Whether the second pass goes on from what the first one wrote to dpost_add. */
 static bool goes_on_from_dz(const struct normfuse_problem *p)

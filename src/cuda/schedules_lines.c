@@ -69,8 +69,8 @@ static const char *refuse(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     if (p->sets != NORMFUSE_SETS_GROUP || p->n > INT32_MAX / 8)
         return "it takes group norm of fewer than 2^28 samples";
-    if (!shape->alike || !is_adjacent(p))
-        return "the values of a norm group are not adjacent, or tensors have different strides";
+    if (!shape->near || !is_adjacent(p))
+        return "the values of a norm group are not adjacent, or a block's are 2^31 bytes or more";
     if (values_of_line(shape) >
         MAX_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
         return "a norm group has more values than a block holds";

@@ -11,15 +11,15 @@ void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views
         views[i] = all[i];
 }
 
-static int present_views(const struct normfuse_problem *p, const struct normfuse_view *views[VIEWS])
+/* Whether all tensors begin where a vector of 16 bytes does. */
+static bool are_aligned(const struct normfuse_problem *p)
 {
-    struct normfuse_view *all[VIEWS];
-    int count = 0;
-    normfuse_cuda_views((struct normfuse_problem *)(uintptr_t)p, all);
+    struct normfuse_view *views[VIEWS];
+    uintptr_t places = 0;
+    normfuse_cuda_views((struct normfuse_problem *)(uintptr_t)p, views);
     for (int i = 0; i < VIEWS; i++)
-        if (all[i]->data != NULL)
-            views[count++] = all[i];
-    return count;
+        places |= (uintptr_t)views[i]->data;
+    return places % 16 == 0;
 }
 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
@@ -47,16 +47,12 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
     } else if (unaligned_samples || (!p->columns && p->s % elements != 0)) {
         return 0;
     }
-    const struct normfuse_view *views[VIEWS];
-    const int count = present_views(p, views);
-    for (int i = 0; i < count; i++) {
-        const struct normfuse_view *const view = views[i];
-        if ((uintptr_t)view->data % 16 != 0 || (view->batch % elements != 0 && !unaligned_samples) ||
-            (!p->columns   ? view->position != 1 || view->channel % elements != 0
-             : folded == 1 ? view->channel != 1 || view->position % elements != 0
-                           : view->channel != 1 || view->position != p->c))
-            return 0;
-    }
+    const struct normfuse_view *const x = &p->x;
+    if (!are_aligned(p) || (x->batch % elements != 0 && !unaligned_samples) ||
+        (!p->columns   ? x->position != 1 || x->channel % elements != 0
+         : folded == 1 ? x->channel != 1 || x->position % elements != 0
+                       : x->channel != 1 || x->position != p->c))
+        return 0;
     return (int32_t)folded;
 }
 
@@ -76,28 +72,11 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
     return in_lane / shape->folded * 32 / subvectors;
 }
 
-static bool have_same_strides(const struct normfuse_problem *p)
+/* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
+ * one reads through. */
+static bool is_near(const struct normfuse_problem *p, bool all_samples)
 {
-    const struct normfuse_view *views[VIEWS];
-    const int count = present_views(p, views);
-    for (int i = 1; i < count; i++)
-        if (views[i]->batch != views[0]->batch || views[i]->channel != views[0]->channel ||
-            views[i]->position != views[0]->position)
-            return false;
-    return true;
-}
-
-/* Whether all tensors have the same strides and what a block counts bytes through is below 2^31 of them: a set, or
- * under columns a sample, or all samples that one reads through. */
-static bool are_alike(const struct normfuse_problem *p, bool all_samples)
-{
-    const struct normfuse_view *views[VIEWS];
-    const int count = present_views(p, views);
-    if (!have_same_strides(p))
-        return false;
-    if (count == 0) /* empty ones may have no memory */
-        return true;
-    const struct normfuse_view *const x = views[0];
+    const struct normfuse_view *const x = &p->x;
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
         return false;
     const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
@@ -120,24 +99,14 @@ int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *p, int elem
 
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
 {
-    const struct normfuse_view *views[VIEWS];
-    const int count = present_views(p, views);
-    for (int i = 0; i < count; i++)
-        if ((uintptr_t)views[i]->data % 16 != 0 ||
-            (p->columns ? p->c > 1 && views[i]->channel != 1 : p->s > 1 && views[i]->position != 1))
-            return false;
-    return true;
+    return are_aligned(p) && (p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1);
 }
 
-/* Whether such vectors are possible (the tensors are alike), and carry more than one element each. */
+/* Whether such vectors are possible, and carry more than one element each. */
 static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
 {
-    const struct normfuse_view *views[VIEWS];
-    const int count = present_views(p, views);
-    for (int i = 0; i < count; i++)
-        if ((uintptr_t)views[i]->data % 16 != 0 || views[i]->position != 1)
-            return false;
-    return !p->columns && 2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements);
+    return are_aligned(p) && p->x.position == 1 && !p->columns &&
+           2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements);
 }
 
 /* Whether a thread can read a parameter of its vector's channels at once. */
@@ -189,11 +158,10 @@ void normfuse_cuda_unite_samples(struct normfuse_problem *p)
 {
     if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9)
         return;
+    if (p->s > 1 && p->x.batch != p->x.position * p->s)
+        return;
     struct normfuse_view *views[VIEWS];
     normfuse_cuda_views(p, views);
-    for (int i = 0; i < VIEWS; i++)
-        if (views[i]->data != NULL && p->s > 1 && views[i]->batch != views[i]->position * p->s)
-            return;
     for (int i = 0; i < VIEWS; i++) {
         if (p->s == 1)
             views[i]->position = views[i]->batch;
@@ -212,8 +180,7 @@ void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t
         views[i]->position = views[i]->position / from * to;
 }
 
-/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one,
- * the tensors are alike. In a gradient dz must go to memory without loss, as the residual gets it. */
+/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a gradient dz must go to memory without loss, as the residual gets it. */
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
@@ -222,7 +189,8 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || !shape->alike ||
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
+        p->activation == NORMFUSE_PRELU || !shape->near ||
         !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
@@ -263,13 +231,12 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->tensors = forward ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
-    shape->alike = are_alike(p, normfuse_cuda_takes_all_samples(p));
+    shape->near = is_near(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
     /* Threads over rows sum values of several channels. */
     const bool biased = p->pre_bias.data != NULL;
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->alike && !device->general_alone &&
-                   (p->columns || !biased);
-    shape->same_strides = have_same_strides(p);
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->near && !device->general_alone &&
+                   (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
     if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
@@ -317,6 +284,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->bytes =
         (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) * (forward ? 2.0 : 3.0);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
-                                          p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL);
+                                          p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
+                                          p->dslope.data != NULL);
     return true;
 }

@@ -12,7 +12,11 @@ void normfuse_shares(normfuse_cuda_arguments);
 void normfuse_statistics(normfuse_cuda_arguments);
 void normfuse_running(normfuse_cuda_arguments);
 void normfuse_gradients(normfuse_cuda_arguments);
+void normfuse_slopes(normfuse_cuda_arguments);
 void normfuse_merge(normfuse_cuda_merge_arguments);
+void normfuse_transpose2(normfuse_cuda_transpose_arguments);
+void normfuse_transpose4(normfuse_cuda_transpose_arguments);
+void normfuse_transpose8(normfuse_cuda_transpose_arguments);
 }
 
 template <typename Arguments, void (*kernel)(Arguments)> static void call(const void *arguments)
@@ -33,7 +37,11 @@ void (*const kernels[NORMFUSE_CUDA_KERNELS])(const void *) = {
     call<normfuse_cuda_arguments, normfuse_statistics>,
     call<normfuse_cuda_arguments, normfuse_running>,
     call<normfuse_cuda_arguments, normfuse_gradients>,
+    call<normfuse_cuda_arguments, normfuse_slopes>,
     call<normfuse_cuda_merge_arguments, normfuse_merge>,
+    call<normfuse_cuda_transpose_arguments, normfuse_transpose2>,
+    call<normfuse_cuda_transpose_arguments, normfuse_transpose4>,
+    call<normfuse_cuda_transpose_arguments, normfuse_transpose8>,
 };
 
 } // namespace emulator

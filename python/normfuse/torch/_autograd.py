@@ -10,6 +10,8 @@ where that is enough, or post_add.
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -17,8 +19,8 @@ from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _decompositions, _operators
 from ._decompositions import activate, added, wide
-from ._operators import (FROM_U, FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_WEIGHT,
-                         WANT_X, ops, straight, unpack_saved, writes_u)
+from ._operators import (FROM_U, FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_SLOPE,
+                         WANT_WEIGHT, WANT_X, ops, straight, unpack_saved, writes_u)
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
@@ -27,7 +29,7 @@ _is_grad_enabled = torch.is_grad_enabled
 # ---- composite formulas -----------------------------------------------------------------------------------------------
 
 
-def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: float) -> Tensor:
+def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: float, slope: Optional[Tensor]) -> Tensor:
     # silu and mish are spelled out: torch has no derivatives of its silu_backward and mish_backward.
     aten = torch.ops.aten
     if activation == 0:
@@ -49,6 +51,8 @@ def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: floa
         return aten.elu_backward(dy, act_param, 1.0, 1.0, False, z)
     if activation == 9:
         return aten.hardtanh_backward(dy, z, 0, 6)
+    if activation == 10:
+        return torch.where(z > 0, dy, dy * slope.to(z.dtype).reshape(1, -1, 1))
     tanh_softplus = torch.nn.functional.softplus(z).tanh()
     return dy * (tanh_softplus + z * z.sigmoid() * (1 - tanh_softplus.square()))
 
@@ -81,9 +85,10 @@ def pre_bias_gradient(dx, pre_bias):
     return (wide(dx).sum(axes) if axes else dx).to(pre_bias.dtype)
 
 
-def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, activation, act_param, moments, bits=0):
-    """dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias out of differentiable operations. bits: FROM_Y, FROM_U,
-    and WANT_PRE_BIAS."""
+def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param, moments,
+               bits=0):
+    """dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias, dslope out of differentiable operations. bits: FROM_Y,
+    FROM_U, and WANT_PRE_BIAS."""
     shape, dtype = u.shape, u.dtype
     if not bits & FROM_U:
         u = added(u, pre_bias, None, False)
@@ -91,7 +96,8 @@ def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, activa
         u, weight, bias, scale, shift, None if bits & FROM_Y else post_add, moments)
     if bits & FROM_Y:
         z = wide(post_add.detach()).reshape(z.shape)  # the derivative is constant but for kinks
-    dz = _activation_backward(wide(dy).reshape(z.shape), z, activation, act_param)
+    dy = wide(dy).reshape(z.shape)
+    dz = _activation_backward(dy, z, activation, act_param, slope)
     toward = dz * (w * one_and_scale)
     if average is not None:
         toward = toward - average(toward) - normalized * average(toward * normalized)
@@ -107,18 +113,19 @@ def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, activa
         return value.expand(*value.shape[:-2], shape[1], 1).reshape(parameter.shape).to(parameter.dtype)
 
     dx = dx.to(dtype)
+    dslope = None if slope is None else (dy * z.clamp(max=0)).sum((0, 2)).sum_to_size(slope.shape).to(slope.dtype)
     return (dx, gradient(one_and_scale * sums_of_products, weight), gradient(one_and_scale * sums, bias),
             gradient(w * sums_of_products + b * sums, scale), gradient(sums, shift),
             None if post_add is None else dz.reshape(shape).to(dtype),
-            pre_bias_gradient(dx, pre_bias) if bits & WANT_PRE_BIAS else None)
+            pre_bias_gradient(dx, pre_bias) if bits & WANT_PRE_BIAS else None, dslope)
 
 
-def _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, activation, act_param, return_sum,
-                       moments):
+def _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, activation, act_param,
+                       return_sum, moments):
     """y and u (or None) out of differentiable operations, for forward-mode derivatives."""
     u = added(x, pre_bias, pre_add, return_sum)
     z, _, _, _ = _composite_z(u, weight, bias, scale, shift, post_add, moments)
-    y = activate(z, activation, act_param).reshape(x.shape).to(x.dtype)
+    y = activate(z, activation, act_param, slope).reshape(x.shape).to(x.dtype)
     return y, u if writes_u(pre_bias, pre_add, return_sum) else None
 
 
@@ -151,21 +158,22 @@ def _moments_of(average, eps):
     return moments
 
 
-def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, groups, eps,
+def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, slope, groups, eps,
                           activation, act_param, wanted):
-    return _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, activation, act_param,
+    return _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param,
                       _moments_of(_group_average(groups), eps), wanted)
 
 
-def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, eps, activation, act_param, wanted):
-    gradients = _composite(dy, du, u, weight, bias, None, None, pre_bias, post_add, activation, act_param,
+def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, slope, eps, activation, act_param,
+                          wanted):
+    gradients = _composite(dy, du, u, weight, bias, None, None, pre_bias, post_add, slope, activation, act_param,
                            _moments_of(_batch_average, eps), wanted)
     return (*gradients[:3], *gradients[5:])
 
 
-def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, pre_bias, post_add, eps,
+def _composite_batch_norm_evaluate(dy, du, u, running_mean, running_var, weight, bias, pre_bias, post_add, slope, eps,
                                    activation, act_param, wanted):
-    gradients = _composite(dy, du, u, weight, bias, None, None, pre_bias, post_add, activation, act_param,
+    gradients = _composite(dy, du, u, weight, bias, None, None, pre_bias, post_add, slope, activation, act_param,
                            _given_moments(running_mean, running_var, eps), wanted)
     return (*gradients[:3], *gradients[5:])
 
@@ -174,41 +182,41 @@ def _no_moments(x):
     return None, 0.0, 1.0
 
 
-def _composite_channel_affine(dy, x, scale, bias, post_add, activation, act_param, wanted):
-    gradients = _composite(dy, None, x, scale, bias, None, None, None, post_add, activation, act_param, _no_moments,
-                           wanted)
-    return (*gradients[:3], gradients[5])
+def _composite_channel_affine(dy, x, scale, bias, post_add, slope, activation, act_param, wanted):
+    gradients = _composite(dy, None, x, scale, bias, None, None, None, post_add, slope, activation, act_param,
+                           _no_moments, wanted)
+    return (*gradients[:3], gradients[5], gradients[7])
 
 
 # Forward-mode derivatives: y and u of each forward operator.
 
 
-def _forward_group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
-                        return_sum):
-    return _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, activation, act_param,
+def _forward_group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation,
+                        act_param, return_sum):
+    return _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, activation, act_param,
                               return_sum, _moments_of(_group_average(groups), eps))
 
 
-def _forward_instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
-                           activation, act_param, return_sum):
-    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, activation, act_param,
+def _forward_instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum,
+                           eps, activation, act_param, return_sum):
+    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, slope, activation, act_param,
                               return_sum, _moments_of(_group_average(x.shape[1]), eps))
 
 
-def _forward_batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
+def _forward_batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
                         activation, act_param, return_sum):
-    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, activation, act_param,
+    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, slope, activation, act_param,
                               return_sum, _moments_of(_batch_average, eps))
 
 
-def _forward_batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps,
+def _forward_batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, eps,
                                  activation, act_param, return_sum):
-    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, activation, act_param,
+    return _composite_forward(x, weight, bias, None, None, pre_bias, pre_add, post_add, slope, activation, act_param,
                               return_sum, _given_moments(running_mean, running_var, eps))
 
 
-def _forward_channel_affine(x, scale, bias, post_add, activation, act_param):
-    return _composite_forward(x, scale, bias, None, None, None, None, post_add, activation, act_param, False,
+def _forward_channel_affine(x, scale, bias, post_add, slope, activation, act_param):
+    return _composite_forward(x, scale, bias, None, None, None, None, post_add, slope, activation, act_param, False,
                               _no_moments)[:1]
 
 
@@ -233,25 +241,25 @@ def saved_for_activation(post_add, y, activation, act_param):
     return post_add, 0
 
 
-def _save(ctx, x, u, statistics, parameters, pre_bias, pre_add, post_add, y, return_sum):
+def _save(ctx, x, u, statistics, parameters, pre_bias, pre_add, post_add, slope, y, return_sum):
     """What every norm's backward has: the normalized tensor, and ctx.bits for what the saved tensors are."""
     has_u = writes_u(pre_bias, pre_add, return_sum)
     post_add, from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
     ctx.bits = from_y | (FROM_U if has_u else 0)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(u if has_u else x, *statistics, *parameters, pre_bias, post_add)
+    ctx.save_for_backward(u if has_u else x, *statistics, *parameters, pre_bias, post_add, slope)
     return () if has_u else (u,)  # no derivative
 
 
-def _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs):
+def _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, slope_needs):
     return (WANT_X if x_needs or pre_add_needs or pre_bias_needs else 0) | (WANT_WEIGHT if weight_needs else 0) | \
-        (WANT_BIAS if bias_needs else 0) | (WANT_PRE_BIAS if pre_bias_needs else 0)
+        (WANT_BIAS if bias_needs else 0) | (WANT_PRE_BIAS if pre_bias_needs else 0) | (WANT_SLOPE if slope_needs else 0)
 
 
 def _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs):
     """The gradients of x, pre_bias and pre_add where y has none."""
     of_bias = du is not None and pre_bias_needs
-    return (du, pre_bias_gradient(du, ctx.saved_tensors[-2]) if of_bias else None, du if pre_add_needs else None)
+    return (du, pre_bias_gradient(du, ctx.saved_tensors[-3]) if of_bias else None, du if pre_add_needs else None)
 
 
 class _GroupNormBackward:
@@ -259,70 +267,74 @@ class _GroupNormBackward:
 
     @staticmethod
     def save(ctx, inputs, outputs):
-        (x, weight, bias, scale, shift, pre_bias, pre_add, post_add, ctx.groups, ctx.eps, ctx.activation, ctx.act_param,
-         return_sum) = inputs
+        (x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, ctx.groups, ctx.eps, ctx.activation,
+         ctx.act_param, return_sum) = inputs
         y, u, mean, rstd = outputs
-        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, scale, shift), pre_bias, pre_add, post_add, y, return_sum)
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, scale, shift), pre_bias, pre_add, post_add, slope, y,
+                      return_sum)
         ctx.mark_non_differentiable(*fixed, mean, rstd)
 
     @staticmethod
     def backward(ctx, dy, du=None, dmean=None, drstd=None):
         (x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_bias_needs, pre_add_needs,
-         post_add_needs) = ctx.needs_input_grad[:8]
+         post_add_needs, slope_needs) = ctx.needs_input_grad[:9]
         if dy is None:
             dx, dpre_bias, dpre_add = _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs)
-            return dx, None, None, None, None, dpre_bias, dpre_add, None, None, None, None, None, None
-        wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs) | \
+            return dx, None, None, None, None, dpre_bias, dpre_add, *(None,) * 7
+        wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, slope_needs) | \
             (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
         activation = ctx.activation
         if post_add_needs and activation:
             wanted |= WANT_POST_ADD
-        dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias = _call(
+        dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias, dslope = _call(
             ops.group_norm_backward.default, dy, du, *ctx.saved_tensors, ctx.groups, ctx.eps, activation,
-            ctx.act_param, wanted | ctx.bits) if wanted else (None,) * 7
+            ctx.act_param, wanted | ctx.bits) if wanted else (None,) * 8
         return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
                 dscale if scale_needs else None, dshift if shift_needs else None,
                 dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
-                (dpost_add if activation else dy) if post_add_needs else None, None, None, None, None, None)
+                (dpost_add if activation else dy) if post_add_needs else None, dslope if slope_needs else None,
+                *(None,) * 5)
 
 
 class _InstanceNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        (x, weight, bias, _, _, pre_bias, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param,
+        (x, weight, bias, _, _, pre_bias, pre_add, post_add, slope, _, ctx.eps, ctx.activation, ctx.act_param,
          return_sum) = inputs
         y, u, mean, rstd = outputs
         ctx.groups = x.shape[1]
-        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, None, None), pre_bias, pre_add, post_add, y, return_sum)
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, None, None), pre_bias, pre_add, post_add, slope, y,
+                      return_sum)
         ctx.mark_non_differentiable(*fixed, mean, rstd)
 
     backward = _GroupNormBackward.backward
 
 
 def _batch_norm_gradients(ctx, op, dy, du):
-    """In the order of batch_norm's eight tensors."""
-    x_needs, weight_needs, bias_needs, _, _, pre_bias_needs, pre_add_needs, post_add_needs = ctx.needs_input_grad[:8]
+    """In the order of batch_norm's nine tensors."""
+    (x_needs, weight_needs, bias_needs, _, _, pre_bias_needs, pre_add_needs, post_add_needs,
+     slope_needs) = ctx.needs_input_grad[:9]
     if dy is None:
         dx, dpre_bias, dpre_add = _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs)
-        return dx, None, None, None, None, dpre_bias, dpre_add, None
-    wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs)
+        return dx, None, None, None, None, dpre_bias, dpre_add, None, None
+    wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, slope_needs)
     activation = ctx.activation
     if post_add_needs and activation:
         wanted |= WANT_POST_ADD
-    dx, dweight, dbias, dpost_add, dpre_bias = _call(op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param,
-                                                     wanted | ctx.bits) if wanted else (None,) * 5
+    dx, dweight, dbias, dpost_add, dpre_bias, dslope = _call(
+        op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param, wanted | ctx.bits) if wanted else (None,) * 6
     return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None, None,
             dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
-            (dpost_add if activation else dy) if post_add_needs else None)
+            (dpost_add if activation else dy) if post_add_needs else None, dslope if slope_needs else None)
 
 
 class _BatchNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        (x, weight, bias, _, _, pre_bias, pre_add, post_add, _, ctx.eps, ctx.activation, ctx.act_param,
+        (x, weight, bias, _, _, pre_bias, pre_add, post_add, slope, _, ctx.eps, ctx.activation, ctx.act_param,
          return_sum) = inputs
         y, u, mean, rstd = outputs
-        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias), pre_bias, pre_add, post_add, y, return_sum)
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias), pre_bias, pre_add, post_add, slope, y, return_sum)
         ctx.mark_non_differentiable(*fixed, mean, rstd)
 
     @staticmethod
@@ -333,10 +345,10 @@ class _BatchNormBackward:
 class _BatchNormEvaluateBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        (x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, ctx.eps, ctx.activation,
+        (x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, ctx.eps, ctx.activation,
          ctx.act_param, return_sum) = inputs
         y, u = outputs
-        fixed = _save(ctx, x, u, (running_mean, running_var), (weight, bias), pre_bias, pre_add, post_add, y,
+        fixed = _save(ctx, x, u, (running_mean, running_var), (weight, bias), pre_bias, pre_add, post_add, slope, y,
                       return_sum)
         ctx.mark_non_differentiable(*fixed)
 
@@ -348,31 +360,32 @@ class _BatchNormEvaluateBackward:
 class _ChannelAffineBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        x, scale, bias, post_add, ctx.activation, ctx.act_param = inputs
+        x, scale, bias, post_add, slope, ctx.activation, ctx.act_param = inputs
         post_add, ctx.from_y = saved_for_activation(post_add, outputs, ctx.activation, ctx.act_param)
         ctx.is_sum = scale is None and ctx.activation == 0
         if ctx.is_sum:  # as torch's additions, it keeps no tensor
             ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         else:
-            ctx.save_for_backward(x, scale, bias, post_add)
+            ctx.save_for_backward(x, scale, bias, post_add, slope)
 
     @staticmethod
     def backward(ctx, dy):
-        x_needs, scale_needs, bias_needs, post_add_needs = ctx.needs_input_grad[:4]
+        x_needs, scale_needs, bias_needs, post_add_needs, slope_needs = ctx.needs_input_grad[:5]
         if ctx.is_sum:
             shape, dtype = ctx.bias if bias_needs else (None, None)
-            dbias = _call(ops.channel_affine_backward.default, dy, dy, None, dy.new_empty(shape, dtype=dtype), None, 0,
-                          0.0, WANT_BIAS)[2] if bias_needs else None
-            return dy if x_needs else None, None, dbias, dy if post_add_needs else None, None, None
-        wanted = (WANT_X if x_needs else 0) | (WANT_WEIGHT if scale_needs else 0) | (WANT_BIAS if bias_needs else 0)
+            dbias = _call(ops.channel_affine_backward.default, dy, dy, None, dy.new_empty(shape, dtype=dtype), None,
+                          None, 0, 0.0, WANT_BIAS)[2] if bias_needs else None
+            return dy if x_needs else None, None, dbias, dy if post_add_needs else None, None, None, None
+        wanted = _wanted(x_needs, scale_needs, bias_needs, False, False, slope_needs)
         activation = ctx.activation
         if post_add_needs and activation:
             wanted |= WANT_POST_ADD
-        dx, dscale, dbias, dpost_add = _call(
+        dx, dscale, dbias, dpost_add, dslope = _call(
             ops.channel_affine_backward.default, dy, *ctx.saved_tensors, activation, ctx.act_param,
-            wanted | ctx.from_y) if wanted else (None,) * 4
+            wanted | ctx.from_y) if wanted else (None,) * 5
         return (dx if x_needs else None, dscale if scale_needs else None, dbias if bias_needs else None,
-                (dpost_add if activation else dy) if post_add_needs else None, None, None)
+                (dpost_add if activation else dy) if post_add_needs else None, dslope if slope_needs else None, None,
+                None)
 
 
 def _function(op, backward):
@@ -516,8 +529,7 @@ class lean_group_norm(torch.autograd.Function):
             x, saved, weight, bias = ctx.saved_tensors
             mean, rstd = (values.view(-1, groups) for values in unpack_saved(saved, x))
             dx, dweight, dbias, *_ = ops.group_norm_backward.default(
-                dy, None, x, mean, rstd, weight, bias, None, None, None, None, groups, eps, activation, act_param,
-                wanted)
+                dy, None, x, mean, rstd, weight, bias, *(None,) * 5, groups, eps, activation, act_param, wanted)
             return _only(wanted, dx, dweight, dbias)
         gradients = _lean_group_norm_backward(dy, *ctx.saved_tensors, groups, activation, act_param, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
@@ -542,7 +554,7 @@ class lean_batch_norm(torch.autograd.Function):
             x, saved, weight, bias = ctx.saved_tensors
             mean, rstd = unpack_saved(saved, x)
             dx, dweight, dbias, *_ = ops.batch_norm_backward.default(dy, None, x, mean, rstd, weight, bias, None, None,
-                                                                     eps, activation, act_param, wanted)
+                                                                     None, eps, activation, act_param, wanted)
             return _only(wanted, dx, dweight, dbias)
         gradients = _lean_batch_norm_backward(dy, *ctx.saved_tensors, activation, act_param, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
@@ -564,7 +576,7 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
         if _is_grad_enabled() or forward_ad._current_level >= 0:
             x, mean, var, weight, bias = ctx.saved_tensors
             dx, dweight, dbias, *_ = ops.batch_norm_evaluate_backward.default(
-                dy, None, x, mean, var, weight, bias, None, None, *ctx.numbers, wanted)
+                dy, None, x, mean, var, weight, bias, None, None, None, *ctx.numbers, wanted)
             return _only(wanted, dx, dweight, dbias)
         gradients = _lean_batch_norm_evaluate_backward(dy, *ctx.saved_tensors, *ctx.numbers, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)

@@ -114,6 +114,20 @@ def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
     return complete(input), {}
 
 
+def _takes(layer: nn.Module, input: Any, activation: Union[nn.Module, _activations.Choice],
+           choice: Optional[_activations.Choice]) -> bool:
+    """Whether the layer's call may have the activation in it."""
+    if (choice is None or not takes_activation(layer, choice) or hooked(layer)
+            or (isinstance(activation, nn.Module) and hooked(activation))):
+        return False
+    slope = choice.get("slope")
+    if slope is None or slope.shape == (1,):
+        return True
+    # Without a batch axis PReLU's channels are not the layer's.
+    return slope.shape == input.shape[1:2] and not (isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+                                                    and input.dim() == layer._get_no_batch_dim())
+
+
 def fused_call(layer: nn.Module, input: Operand, post_add: Optional[Tensor],
                activation: Union[nn.Module, _activations.Choice]) -> Tensor:
     """activation(layer(input) [+ post_add]), in one call where that is the same. The addition is made outside where it
@@ -123,13 +137,12 @@ def fused_call(layer: nn.Module, input: Operand, post_add: Optional[Tensor],
     input, bias = _given(layer, input)
     fits = post_add is None or (isinstance(post_add, Tensor) and post_add.shape == input.shape
                                 and post_add.dtype == input.dtype and post_add.device == input.device)
-    if (fits and choice is not None and takes_activation(layer)
-            and not hooked(layer) and not (module and hooked(activation))):
-        return layer(input, post_add=post_add, activation=choice[0], act_param=choice[1], **bias)
+    if fits and _takes(layer, input, activation, choice):
+        return layer(input, post_add=post_add, **choice, **bias)
     output = layer(input, **bias)
     if post_add is not None:
         output = output + post_add
-    return activation(output) if module else _activations.apply(output, *activation)
+    return activation(output) if module else _activations.apply(output, activation)
 
 
 def fused_adaptive_call(layer: nn.Module, input: Operand, scale: Tensor, shift: Tensor,
@@ -141,11 +154,10 @@ def fused_adaptive_call(layer: nn.Module, input: Operand, scale: Tensor, shift: 
     per_channel = (*input.shape[:2], *(1,) * (input.dim() - 2))
     fits = all(isinstance(t, Tensor) and t.shape == per_channel and t.dtype == input.dtype and t.device == input.device
                for t in (scale, shift))
-    if (fits and choice is not None and takes_activation(layer) and isinstance(layer, modules.GroupNorm)
-            and not hooked(layer) and not (module and hooked(activation))):
-        return layer(input, scale=scale, shift=shift, activation=choice[0], act_param=choice[1], **bias)
+    if fits and isinstance(layer, modules.GroupNorm) and _takes(layer, input, activation, choice):
+        return layer(input, scale=scale, shift=shift, **choice, **bias)
     output = layer(input, **bias) * (1 + scale) + shift
-    return activation(output) if module else _activations.apply(output, *activation)
+    return activation(output) if module else _activations.apply(output, activation)
 
 
 def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:

@@ -7,7 +7,7 @@ path makes these when a kernel has refused; fake kernels, which no library check
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -78,6 +78,24 @@ def elements(channels: int, **parameters: Optional[Tensor]) -> None:
     for name, parameter in parameters.items():
         if parameter is not None and (parameter.numel() != channels or parameter.dim() != 1):
             raise RuntimeError(f"{name} should contain {channels} elements not {parameter.numel()}")
+
+
+def slope(x, slope, activation: Any) -> None:
+    """activation: its name or number."""
+    is_prelu = activation in ("prelu", 10)
+    if slope is None and is_prelu:
+        raise ValueError("slope is None, but required")
+    if slope is None:
+        return
+    if not is_prelu:
+        raise ValueError("slope is for prelu alone and must be None")
+    if not isinstance(slope, Tensor):
+        raise TypeError(f"slope is a {type(slope).__name__}, expected a tensor")
+    if slope.dim() != 1:
+        raise ValueError(f"slope has {slope.dim()} axes, expected [C]")
+    if slope.shape[0] != 1 and slope.shape[0] != x.shape[1]:
+        raise ValueError(f"slope has {slope.shape[0]} elements along C, input has {x.shape[1]}")
+    dtype("prelu", slope=slope)
 
 
 def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups) -> None:

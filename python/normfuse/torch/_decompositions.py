@@ -28,7 +28,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def activate(z: Tensor, activation: int, act_param: float) -> Tensor:
+def activate(z: Tensor, activation: int, act_param: float, slope: Optional[Tensor]) -> Tensor:
     functions = torch.nn.functional
     if activation == 0:
         return z
@@ -48,6 +48,8 @@ def activate(z: Tensor, activation: int, act_param: float) -> Tensor:
         return functions.elu(z, act_param)
     if activation == 9:
         return functions.relu6(z)
+    if activation == 10:
+        return functions.prelu(z, slope.to(z.dtype))
     return functions.mish(z)
 
 
@@ -74,7 +76,7 @@ def _of_batch(x: Tensor) -> Tensor:
     return x.mean((0, *range(2, x.dim())), keepdim=True)
 
 
-def _finish(x, normalized, weight, bias, scale, shift, post_add, activation, act_param):
+def _finish(x, normalized, weight, bias, scale, shift, post_add, slope, activation, act_param):
     z = normalized
     if weight is not None:
         z = z * _shaped(weight, x)
@@ -86,7 +88,7 @@ def _finish(x, normalized, weight, bias, scale, shift, post_add, activation, act
         z = z + _shaped(shift, x)
     if post_add is not None:
         z = z + wide(post_add)
-    return activate(z, activation, act_param).to(x.dtype)
+    return activate(z, activation, act_param, slope).to(x.dtype)
 
 
 def _normalize(u, average, eps):
@@ -122,27 +124,27 @@ def _update(running_mean: Tensor, mean: Tensor, running_var: Tensor, variance: T
         running.copy_(running.double() * (1.0 - momentum) + new * momentum)
 
 
-def _of_samples(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
+def _of_samples(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation, act_param,
                 return_sum):
     """Group norm's outputs and the variance, with statistics that are [N, C]."""
     u, written = _sum(x, pre_bias, pre_add, return_sum)
     normalized, *statistics = _normalize(u, _of_groups(groups), eps)
-    y = _finish(x, normalized, weight, bias, scale, shift, post_add, activation, act_param)
+    y = _finish(x, normalized, weight, bias, scale, shift, post_add, slope, activation, act_param)
     mean, variance, rstd = (t.flatten(1) for t in statistics)
     return y, written, mean, variance, rstd
 
 
-def _group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
+def _group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation, act_param,
                 return_sum=False):
-    y, written, mean, _, rstd = _of_samples(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps,
-                                            activation, act_param, return_sum)
+    y, written, mean, _, rstd = _of_samples(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups,
+                                            eps, activation, act_param, return_sum)
     each = x.shape[1] // groups
     return y, written, mean[:, ::each], rstd[:, ::each]
 
 
-def _instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps, activation,
-                   act_param, return_sum):
-    y, written, mean, variance, rstd = _of_samples(x, weight, bias, None, None, pre_bias, pre_add, post_add,
+def _instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
+                   activation, act_param, return_sum):
+    y, written, mean, variance, rstd = _of_samples(x, weight, bias, None, None, pre_bias, pre_add, post_add, slope,
                                                    x.shape[1], eps, activation, act_param, return_sum)
     if running_mean is not None:
         _update(running_mean, mean.mean(0), running_var, variance.mean(0), x.numel() // (x.shape[0] * x.shape[1]),
@@ -150,25 +152,25 @@ def _instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add
     return y, written, mean, rstd
 
 
-def _batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps, activation,
-                act_param, return_sum):
+def _batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
+                activation, act_param, return_sum):
     u, written = _sum(x, pre_bias, pre_add, return_sum)
     normalized, mean, variance, rstd = _normalize(u, _of_batch, eps)
-    y = _finish(x, normalized, weight, bias, None, None, post_add, activation, act_param)
+    y = _finish(x, normalized, weight, bias, None, None, post_add, slope, activation, act_param)
     if running_mean is not None:
         _update(running_mean, mean.flatten(), running_var, variance.flatten(), x.numel() // x.shape[1], momentum)
     return y, written, mean.flatten(), rstd.flatten()
 
 
-def _batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps, activation,
-                         act_param, return_sum=False):
+def _batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, eps,
+                         activation, act_param, return_sum=False):
     u, written = _sum(x, pre_bias, pre_add, return_sum)
     normalized = (wide(u) - _shaped(running_mean, u)) * (_shaped(running_var, u) + eps).rsqrt()
-    return _finish(x, normalized, weight, bias, None, None, post_add, activation, act_param), written
+    return _finish(x, normalized, weight, bias, None, None, post_add, slope, activation, act_param), written
 
 
-def _channel_affine(x, scale, bias, post_add, activation, act_param):
-    return _finish(x, wide(x), scale, bias, None, None, post_add, activation, act_param)
+def _channel_affine(x, scale, bias, post_add, slope, activation, act_param):
+    return _finish(x, wide(x), scale, bias, None, None, post_add, slope, activation, act_param)
 
 
 def _first(formula: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,8 @@ interface where it has what they need ("shim"), and otherwise call the same libr
 tells which, and why. ``NORMFUSE_TORCH_BINDING`` = ``ctypes`` asks for the second.
 
 Shapes: x, dy, post_add, ... are [N, C, spatial...] with any number of spatial axes; weight, bias [C]; scale, shift
-[N, C]; pre_bias [C] or [N, C]; mean, rstd [N, groups] or [C]. Saved means are f64: f32 would lose digits of the
-gradients where the mean is large beside the standard deviation.
+[N, C]; pre_bias [C] or [N, C]; slope, prelu's, [C] or [1]; mean, rstd [N, groups] or [C]. Saved means are f64: f32
+would lose digits of the gradients where the mean is large beside the standard deviation.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4,
 FROM_Y = 64  # and one that says what their post_add is: the forward's y, of which the activation's derivative is made
 WANT_PRE_BIAS = 128  # with WANT_X
 FROM_U = 256  # pre_bias is in u already; without it u is x + pre_bias
+WANT_SLOPE = 512
 
 ACTIVATIONS = {
     None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-    "elu": 7, "mish": 8, "relu6": 9,
+    "elu": 7, "mish": 8, "relu6": 9, "prelu": 10,
 }  # fmt: skip
 DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
 
 _ACT = "int activation, float act_param"
 _NORM = "Tensor x, Tensor? weight, Tensor? bias"
 _ADAPTIVE = "Tensor? scale, Tensor? shift"
-_ADDS = "Tensor? pre_bias, Tensor? pre_add, Tensor? post_add"
+_AFTER = "Tensor? post_add, Tensor? slope"
+_ADDS = f"Tensor? pre_bias, Tensor? pre_add, {_AFTER}"
 _RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
 _GIVEN_NORM, _GIVEN_RUNNING = "Tensor x, Tensor weight, Tensor bias", "Tensor(a!) running_mean, Tensor(b!) running_var"
 _SAVED = "Tensor mean, Tensor rstd"
-_BACK = "Tensor? pre_bias, Tensor? post_add"
+_BACK = f"Tensor? pre_bias, {_AFTER}"
 _SHARDS = "Tensor sums, Tensor parts, Tensor stats"
 
 SCHEMAS = {
@@ -51,7 +53,8 @@ SCHEMAS = {
     "group_norm_inference": f"({_NORM}, {_ADAPTIVE}, {_ADDS}, int groups, float eps, {_ACT}) -> Tensor",
     "group_norm_backward":
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, {_BACK}, "
-        f"int groups, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+        f"int groups, float eps, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "instance_norm":
         f"({_NORM}, {_RUNNING}, {_ADDS}, float momentum, float eps, {_ACT}, bool return_sum) "
         "-> (Tensor, Tensor, Tensor, Tensor)",
@@ -60,7 +63,7 @@ SCHEMAS = {
         "-> (Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_backward":
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_BACK}, float eps, "
-        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_evaluate":
         f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}, bool return_sum) "
         "-> (Tensor, Tensor)",
@@ -68,33 +71,33 @@ SCHEMAS = {
         f"({_NORM}, Tensor running_mean, Tensor running_var, {_ADDS}, float eps, {_ACT}) -> Tensor",
     "batch_norm_evaluate_backward":
         "(Tensor dy, Tensor? du, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, "
-        f"{_BACK}, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    "channel_affine": f"(Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}) -> Tensor",
+        f"{_BACK}, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "channel_affine": f"(Tensor x, Tensor? scale, Tensor? bias, {_AFTER}, {_ACT}) -> Tensor",
     "channel_affine_backward":
-        f"(Tensor dy, Tensor x, Tensor? scale, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
-        "-> (Tensor, Tensor, Tensor, Tensor)",
+        f"(Tensor dy, Tensor x, Tensor? scale, Tensor? bias, {_AFTER}, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     # Statistics that are spread over workers: see normfuse.h, "sharded statistics". parts: the stats, or sums, of all
     # shards in rank order, [shards, ...] or one after the other. ..._apply merges them, and returns the merged stats
     # last. ..._backward_apply makes gradients of parameters of this shard's `sums`, those of x and pre_bias of `parts`
     # (which is not read where they are not wanted) and the merged `stats`: the host need not know the count.
     "group_norm_stats": "(Tensor x, Tensor? pre_bias, Tensor? pre_add, int groups) -> (Tensor, Tensor)",
     "group_norm_apply":
-        f"(Tensor u, Tensor parts, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
+        f"(Tensor u, Tensor parts, Tensor? weight, Tensor? bias, {_ADAPTIVE}, {_AFTER}, int groups, "
         f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
     "group_norm_backward_sums":
-        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, Tensor? post_add, int groups, "
-        f"{_ACT}, int wanted) -> (Tensor, Tensor)",
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, {_AFTER}, int groups, "
+        f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
     "group_norm_backward_apply":
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_ADAPTIVE}, "
         f"{_BACK}, int groups, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_stats": "(Tensor x, Tensor? pre_bias, Tensor? pre_add) -> (Tensor, Tensor)",
     "batch_norm_apply":
-        f"(Tensor u, Tensor parts, Tensor? weight, Tensor? bias, {_RUNNING}, Tensor? post_add, float momentum, "
+        f"(Tensor u, Tensor parts, Tensor? weight, Tensor? bias, {_RUNNING}, {_AFTER}, float momentum, "
         f"float eps, {_ACT}) -> (Tensor, Tensor, Tensor, Tensor)",
     "batch_norm_backward_sums":
-        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, Tensor? post_add, {_ACT}, int wanted) "
-        "-> (Tensor, Tensor)",
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, {_AFTER}, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor)",
     "batch_norm_backward_apply":
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_BACK}, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -237,75 +240,78 @@ class _Outputs:
     """What each operator gives, for the fake kernels and the ctypes kernels alike."""
 
     @staticmethod
-    def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation, act_param,
-                   return_sum):
+    def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation,
+                   act_param, return_sum):
         return (like(x), _big(x, writes_u(pre_bias, pre_add, return_sum)), *_saved(x, x.shape[0], groups))
 
     @staticmethod
-    def group_norm_inference(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, eps, activation,
+    def group_norm_inference(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation,
                              act_param):
         return like(x)
 
     @staticmethod
-    def group_norm_backward(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, groups, eps,
+    def group_norm_backward(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, slope, groups, eps,
                             activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
                 _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
-                _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
+                _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias),
+                _asked(u, wanted, WANT_SLOPE, slope))
 
     @staticmethod
-    def instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps,
+    def instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
                       activation, act_param, return_sum):
         return (like(x), _big(x, writes_u(pre_bias, pre_add, return_sum)), *_saved(x, x.shape[0], x.shape[1]))
 
     @staticmethod
-    def batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, momentum, eps, activation,
-                   act_param, return_sum):
+    def batch_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
+                   activation, act_param, return_sum):
         return (like(x), _big(x, writes_u(pre_bias, pre_add, return_sum)), *_saved(x, x.shape[1]))
 
     @staticmethod
-    def batch_norm_backward(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, eps, activation, act_param,
+    def batch_norm_backward(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, slope, eps, activation, act_param,
                             wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
-                _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
+                _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias),
+                _asked(u, wanted, WANT_SLOPE, slope))
 
     batch_norm_evaluate_backward = batch_norm_backward
 
     @staticmethod
-    def batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps, activation,
-                            act_param, return_sum):
+    def batch_norm_evaluate(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, eps,
+                            activation, act_param, return_sum):
         return like(x), _big(x, writes_u(pre_bias, pre_add, return_sum))
 
     @staticmethod
-    def batch_norm_inference(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps, activation,
-                             act_param):
+    def batch_norm_inference(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, eps,
+                             activation, act_param):
         return like(x)
 
     @staticmethod
-    def channel_affine(x, scale, bias, post_add, activation, act_param):
+    def channel_affine(x, scale, bias, post_add, slope, activation, act_param):
         return like(x)
 
     @staticmethod
-    def channel_affine_backward(dy, x, scale, bias, post_add, activation, act_param, wanted):
+    def channel_affine_backward(dy, x, scale, bias, post_add, slope, activation, act_param, wanted):
         return (_big(x, wanted & WANT_X), _asked(x, wanted, WANT_WEIGHT, scale), _asked(x, wanted, WANT_BIAS, bias),
-                _big(x, post_add is not None and wanted & WANT_POST_ADD))
+                _big(x, post_add is not None and wanted & WANT_POST_ADD), _asked(x, wanted, WANT_SLOPE, slope))
 
     @staticmethod
     def group_norm_stats(x, pre_bias, pre_add, groups):
         return _f64(x, x.shape[0], groups, 3), _big(x, writes_u(pre_bias, pre_add, True))
 
     @staticmethod
-    def group_norm_apply(u, parts, weight, bias, scale, shift, post_add, groups, eps, activation, act_param):
+    def group_norm_apply(u, parts, weight, bias, scale, shift, post_add, slope, groups, eps, activation, act_param):
         return (like(u), *_saved(u, u.shape[0], groups), _f64(u, u.shape[0], groups, 3))
 
     @staticmethod
-    def group_norm_backward_sums(dy, u, mean, rstd, weight, bias, scale, shift, post_add, groups, activation,
+    def group_norm_backward_sums(dy, u, mean, rstd, weight, bias, scale, shift, post_add, slope, groups, activation,
                                  act_param, wanted):
-        return _f64(u, u.shape[0], u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
+        return (_f64(u, u.shape[0], u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD),
+                _asked(u, wanted, WANT_SLOPE, slope))
 
     @staticmethod
     def group_norm_backward_apply(dy, du, u, mean, rstd, sums, parts, stats, weight, bias, scale, shift, pre_bias,
-                                  post_add, groups, activation, act_param, wanted):
+                                  post_add, slope, groups, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
                 _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
                 _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
@@ -315,16 +321,17 @@ class _Outputs:
         return _f64(x, x.shape[1], 3), _big(x, writes_u(pre_bias, pre_add, True))
 
     @staticmethod
-    def batch_norm_apply(u, parts, weight, bias, running_mean, running_var, post_add, momentum, eps, activation,
+    def batch_norm_apply(u, parts, weight, bias, running_mean, running_var, post_add, slope, momentum, eps, activation,
                          act_param):
         return (like(u), *_saved(u, u.shape[1]), _f64(u, u.shape[1], 3))
 
     @staticmethod
-    def batch_norm_backward_sums(dy, u, mean, rstd, weight, bias, post_add, activation, act_param, wanted):
-        return _f64(u, u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD)
+    def batch_norm_backward_sums(dy, u, mean, rstd, weight, bias, post_add, slope, activation, act_param, wanted):
+        return (_f64(u, u.shape[1], 2), _big(u, post_add is not None and wanted & WANT_POST_ADD),
+                _asked(u, wanted, WANT_SLOPE, slope))
 
     @staticmethod
-    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, parts, stats, weight, bias, pre_bias, post_add,
+    def batch_norm_backward_apply(dy, du, u, mean, rstd, sums, parts, stats, weight, bias, pre_bias, post_add, slope,
                                   activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
                 _asked(u, wanted, WANT_PRE_BIAS, pre_bias))
@@ -383,22 +390,22 @@ class _Outputs:
 _OUTPUT_NAMES = {
     "group_norm": ("y", "u", "mean", "rstd"),
     "group_norm_inference": ("y",),
-    "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias"),
+    "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias", "dslope"),
     "instance_norm": ("y", "u", "mean", "rstd"),
     "batch_norm": ("y", "u", "mean", "rstd"),
-    "batch_norm_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias"),
+    "batch_norm_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias", "dslope"),
     "batch_norm_evaluate": ("y", "u"),
     "batch_norm_inference": ("y",),
-    "batch_norm_evaluate_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias"),
+    "batch_norm_evaluate_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias", "dslope"),
     "channel_affine": ("y",),
-    "channel_affine_backward": ("dx", "dweight", "dbias", "dpost_add"),
+    "channel_affine_backward": ("dx", "dweight", "dbias", "dpost_add", "dslope"),
     "group_norm_stats": ("stats", "u"),
     "group_norm_apply": ("y", "mean", "rstd", "stats"),
-    "group_norm_backward_sums": ("sums", "dpost_add"),
+    "group_norm_backward_sums": ("sums", "dpost_add", "dslope"),
     "group_norm_backward_apply": ("dx", "dweight", "dbias", "dscale", "dshift", "dpre_bias"),
     "batch_norm_stats": ("stats", "u"),
     "batch_norm_apply": ("y", "mean", "rstd", "stats"),
-    "batch_norm_backward_sums": ("sums", "dpost_add"),
+    "batch_norm_backward_sums": ("sums", "dpost_add", "dslope"),
     "lean_group_norm": ("y", "saved"),
     "lean_group_norm_inference": ("y",),
     "lean_group_norm_backward": ("dx", "dweight", "dbias"),
@@ -414,7 +421,7 @@ _OUTPUT_NAMES = {
     "batch_norm_backward_apply": ("dx", "dweight", "dbias", "dpre_bias"),
 }
 # The outputs that are not written where the other inputs do not ask for them; all others always are.
-_OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias"}
+_OPTIONAL_OUTPUTS = {"u", "dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias", "dslope"}
 
 # Operator -> the library's operator, the direction whose scratch memory it takes, its function, the options' flags.
 _FUNCTIONS = {
@@ -520,13 +527,14 @@ def _with_checks(name: str):
     one of which is meta."""
     outputs_of = getattr(_Outputs, name)
     lean = name.removeprefix("lean_")
+    arguments = [argument.name for argument in torch._C.parse_schema("normfuse::" + name + SCHEMAS[name]).arguments]
     if name in ("lean_group_norm", "lean_group_norm_inference"):
         def check(x, weight, bias, groups, *numbers):
             _checks.values_per_group(x, groups)
             _checks.group_norm(x, weight, bias, None, None, None, None, None, groups)
     elif name in ("group_norm", "group_norm_inference"):
         def check(*args):
-            _checks.group_norm(*args[:9])
+            _checks.group_norm(*args[:8], args[9])
     elif name in ("lean_batch_norm", "lean_batch_norm_forward_only", "lean_batch_norm_inference"):
         def check(*args):
             if name != "lean_batch_norm_inference":
@@ -545,6 +553,9 @@ def _with_checks(name: str):
     def fake(*args):
         _checks.one_device(args)
         check(*args)
+        given = dict(zip(arguments, args))
+        if "activation" in given:
+            _checks.slope(given["x" if "x" in given else "u"], given.get("slope"), given["activation"])
         return outputs_of(*args)
 
     return fake

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from . import functional, modules
-from ._activations import Choice, apply, of_module
+from ._activations import Choice, apply, choice, of_module
 from ._watch import hooked, plain_class
 from .modules import _Activated, is_traced, leaf
 
@@ -64,9 +64,9 @@ class _WithOwnActivation(_Foreign):
     def forward(self, x: Tensor) -> Tensor:
         if is_traced(self, x):
             return leaf(self, x)
-        choice = self._own_activation()
-        if choice is not None:
-            return self._normalized(x, activation=choice[0], act_param=choice[1])
+        chosen = self._own_activation()
+        if chosen is not None:
+            return self._normalized(x, **chosen)
         x = self._normalized(x)
         for child in self._following():
             x = child(x)
@@ -89,17 +89,18 @@ class _Frozen(_Foreign, _Activated):
     eps = 1e-5  # where the class has none of its own
 
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> Tensor:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
         if is_traced(self, x):
-            return leaf(self, x, post_add=post_add, activation=activation, act_param=act_param)
-        activation, act_param = self._of_this_call(activation, act_param)
+            return leaf(self, x, post_add=post_add, activation=activation, act_param=act_param, slope=slope)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         if self._keeps_type(x):
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
-                                         self.eps, activation=activation, act_param=act_param, post_add=post_add)
+                                         self.eps, activation=activation, act_param=act_param, slope=slope,
+                                         post_add=post_add)
         output = self._normfuse_stock.forward(self, x)
         if post_add is not None:
             output = output + post_add
-        return apply(output, activation, act_param)
+        return apply(output, choice(activation, act_param, slope=slope))
 
     def _keeps_type(self, x: Tensor) -> bool:
         return x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type)
@@ -121,9 +122,9 @@ class _ComfyGroupNorm(_Foreign, modules.GroupNorm):
 
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
                 shift: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> Tensor:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
         fused = {"post_add": post_add, "scale": scale, "shift": shift, "activation": activation,
-                 "act_param": act_param}
+                 "act_param": act_param, "slope": slope}
         if is_traced(self, x):
             return leaf(self, x, **fused)
         ops = sys.modules[self._normfuse_stock.__module__]
@@ -275,24 +276,23 @@ def _own(module: nn.Module) -> tuple[tuple[str, ...], Optional[str]]:
         return (), "its rule takes neither post_add nor activation"
     if not isinstance(module, _WithOwnActivation):
         return (), None
-    choice = module._own_activation()
-    if choice is not None:
-        return (choice[0],), None
+    chosen = module._own_activation()
+    if chosen is not None:
+        return (chosen["activation"],), None
     after = module._following()
     return (), f"its own {type(after[0]).__name__} runs after it" if after else "it has no activation of its own"
 
 
 @functools.cache
-def _rule_takes_activation(rule: Rule) -> bool:
+def _rule_takes(rule: Rule, *keywords: str) -> bool:
     parameters = inspect.signature(rule).parameters
-    return (any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            or {"post_add", "activation", "act_param"} <= set(parameters))
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or set(keywords) <= set(parameters)
 
 
-def takes_activation(module: Optional[nn.Module]) -> bool:
-    """Whether its call takes post_add, activation and act_param."""
+def takes_activation(module: Optional[nn.Module], chosen: Choice = choice(None)) -> bool:
+    """Whether its call takes post_add and the keywords of this activation."""
     if isinstance(module, _ByRule):
-        return _rule_takes_activation(type(module)._normfuse_rule)
+        return _rule_takes(type(module)._normfuse_rule, "post_add", *chosen)
     return isinstance(module, _Activated) and module.activation is None and not isinstance(module, _WithOwnActivation)
 
 

@@ -4,9 +4,9 @@
 Samples share nothing in group norm, channel affine and evaluating batch norm, so N samples of B slices are B*N samples.
 The axis stays where it is when it is the first or the second, which needs no copy; from elsewhere it becomes the first.
 What else has x's shape and is not mapped is repeated. Slices are called one by one where x is not mapped; where
-parameters are, but channel affine's, which may be those of a sample; in training batch norm; and in backwards, which
-are mapped by torch.autograd.grad(is_grads_batched=True) alone: torch.func's transformations have formulas in their
-place.
+parameters are, but channel affine's scale and bias, which may be those of a sample; in training batch norm; and in
+backwards, which are mapped by torch.autograd.grad(is_grads_batched=True) alone: torch.func's transformations have
+formulas in their place.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Samples:
 
 def _group_norm(op):
     def rule(info, in_dims, *args):
-        if in_dims[0] is None or in_dims[1] is not None or in_dims[2] is not None:
+        if in_dims[0] is None or any(in_dims[i] is not None for i in (1, 2, 8)):
             return _slices(op, info.batch_size, in_dims, args)
         samples = _Samples(info.batch_size, args[0], in_dims[0])
         x, weight, bias, scale, shift, pre_bias, pre_add, post_add, *rest = args
@@ -94,7 +94,7 @@ def _group_norm(op):
 
 def _channel_affine(op):
     def rule(info, in_dims, *args):
-        if in_dims[0] is None:
+        if in_dims[0] is None or in_dims[4] is not None:
             return _slices(op, info.batch_size, in_dims, args)
         samples = _Samples(info.batch_size, args[0], in_dims[0])
         x, scale, bias, post_add, *rest = args
@@ -107,7 +107,7 @@ def _channel_affine(op):
 
 def _evaluating_batch_norm(op):
     def rule(info, in_dims, *args):
-        if in_dims[0] is None or any(dim is not None for dim in in_dims[1:5]):
+        if in_dims[0] is None or any(in_dims[i] is not None for i in (1, 2, 3, 4, 8)):
             return _slices(op, info.batch_size, in_dims, args)
         samples = _Samples(info.batch_size, args[0], in_dims[0])
         return samples.results(op(samples.join(args[0], in_dims[0]), *args[1:5],

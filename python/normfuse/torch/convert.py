@@ -88,14 +88,14 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
         and hooks. So do known layers of ComfyUI, detectron2, timm, torchvision and transformers, which docs/pytorch.md
         lists. Other subclasses with code of their own are left.
     rules: class -> what layers of exactly this class become: a stock class that it computes the same as, or a function
-        in the place of its forward, rule(layer, input, *, post_add=None, activation=None, act_param=None). A function
-        without these keywords has nothing folded into its calls.
+        in the place of its forward, rule(layer, input, *, post_add=None, activation=None, act_param=None, slope=None).
+        A function without these keywords has nothing folded into its calls; one without slope no PReLU.
     Returns a ConversionReport: print it, or look at .converted, .folded, .left and each layer's .reason.
 
     An activation that follows becomes part of the layer's call, and so does an addition between the two, where nothing
-    else reads the values between. It may be ReLU, ReLU6, LeakyReLU, SiLU, GELU, Hardswish, ELU or Mish with its
+    else reads the values between. It may be ReLU, ReLU6, LeakyReLU, PReLU, SiLU, GELU, Hardswish, ELU or Mish with its
     parameters, as a module or a function. `* (1 + scale) + shift` after a group norm is folded, too. What has hooks is
-    not folded. PReLU is not: its slope is learned.
+    not folded.
 
     On CUDA biases of convolutions move into the calls of the layers that they feed, or into the residual additions
     after them: `norm(conv(x) + embedding)` and `conv(x) + residual` are a convolution without bias and one pass each.
@@ -168,13 +168,7 @@ def _owners(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it. One in place must
 # not write over the result of an addition and an activation, which the backward takes.
-_SCALING = ("relu", "leaky_relu")
-
-
-def _why_not(activation: nn.Module) -> Optional[str]:
-    if type(activation) is nn.PReLU:
-        return "the PReLU after it has a learned slope, and what a layer applies has a fixed one"
-    return None
+_SCALING = ("relu", "leaky_relu", "prelu")
 
 
 class _Folding:
@@ -272,14 +266,14 @@ class _Folding:
         pairs = []
         for name, following in _blocks.successive_calls(block):
             layer, activation = block._modules.get(name), block._modules.get(following)
-            choice = _activations.of_module(activation)
-            if not self._foldable(layer) or choice is None:
+            chosen = _activations.of_module(activation)
+            if not self._foldable(layer) or chosen is None or not takes_activation(layer, chosen):
                 continue
             if hooked(layer) or hooked(activation):
                 self.layers[layer].reason = "it or its activation has hooks, so they were not folded"
             else:
                 pairs.append((name, following))
-                folded[layer, block] = folded.get((layer, block), ()) + (choice[0],)
+                folded[layer, block] = folded.get((layer, block), ()) + (chosen["activation"],)
         return tuple(pairs)
 
     def _graph(self, block: nn.Module, trace: _blocks.Trace) -> dict[tuple[nn.Module, nn.Module], tuple[str, ...]]:
@@ -306,8 +300,9 @@ class _Folding:
         module = None if last is None else _blocks.called_module(block, last)
         chosen = None if last is None else _activations.of_module(module) or _activations.of_node(last)
         if last is None or chosen is None or (module is not None and (hooked(module)
-                                                                      or _blocks.plain_input(last) is None)):
-            last, module, chosen, passed = total, None, (None, None), []
+                                                                      or _blocks.plain_input(last) is None)) \
+                or (module is None and "slope" in chosen):  # which may not be known before it
+            last, module, chosen, passed = total, None, _activations.choice(None), []
         if hooked(layer):
             return "because it has hooks, so nothing was folded"
         gone = {node, *node.users, total, last, *passed}
@@ -326,7 +321,7 @@ class _Folding:
         for old in reversed(list(graph.nodes)):
             if old in gone:
                 graph.erase_node(old)
-        return "scale + shift" if chosen[0] is None else f"scale + shift + {chosen[0]}"
+        return "scale + shift" if chosen["activation"] is None else f"scale + shift + {chosen['activation']}"
 
     def _node(self, block: nn.Module, trace: _blocks.Trace, node: torch.fx.Node, layer: nn.Module) -> str:
         """Folds what follows this call of a layer. Returns what that was; "" where nothing follows that could be;
@@ -351,21 +346,25 @@ class _Folding:
         module = _blocks.called_module(block, last)
         chosen = _activations.of_module(module) or _activations.of_node(last)
         if chosen is None or (module is not None and _blocks.plain_input(last) is None):
-            reason = None if module is None else _why_not(module)
-            return "" if reason is None else f"because {reason}"
+            return ""
+        if not takes_activation(layer, chosen):
+            return "because its rule takes no slope"
         if hooked(layer) or (module is not None and hooked(module)):
             return "because it or its activation has hooks, so they were not folded"
         between = [_blocks.called_module(block, passing) for passing in passed]
         dropouts = [passing for passing, m in zip(passed, between) if type(m) in _DROPOUTS]
+        # The call is made where both operands are known, and a slope that is no module's.
+        is_last = module is None and "slope" in chosen
+        end = last if is_last else addition
         random = [m for i, m in enumerate(between) if type(m) in _DROPOUTS
-                  and (chosen[0] not in _SCALING or (addition is not None and (i < before or m.inplace)))]
+                  and (chosen["activation"] not in _SCALING or is_last
+                       or (addition is not None and (i < before or m.inplace)))]
         if any(m.p > 0 for m in random):
             return "because a dropout stands between it and its activation"
         gone = {node, addition, last, *passed} - {None, *dropouts}
-        if addition is not None:
-            # The call of the layer moves down to where both operands are known.
-            reason = _blocks.why_not_later(block, graph, node, layer, addition, gone | set(dropouts), self._effects,
-                                           assumptions)
+        if end is not None:
+            reason = _blocks.why_not_later(block, graph, node, layer, end, gone | set(dropouts), self._effects,
+                                           assumptions, addition if is_last else None)
             if reason is not None:
                 return f"because {reason}"
         for m in between:
@@ -373,11 +372,13 @@ class _Folding:
             assumptions.no_hooks(m)
         for m in random:
             assumptions.attribute(m, "p")
+        if module is not None and len(dropouts) > len(random):
+            assumptions.is_a(module, exactly=True)
         for m in (m for m in between if addition is not None and type(m) in _DROPOUTS):
             assumptions.attribute(m, "inplace")  # over a result that is saved
         with graph.inserting_before(node):
             called = graph.create_node("get_attr", str(node.target))
-        with graph.inserting_before(node if addition is None else addition):
+        with graph.inserting_before(node if end is None else end):
             activation = chosen if module is None else graph.create_node("get_attr", str(last.target))
             call = graph.call_function(fused_call, (called, source, other, activation))
         value = call
@@ -391,7 +392,7 @@ class _Folding:
         for old in reversed(list(graph.nodes)):
             if old in gone:
                 graph.erase_node(old)
-        return chosen[0] if addition is None else f"add + {chosen[0]}"
+        return chosen["activation"] if addition is None else f"add + {chosen['activation']}"
 
 
 def _move_biases(block: nn.Module, graph: torch.fx.Graph) -> set[nn.Module]:
@@ -422,7 +423,8 @@ def _takes_biased(block: nn.Module, value: torch.fx.Node) -> bool:
     if takes_bias(_blocks.called_module(block, reader)) and _blocks.plain_input(reader) is value:
         with graph.inserting_before(reader):
             called = graph.create_node("get_attr", str(reader.target))
-            reader.replace_all_uses_with(graph.call_function(fused_call, (called, value, None, (None, None))))
+            call = graph.call_function(fused_call, (called, value, None, _activations.choice(None)))
+            reader.replace_all_uses_with(call)
         graph.erase_node(reader)
         return True
     if _blocks.addend(reader, value) is None:
@@ -461,15 +463,15 @@ class FoldedBatchNorm(_Activated, nn.Module):
         self.axes = axes  # how many the input must have; None: any
 
     def forward(self, input: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> Tensor:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
         if self.axes is not None and input.dim() != self.axes:
             raise ValueError(f"the batch norm here was folded into a linear layer, for input of {self.axes} axes; "
                              f"this one has {input.dim()}")
-        activation, act_param = self._of_this_call(activation, act_param)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         if activation is None and post_add is None:
             return input
         return functional.channel_affine(input, None, None, post_add=post_add, activation=activation,
-                                         act_param=act_param)
+                                         act_param=act_param, slope=slope)
 
     def extra_repr(self) -> str:
         return self._activation_repr().removeprefix(", ")
@@ -525,9 +527,11 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, owners
         return f"the layer before it has {_out_features(convolution)} outputs, not {layer.num_features}"
     _rescale(convolution, layer)
     parent, _, child = name.rpartition(".")
-    model.get_submodule(parent)._modules[child] = FoldedBatchNorm(
-        getattr(layer, "activation", None), getattr(layer, "act_param", None),
-        2 if isinstance(convolution, nn.Linear) else None).train(layer.training)
+    folded = FoldedBatchNorm(getattr(layer, "activation", None), getattr(layer, "act_param", None),
+                             2 if isinstance(convolution, nn.Linear) else None).train(layer.training)
+    if folded.activation == "prelu":
+        folded.slope = layer.slope
+    model.get_submodule(parent)._modules[child] = folded
     return None
 
 

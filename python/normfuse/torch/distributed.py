@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import _autograd, _checks, functional
-from ._operators import FROM_U, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_X, ops, straight, writes_u
+from ._operators import (FROM_U, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_SLOPE, WANT_X, ops,
+                         straight, writes_u)
 
 __all__ = ["batch_norm", "group_norm"]
 
@@ -162,12 +163,12 @@ def _is_recorded() -> bool:
 
 
 class _BatchNorm(torch.autograd.Function):
-    """(x, weight, bias, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others` are
+    """(x, weight, bias, pre_bias, pre_add, post_add, slope, others) -> y, and u where it is written. In `others` are
     running_mean, running_var, batches_tracked (of a cumulative average), momentum, eps, activation, act_param and the
     group."""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, pre_bias, pre_add, post_add, others):
+    def forward(ctx, input, weight, bias, pre_bias, pre_add, post_add, slope, others):
         running_mean, running_var, batches, momentum, eps, activation, act_param, group = others
         calls = _calls(input)
         stats, u = calls.batch_norm_stats(input, pre_bias, pre_add)
@@ -175,11 +176,11 @@ class _BatchNorm(torch.autograd.Function):
         x = u if has_u else input
         running = (running_mean, running_var) if batches is None else (None, None)
         y, mean, rstd, merged = calls.batch_norm_apply(x, _gather(stats, group), weight, bias, *running, post_add,
-                                                       momentum, eps, activation, act_param)
+                                                       slope, momentum, eps, activation, act_param)
         if batches is not None:
             _average(running_mean, running_var, merged, batches)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add, slope)
         ctx.rest = eps, activation, act_param, from_y | FROM_U, group
         if has_u:
             ctx.set_materialize_grads(False)
@@ -188,46 +189,49 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        x, mean, rstd, merged, weight, bias, pre_bias, post_add = ctx.saved_tensors
+        x, mean, rstd, merged, weight, bias, pre_bias, post_add, slope = ctx.saved_tensors
         eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
-        x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, post_add_needs, _ = ctx.needs_input_grad
+        (x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, post_add_needs, slope_needs,
+         _) = ctx.needs_input_grad
         through = post_add_needs and activation != 0
         if pre_bias_needs:
             bits |= WANT_PRE_BIAS
         if _is_recorded():
             moments = _autograd._moments_of(_batch_average(merged[:, 0], group), eps)
-            dx, dweight, dbias, _, _, dpost_add, dpre_bias = _autograd._composite(
-                dy, du, x, weight, bias, None, None, pre_bias, post_add, activation, act_param, moments, bits)
+            dx, dweight, dbias, _, _, dpost_add, dpre_bias, dslope = _autograd._composite(
+                dy, du, x, weight, bias, None, None, pre_bias, post_add, slope, activation, act_param, moments,
+                bits)
         else:
             calls = _calls(dy)
-            sums, dpost_add = calls.batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, post_add, activation,
-                                                             act_param, bits | WANT_POST_ADD if through else bits)
-            wanted = _autograd._wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs)
+            sums, dpost_add, dslope = calls.batch_norm_backward_sums(
+                dy, x, mean, rstd, weight, bias, post_add, slope, activation, act_param,
+                bits | (WANT_POST_ADD if through else 0) | (WANT_SLOPE if slope_needs else 0))
+            wanted = _autograd._wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, False)
             dx, dweight, dbias, dpre_bias = calls.batch_norm_backward_apply(
                 dy, du, x, mean, rstd, sums, _gather(sums, group) if wanted & WANT_X else sums, merged, weight, bias,
-                pre_bias, post_add, activation, act_param, wanted | bits)
+                pre_bias, post_add, slope, activation, act_param, wanted | bits)
         return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
                 dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
-                (dpost_add if through else dy) if post_add_needs else None, None)
+                (dpost_add if through else dy) if post_add_needs else None, dslope if slope_needs else None, None)
 
 
 class _GroupNorm(torch.autograd.Function):
-    """(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, others) -> y, and u where it is written. In `others`
-    are the number of groups, eps, activation, act_param and the group of processes."""
+    """(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, others) -> y, and u where it is written. In
+    `others` are the number of groups, eps, activation, act_param and the group of processes."""
 
     @staticmethod
-    def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, others):
+    def forward(ctx, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, others):
         groups, eps, activation, act_param, group = others
         calls = _calls(input)
         stats, u = calls.group_norm_stats(input, pre_bias, pre_add, groups)
         has_u = writes_u(pre_bias, pre_add, True)
         x = u if has_u else input
         y, mean, rstd, merged = calls.group_norm_apply(x, _gather(stats, group), weight, bias, scale, shift, post_add,
-                                                       groups, eps, activation, act_param)
+                                                       slope, groups, eps, activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add)
+        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add, slope)
         ctx.rest = groups, eps, activation, act_param, from_y | FROM_U, group
         if has_u:
             ctx.set_materialize_grads(False)
@@ -236,33 +240,34 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add = ctx.saved_tensors
+        x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add, slope = ctx.saved_tensors
         groups, eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
         (x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_bias_needs, pre_add_needs, post_add_needs,
-         _) = ctx.needs_input_grad
+         slope_needs, _) = ctx.needs_input_grad
         through = post_add_needs and activation != 0
         if pre_bias_needs:
             bits |= WANT_PRE_BIAS
         if _is_recorded():
             moments = _autograd._moments_of(_group_average(merged[:, :, 0], group), eps)
-            dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias = _autograd._composite(
-                dy, du, x, weight, bias, scale, shift, pre_bias, post_add, activation, act_param, moments, bits)
+            dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias, dslope = _autograd._composite(
+                dy, du, x, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param, moments,
+                bits)
         else:
             calls = _calls(dy)
-            sums, dpost_add = calls.group_norm_backward_sums(
-                dy, x, mean, rstd, weight, bias, scale, shift, post_add, groups, activation, act_param,
-                bits | WANT_POST_ADD if through else bits)
-            wanted = _autograd._wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs) | \
+            sums, dpost_add, dslope = calls.group_norm_backward_sums(
+                dy, x, mean, rstd, weight, bias, scale, shift, post_add, slope, groups, activation, act_param,
+                bits | (WANT_POST_ADD if through else 0) | (WANT_SLOPE if slope_needs else 0))
+            wanted = _autograd._wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, False) | \
                 (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
             dx, dweight, dbias, dscale, dshift, dpre_bias = calls.group_norm_backward_apply(
                 dy, du, x, mean, rstd, sums, _gather(sums, group) if wanted & WANT_X else sums, merged, weight, bias,
-                scale, shift, pre_bias, post_add, groups, activation, act_param, wanted | bits)
+                scale, shift, pre_bias, post_add, slope, groups, activation, act_param, wanted | bits)
         return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
                 dscale if scale_needs else None, dshift if shift_needs else None,
                 dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
-                (dpost_add if through else dy) if post_add_needs else None, None)
+                (dpost_add if through else dy) if post_add_needs else None, dslope if slope_needs else None, None)
 
 
 class _LeanBatchNorm(torch.autograd.Function):
@@ -284,8 +289,8 @@ class _LeanBatchNorm(torch.autograd.Function):
         wanted = _autograd._WANTED[ctx.needs_input_grad]
         if _is_recorded():
             moments = _autograd._moments_of(_batch_average(stats[:, 0], group), eps)
-            gradients = _autograd._composite(dy, None, x, weight, bias, None, None, None, None, activation, act_param,
-                                             moments)[:3]
+            gradients = _autograd._composite(dy, None, x, weight, bias, None, None, None, None, None, activation,
+                                             act_param, moments)[:3]
         else:
             calls = _calls(dy)
             sums = calls.lean_batch_norm_backward_sums(dy, x, saved, weight, bias, activation, act_param)
@@ -314,8 +319,8 @@ _straight_lean_batch_norm = _LeanBatchNorm.straight_apply
 def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
                weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, momentum: float = 0.1,
                eps: float = 1e-5, *, batches_tracked: Optional[Tensor] = None, process_group: Optional[Any] = None,
-               activation: Optional[str] = None, act_param: Optional[float] = None, pre_bias: Optional[Tensor] = None,
-               pre_add: Optional[Tensor] = None, return_sum: bool = False,
+               activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Tensor] = None,
+               pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None, return_sum: bool = False,
                post_add: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """Training batch norm with the statistics of the batches of all processes.
 
@@ -324,24 +329,24 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     momentum: the new statistics' weight. batches_tracked: a tensor, how many batches there were with this one: the
         running statistics become the average over all of them, and momentum is not used. It is not read by the host.
     process_group: None for all processes.
-    The others, and what is returned, as of normfuse.torch.batch_norm. Gradients of weight, bias and pre_bias
-    are those of this process's batch.
+    The others, and what is returned, as of normfuse.torch.batch_norm. Gradients of weight, bias, slope and
+    pre_bias are those of this process's batch.
     """
     group = spanned(process_group, input)
     if group is None:
         if batches_tracked is not None:
             raise ValueError("batches_tracked is of a group of more than one process")
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
-                                     activation=activation, act_param=act_param, pre_bias=pre_bias, pre_add=pre_add,
-                                     return_sum=return_sum, post_add=post_add)
+                                     activation=activation, act_param=act_param, slope=slope, pre_bias=pre_bias,
+                                     pre_add=pre_add, return_sum=return_sum, post_add=post_add)
     return batch_norm_over(group, input, running_mean, running_var, weight, bias, momentum, eps, batches_tracked,
-                            activation, act_param, pre_bias, pre_add, return_sum, post_add)
+                            activation, act_param, slope, pre_bias, pre_add, return_sum, post_add)
 
 
 def batch_norm_over(group: _Group, input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
                     weight: Optional[Tensor], bias: Optional[Tensor], momentum: float, eps: float,
                     batches_tracked: Optional[Tensor], activation: Optional[str], act_param: Optional[float],
-                    pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool,
+                    slope: Optional[Tensor], pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool,
                     post_add: Optional[Tensor]) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """batch_norm over more than this process."""
     if eps <= 0.0:
@@ -350,15 +355,16 @@ def batch_norm_over(group: _Group, input: Tensor, running_mean: Optional[Tensor]
         raise RuntimeError("Expected running_mean and running_var to be both given, or both None")
     number, parameter = (functional._NUMBERS[None] if activation is None is act_param
                          else functional._activation(activation, act_param))
-    if (pre_bias is pre_add is post_add is batches_tracked is None and not return_sum
-            and not functional._autocast_to_float32 and weight is not None and bias is not None
+    if (slope is pre_bias is pre_add is post_add is batches_tracked is None and activation != "prelu"
+            and not return_sum and not functional._autocast_to_float32 and weight is not None and bias is not None
             and running_mean is not None and _calls(input) is _Straight
             and input.shape[1:2] == weight.shape == bias.shape == running_mean.shape == running_var.shape):
         return _straight_lean_batch_norm(_unwrap_if_dead(input), _unwrap_if_dead(weight), _unwrap_if_dead(bias), (
             running_mean, running_var, momentum, eps, number, parameter, group))
     input, pre_bias, pre_add, post_add = _fitted(input, pre_bias, pre_add, post_add, return_sum)
     _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
-    output = _apply(_BatchNorm, input, weight, bias, pre_bias, pre_add, post_add, (
+    _checks.slope(input, slope, activation)
+    output = _apply(_BatchNorm, input, weight, bias, pre_bias, pre_add, post_add, slope, (
         running_mean, running_var, None if running_mean is None else batches_tracked, momentum, eps, number, parameter,
         group))
     return output if return_sum or not writes_u(pre_bias, pre_add, True) else output[0]
@@ -374,17 +380,18 @@ def _average(running_mean: Tensor, running_var: Tensor, stats: Tensor, batches: 
 
 def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None,
                eps: float = 1e-5, *, sharded_dim: int, process_group: Optional[Any] = None,
-               activation: Optional[str] = None, act_param: Optional[float] = None, pre_bias: Optional[Tensor] = None,
-               pre_add: Optional[Tensor] = None, return_sum: bool = False, post_add: Optional[Tensor] = None,
-               scale: Optional[Tensor] = None, shift: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
+               activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Tensor] = None,
+               pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None, return_sum: bool = False,
+               post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+               shift: Optional[Tensor] = None) -> Union[Tensor, tuple[Tensor, Tensor]]:
     """Group norm of images that the processes hold in strips.
 
     input: [N, C, ...], this process's strip of the N images; its size along sharded_dim may be 0 and may differ from
         the other processes', the other sizes may not.
     sharded_dim: the axis that is cut, a spatial one (2 or more, or negative).
     process_group: None for all processes.
-    The others, and what is returned, as of normfuse.torch.group_norm. Gradients of weight, bias, scale, shift
-    and pre_bias are those of this process's strips: their sum over the processes is the whole.
+    The others, and what is returned, as of normfuse.torch.group_norm. Gradients of weight, bias, scale, shift,
+    slope and pre_bias are those of this process's strips: their sum over the processes is the whole.
     """
     axis = sharded_dim if sharded_dim >= 0 else sharded_dim + input.dim()
     if not 2 <= axis < input.dim():
@@ -393,13 +400,14 @@ def group_norm(input: Tensor, num_groups: int, weight: Optional[Tensor] = None, 
     group = spanned(process_group, input)
     if group is None:
         return functional.group_norm(input, num_groups, weight, bias, eps, activation=activation, act_param=act_param,
-                                     pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
-                                     scale=scale, shift=shift)
+                                     slope=slope, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                                     post_add=post_add, scale=scale, shift=shift)
     number, parameter = functional._activation(activation, act_param)
     input, pre_bias, pre_add, post_add = _fitted(input, pre_bias, pre_add, post_add, return_sum)
     scale, shift = functional._per_sample(scale), functional._per_sample(shift)
     _checks.group_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups)
-    output = _apply(_GroupNorm, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, (
+    _checks.slope(input, slope, activation)
+    output = _apply(_GroupNorm, input, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, (
         num_groups, eps, number, parameter, group))
     return output if return_sum or not writes_u(pre_bias, pre_add, True) else output[0]
 

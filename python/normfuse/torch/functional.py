@@ -9,7 +9,7 @@ fused in.
 Tensors may have any of the dtypes f64, f32, f16, bf16; parameters may have another one than the input, so a 16-bit
 input under autocast is taken as it is, and the result has its dtype. Channels-last inputs are read in place and give
 channels-last results. ``activation`` is None, "relu", "leaky_relu" (``act_param``: slope, 0.01), "silu", "gelu",
-"gelu_tanh", "hardswish", "elu" (``act_param``: alpha, 1.0), "mish" or "relu6".
+"gelu_tanh", "hardswish", "elu" (``act_param``: alpha, 1.0), "mish", "relu6" or "prelu" (``slope``: a tensor).
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def group_norm(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    slope: Optional[Tensor] = None,
     pre_bias: Optional[Tensor] = None,
     pre_add: Optional[Tensor] = None,
     return_sum: bool = False,
@@ -195,8 +196,9 @@ def group_norm(
         weight, bias: [C].
         eps: added to the variance.
         activation: applied to the result: None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu",
-            "mish" or "relu6".
+            "mish", "relu6" or "prelu".
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0); of no other activation.
+        slope: prelu's, which needs it: [C], or [1] for all channels; of no other activation.
         pre_bias: [C] or [N, C] (or [N, C, 1, ...]); added to input before the statistics are taken: the bias of the
             convolution before, an embedding. Its gradient is the sum of input's.
         pre_add: input's shape; likewise.
@@ -209,13 +211,14 @@ def group_norm(
 
     Raises:
         RuntimeError: shapes do not fit, or C is not divisible by num_groups.
-        ValueError: a group has a single value; activation is not known, or act_param means nothing to it.
+        ValueError: a group has a single value; activation is not known, or act_param or slope means nothing to it;
+            slope is missing or of another shape.
     """
-    if has_torch_function_variadic(input, weight, bias, pre_bias, pre_add, post_add, scale, shift):
+    if has_torch_function_variadic(input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift):
         return handle_torch_function(
-            group_norm, (input, weight, bias, pre_bias, pre_add, post_add, scale, shift), input, num_groups,
-            weight=weight, bias=bias, eps=eps, activation=activation, act_param=act_param, pre_bias=pre_bias,
-            pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale, shift=shift)
+            group_norm, (input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift), input, num_groups,
+            weight=weight, bias=bias, eps=eps, activation=activation, act_param=act_param, slope=slope,
+            pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add, scale=scale, shift=shift)
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
@@ -223,7 +226,7 @@ def group_norm(
         if _autocast_to_float32:
             input = _under_autocast(input)
         if pre_add is None and post_add is None and scale is None and shift is None and pre_bias is None and \
-                not return_sum and not (
+                slope is None and not return_sum and not (
                 _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
                 forward_ad._current_level >= 0 or _is_tracing()):  # as _is_plain_eager()
             if _is_grad_enabled() and (input.requires_grad or weight is not None and weight.requires_grad or
@@ -234,12 +237,13 @@ def group_norm(
         pre_add, post_add = _additions(input, pre_bias, pre_add, return_sum, post_add)
         scale, shift, pre_bias = _per_sample(scale), _per_sample(shift), _per_sample(pre_bias)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
-                             (input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups, eps, number,
-                              parameter))
+                             (input, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, num_groups, eps,
+                              number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         _checks.values_per_group(input, num_groups)
         _check_activation(activation)
         _checks.group_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, num_groups)
+        _checks.slope(input, slope, activation)
         raise
 
 
@@ -255,6 +259,7 @@ def batch_norm(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    slope: Optional[Tensor] = None,
     pre_bias: Optional[Tensor] = None,
     pre_add: Optional[Tensor] = None,
     return_sum: bool = False,
@@ -270,22 +275,22 @@ def batch_norm(
         training: take the statistics of input.
         momentum: running = (1 - momentum) * running + momentum * new.
         eps: added to the variance; above 0 when training.
-        activation, act_param, pre_bias, pre_add, return_sum, post_add: as of :func:`group_norm`.
+        activation, act_param, slope, pre_bias, pre_add, return_sum, post_add: as of :func:`group_norm`.
 
     Returns:
         A tensor of input's shape, dtype and layout; with return_sum a pair of it and the sum.
 
     Raises:
         ValueError: a channel has a single value when training; eps is not positive; activation is not known, or
-            act_param means nothing to it.
+            act_param or slope means nothing to it; slope is missing or of another shape.
         RuntimeError: shapes do not fit; no running statistics in evaluation.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add):
         return handle_torch_function(
-            batch_norm, (input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add), input,
+            batch_norm, (input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add), input,
             running_mean, running_var, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps,
-            activation=activation, act_param=act_param, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-            post_add=post_add)
+            activation=activation, act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
+            return_sum=return_sum, post_add=post_add)
     if input.dim() < 2:
         return _of_no_channels(input, running_mean, running_var)
     if training:
@@ -305,8 +310,8 @@ def batch_norm(
             parameter = _parameter(activation, act_param)
         if _autocast_to_float32:
             input = _under_autocast(input)
-        if pre_add is None and post_add is None and pre_bias is None and not return_sum and weight is not None and \
-                bias is not None and running_mean is not None and not (
+        if pre_add is None and post_add is None and pre_bias is None and slope is None and not return_sum and \
+                weight is not None and bias is not None and running_mean is not None and not (
                     _is_dynamo_compiling() or _compiler._is_compiling_flag or _functorch_is_active() or
                     forward_ad._current_level >= 0 or _is_tracing()):  # as _is_plain_eager()
             needs_gradient = _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad)
@@ -325,16 +330,17 @@ def batch_norm(
         if training:
             _checks.values_per_channel(input.shape)
             outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add,
-                                          momentum, eps, number, parameter, return_sum))
+                                          slope, momentum, eps, number, parameter, return_sum))
             return (outputs[0], outputs[1]) if return_sum else outputs[0]
         return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
-                             (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps,
+                             (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, eps,
                               number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         if training:
             _checks.values_per_channel(input.shape)
         _check_activation(activation)
         _checks.batch_norm("batch_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
+        _checks.slope(input, slope, activation)
         raise
 
 
@@ -359,6 +365,7 @@ def instance_norm(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    slope: Optional[Tensor] = None,
     pre_bias: Optional[Tensor] = None,
     pre_add: Optional[Tensor] = None,
     return_sum: bool = False,
@@ -374,21 +381,22 @@ def instance_norm(
         use_input_stats: take the statistics of each sample's channels.
         momentum: running = (1 - momentum) * running + momentum * new.
         eps: added to the variance.
-        activation, act_param, pre_bias, pre_add, return_sum, post_add: as of :func:`group_norm`.
+        activation, act_param, slope, pre_bias, pre_add, return_sum, post_add: as of :func:`group_norm`.
 
     Returns:
         A tensor of input's shape, dtype and layout; with return_sum a pair of it and the sum.
 
     Raises:
-        ValueError: a channel of a sample has a single value; activation is not known, or act_param means nothing to it.
+        ValueError: a channel of a sample has a single value; activation is not known, or act_param or slope means
+            nothing to it; slope is missing or of another shape.
         RuntimeError: shapes do not fit; no running statistics where they are needed.
     """
-    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add):
+    if has_torch_function_variadic(input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add):
         return handle_torch_function(
-            instance_norm, (input, running_mean, running_var, weight, bias, pre_bias, pre_add, post_add), input,
+            instance_norm, (input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add), input,
             running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
             use_input_stats=use_input_stats, momentum=momentum, eps=eps, activation=activation, act_param=act_param,
-            pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
+            slope=slope, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add)
     if use_input_stats and _checks.product(input.shape[2:]) == 1:
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {input.shape}")
     if (running_mean is None) != (running_var is None):
@@ -406,25 +414,26 @@ def instance_norm(
         pre_bias = _per_sample(pre_bias)
         if not use_input_stats:
             return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
-                                 (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, eps,
-                                  number, parameter))
+                                 (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope,
+                                  eps, number, parameter))
         if running_mean is not None:
             outputs = _run("instance_norm", (input, weight, bias, running_mean, running_var, pre_bias, pre_add,
-                                             post_add, momentum, eps, number, parameter, return_sum))
+                                             post_add, slope, momentum, eps, number, parameter, return_sum))
             return (outputs[0], outputs[1]) if return_sum else outputs[0]
         channels = input.shape[1]
         if channels == 0:
             return (input.clone(), input.clone()) if return_sum else input.clone()
-        if pre_bias is None and pre_add is None and post_add is None and _is_plain_eager():
+        if pre_bias is None and pre_add is None and post_add is None and slope is None and _is_plain_eager():
             if _needs_gradient((input, weight, bias)):
                 return _apply_lean_group_norm(input, weight, bias, (channels, eps, number, parameter))
             return _lean_group_norm_inference(input, weight, bias, channels, eps, number, parameter)
         return _run_or_infer("group_norm", "group_norm_inference", return_sum,
-                             (input, weight, bias, None, None, pre_bias, pre_add, post_add, channels, eps, number,
-                              parameter))
+                             (input, weight, bias, None, None, pre_bias, pre_add, post_add, slope, channels, eps,
+                              number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         _check_activation(activation)
         _checks.batch_norm("instance_norm", input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
+        _checks.slope(input, slope, activation)
         raise
 
 
@@ -435,6 +444,7 @@ def channel_affine(
     *,
     activation: Optional[str] = None,
     act_param: Optional[float] = None,
+    slope: Optional[Tensor] = None,
     post_add: Optional[Tensor] = None,
 ) -> Tensor:
     """``activation(scale * input + bias [+ post_add])``, with a scale and a bias for each channel.
@@ -442,19 +452,20 @@ def channel_affine(
     Args:
         input: [N, C, ...], any number of further axes.
         scale, bias: both [C], or both [N, C]; None: 1 and 0.
-        activation, act_param, post_add: as of :func:`group_norm`.
+        activation, act_param, slope, post_add: as of :func:`group_norm`.
 
     Returns:
         A tensor of input's shape, dtype and layout.
 
     Raises:
         RuntimeError: shapes do not fit.
-        ValueError: activation is not known, or act_param means nothing to it.
+        ValueError: activation is not known, or act_param or slope means nothing to it; slope is missing or of another
+            shape.
     """
-    if has_torch_function_variadic(input, scale, bias, post_add):
+    if has_torch_function_variadic(input, scale, bias, slope, post_add):
         return handle_torch_function(
-            channel_affine, (input, scale, bias, post_add), input, scale, bias, activation=activation,
-            act_param=act_param, post_add=post_add)
+            channel_affine, (input, scale, bias, slope, post_add), input, scale, bias, activation=activation,
+            act_param=act_param, slope=slope, post_add=post_add)
     try:
         number, parameter = _NUMBERS[activation]
         if act_param is not None:
@@ -462,8 +473,9 @@ def channel_affine(
         if _autocast_to_float32:
             input = _under_autocast(input)
         _, post_add = _additions(input, None, None, False, post_add)
-        return _run("channel_affine", (input, scale, bias, post_add, number, parameter))
+        return _run("channel_affine", (input, scale, bias, post_add, slope, number, parameter))
     except (RuntimeError, TypeError, ValueError, KeyError):
         _check_activation(activation)
         _checks.channel_affine(input, scale, bias, post_add)
+        _checks.slope(input, slope, activation)
         raise

@@ -55,7 +55,7 @@ def _picked(gradients: tuple[Tensor, ...], wanted: int) -> _Three:
 def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], n: int, c: int, positions: int,
                        groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     y, _, mean, rstd = ops.group_norm.default(_image(input, n, c, positions), weight, bias, None, None, None, None,
-                                              None, groups, eps, 0, 0.0, False)
+                                              None, None, groups, eps, 0, 0.0, False)
     return y.view_as(input) if y.shape != input.shape else y, mean.to(_statistics_type(input)), rstd
 
 
@@ -66,7 +66,7 @@ def _native_group_norm_backward(grad_out: Tensor, input: Tensor, mean: Tensor, r
     wanted, bias_like = _asked(output_mask, weight, c, input)
     gradients = ops.group_norm_backward.default(
         _image(grad_out, n, c, positions), None, _image(input, n, c, positions), mean, rstd, weight, bias_like, None,
-        None, None, None, groups, 1.0, 0, 0.0, wanted)
+        None, None, None, None, groups, 1.0, 0, 0.0, wanted)
     dx, dweight, dbias = _picked(gradients, wanted)
     return None if dx is None else dx.view(input.shape) if dx.shape != input.shape else dx, dweight, dbias
 
@@ -82,13 +82,13 @@ def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
     running_mean, running_var = _given(running_mean), _given(running_var)
     statistics = _statistics_type(input)
     if not training:
-        y = ops.batch_norm_inference.default(input, weight, bias, running_mean, running_var, None, None, None, eps, 0,
-                                             0.0)
+        y = ops.batch_norm_inference.default(input, weight, bias, running_mean, running_var, None, None, None, None,
+                                             eps, 0, 0.0)
         return y, input.new_empty(0, dtype=statistics), input.new_empty(0, dtype=statistics)
     if eps <= 0.0 or input.numel() == input.shape[1]:
         return _unusual_batch_norm(input, weight, bias, running_mean, running_var, momentum, eps)
     y, _, mean, rstd = ops.batch_norm.default(input, weight, bias, running_mean, running_var, None, None, None,
-                                              momentum, eps, 0, 0.0, False)
+                                              None, momentum, eps, 0, 0.0, False)
     return y, mean.to(statistics), rstd
 
 
@@ -119,7 +119,7 @@ def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[
     swapped = input.transpose(0, 1)
     c = input.shape[1]
     one = swapped.reshape(1, c, -1)
-    y, _, mean, rstd = ops.group_norm.default(one, weight, bias, None, None, None, None, None, c, eps, 0, 0.0, False)
+    y, _, mean, rstd = ops.group_norm.default(one, weight, bias, *(None,) * 6, c, eps, 0, 0.0, False)
     if running_mean is not None and running_var is not None:
         _update_running(running_mean, running_var, mean.view(c), one, momentum)
     result = torch.empty_like(input)
@@ -134,20 +134,20 @@ def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optiona
     wanted, bias_like = _asked(output_mask, weight, input.shape[1], input)
     if not train:
         return _picked(ops.batch_norm_evaluate_backward.default(
-            grad_out, None, input, running_mean, running_var, weight, bias_like, None, None, eps, 0, 0.0,
+            grad_out, None, input, running_mean, running_var, weight, bias_like, None, None, None, eps, 0, 0.0,
             wanted), wanted)
     if input.numel() == input.shape[1]:
         c = input.shape[1]
         gradients = ops.group_norm_backward.default(
             grad_out.reshape(1, c, 1), None, input.reshape(1, c, 1), save_mean, save_invstd, weight, bias_like, None,
-            None, None, None, c, 1.0, 0, 0.0, wanted)
+            None, None, None, None, c, 1.0, 0, 0.0, wanted)
         return _picked((gradients[0].view(input.shape) if output_mask[0] else None, *gradients[1:3]), wanted)
     assert save_mean is not None and save_invstd is not None
     statistics = _statistics_type(input)
     save_mean, save_invstd = save_mean.to(statistics), save_invstd.to(statistics)
     # rstd is given, so eps plays no part; the library asks that it be above 0 all the same.
     return _picked(ops.batch_norm_backward.default(
-        grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, None, 1.0, 0, 0.0,
+        grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, None, None, 1.0, 0, 0.0,
         wanted), wanted)
 
 

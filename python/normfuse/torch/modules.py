@@ -2,8 +2,10 @@
 """Layers: PyTorch's normalization modules with normfuse underneath.
 
 Each class is a subclass of the stock class of its name: the same constructor, parameters, buffers and `state_dict`, so
-that checkpoints load both ways, and `isinstance` holds. Two keywords are added, `activation` and `act_param`, for the
-activation that the layer applies to its own output; `repr` shows them where they are set.
+that checkpoints load both ways, and `isinstance` holds. Three keywords are added for the activation that the layer
+applies to its own output, `activation`, `act_param` and `num_parameters`; `repr` shows them where they are set. With
+activation="prelu" the layer has one parameter more, `slope`, [num_parameters], which is 1 or the number of channels. It
+begins at 0.25, and is what torch.nn.PReLU calls `weight`.
 
 A layer is called as its stock class is, and takes the tensors that can be fused into the call as further keywords:
 
@@ -16,11 +18,13 @@ A layer is called as its stock class is, and takes the tensors that can be fused
     pre_add, post_add          input's shape; converted to input's dtype
     scale, shift               [N, C] or [N, C, 1, ...]                            (GroupNorm)
     return_sum=True            gives (y, u); needs pre_bias or pre_add
-    activation, act_param      those of this call, where the layer has none of its own
+    activation, act_param,     those of this call, where the layer has none of its own;
+    slope                      slope is prelu's, [C] or [1], of any of the dtypes
 
 The output has input's shape, dtype and memory layout. What stock rejects is rejected with stock's message: the checks
-are stock's own. Beyond them a ValueError says that an activation is not known, that it was given twice, or that
-act_param means nothing to it; a RuntimeError that an added tensor does not fit.
+are stock's own. Beyond them a ValueError says that an activation is not known, that it was given twice, that act_param
+or slope means nothing to it, or that slope is missing or does not fit; a RuntimeError that an added tensor does not
+fit.
 
 While training, a batch norm that is called inside a backward pass leaves its running statistics as they are: that call
 recomputes what torch.utils.checkpoint did not keep, and the statistics saw the batch the first time.
@@ -42,6 +46,7 @@ from . import functional
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d",
            "InstanceNorm2d", "InstanceNorm3d", "SyncBatchNorm"]
 
+_SLOPE = 0.25  # torch.nn.PReLU's
 _Output = Union[Tensor, tuple[Tensor, Tensor]]
 
 _graph_task = torch._C._current_graph_task_id
@@ -78,7 +83,7 @@ class _Activated:
         """Gives a public class functions of its own name, which is what Python's messages about arguments say."""
         super().__init_subclass__(**keywords)
         for name in ("__init__", "forward"):
-            shared = getattr(cls, name)
+            shared = getattr(cls, name, None)
             if not cls.__name__.startswith("_") and shared.__qualname__.startswith("_") and name not in cls.__dict__:
                 own = types.FunctionType(shared.__code__, shared.__globals__, name, shared.__defaults__,
                                          shared.__closure__)
@@ -87,21 +92,34 @@ class _Activated:
                 own.__qualname__ = f"{cls.__qualname__}.{name}"
                 setattr(cls, name, own)
 
-    def _set_activation(self, activation: Optional[str], act_param: Optional[float]) -> None:
+    def _set_activation(self, activation: Optional[str], act_param: Optional[float], num_parameters: int = 1,
+                        channels: int = 1, device: Any = None, dtype: Any = None) -> None:
         functional._activation(activation, act_param)
         if activation is not None:
             self.activation = activation
         if act_param is not None:
             self.act_param = float(act_param)
+        if activation == "prelu":
+            if num_parameters not in (1, channels):
+                raise ValueError(f"num_parameters must be 1 or the number of channels, {channels}, but got "
+                                 f"{num_parameters}")
+            self.slope = torch.nn.Parameter(torch.full((num_parameters,), _SLOPE, device=device, dtype=dtype))
+        elif num_parameters != 1:
+            raise ValueError(f"num_parameters is prelu's, but activation is {activation!r}")
 
-    def _of_this_call(self, activation: Optional[str],
-                      act_param: Optional[float]) -> tuple[Optional[str], Optional[float]]:
-        if activation is None and act_param is None:
-            return self.activation, self.act_param
+    def _of_this_call(self, activation: Optional[str], act_param: Optional[float],
+                      slope: Optional[Tensor]) -> tuple[Optional[str], Optional[float], Optional[Tensor]]:
+        if activation is None and act_param is None and slope is None:
+            return self.activation, self.act_param, self.slope if self.activation == "prelu" else None
         if self.activation is not None:
-            given = f"act_param={act_param}" if activation is None else f"activation={activation!r}"
+            given = (f"activation={activation!r}" if activation is not None else
+                     f"act_param={act_param}" if act_param is not None else "slope")
             raise ValueError(f"{given} was given to a layer that has its own, {self.activation!r}")
-        return activation, act_param
+        return activation, act_param, slope
+
+    def _reset_slope(self) -> None:
+        if self.activation == "prelu":
+            torch.nn.init.constant_(self.slope, _SLOPE)
 
     def __prepare_scriptable__(self) -> Any:
         raise RuntimeError(f"torch.jit.script cannot compile normfuse's {type(self).__name__}: use torch.jit.trace or "
@@ -109,13 +127,22 @@ class _Activated:
 
     def _activation_repr(self) -> str:
         text = "" if self.activation is None else f", activation={self.activation!r}"
-        return text + ("" if self.act_param is None else f", act_param={self.act_param}")
+        text += "" if self.act_param is None else f", act_param={self.act_param}"
+        return text if self.activation != "prelu" else f"{text}, num_parameters={self.slope.numel()}"
 
     def extra_repr(self) -> str:
         return super().extra_repr() + self._activation_repr()  # type: ignore[misc]
 
 
-class GroupNorm(_Activated, torch.nn.GroupNorm):
+class _Norm(_Activated):
+    """A layer whose stock class has parameters to reset."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()  # type: ignore[misc]
+        self._reset_slope()
+
+
+class GroupNorm(_Norm, torch.nn.GroupNorm):
     """torch.nn.GroupNorm (Wu and He 2018, arXiv:1803.08494) with a fused activation, residuals and AdaGN's scale and
     shift, and statistics over the strips of an image that is cut over processes.
 
@@ -123,6 +150,7 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
         num_groups, num_channels, eps, affine, device, dtype, bias: as torch.nn.GroupNorm's.
         activation: None or the name of an activation of normfuse.torch.group_norm.
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+        num_parameters: prelu's: the layer's parameter slope is [num_parameters], 1 or num_channels. It begins at 0.25.
         process_group, sharded_dim: the input is one strip of an image that the processes of `process_group` (None: all)
             hold together. It is cut along axis `sharded_dim` (2 or more, or negative) in rank order. Strips may differ
             in size and be empty; the other sizes are equal. Every process gets the same mean and rstd, to the bit, and
@@ -131,12 +159,13 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
 
     Call:
         layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, scale=None, shift=None,
-        activation=None, act_param=None) with input [N, C, spatial...] of any number of spatial axes; the others and
-        what is returned as of normfuse.torch.group_norm.
+        activation=None, act_param=None, slope=None) with input [N, C, spatial...] of any number of spatial axes; the
+        others and what is returned as of normfuse.torch.group_norm.
 
     Raises:
-        ValueError: num_groups does not divide num_channels; a group of the input has one value; activation or act_param
-            is not known or given twice; process_group without sharded_dim.
+        ValueError: num_groups does not divide num_channels; a group of the input has one value; activation,
+            act_param, num_parameters or slope is not known, does not fit or was given twice; process_group without
+            sharded_dim.
         RuntimeError: the input has other channels, or another tensor does not fit it.
     """
 
@@ -145,9 +174,10 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
                  dtype: Any = None, *, activation: Optional[str] = None, act_param: Optional[float] = None,
-                 process_group: Optional[Any] = None, sharded_dim: Optional[int] = None, **stock: Any) -> None:
+                 num_parameters: int = 1, process_group: Optional[Any] = None, sharded_dim: Optional[int] = None,
+                 **stock: Any) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **stock)
-        self._set_activation(activation, act_param)
+        self._set_activation(activation, act_param, num_parameters, num_channels, device, dtype)
         if sharded_dim is None and process_group is not None:
             raise ValueError("process_group without sharded_dim: say which axis of the input is cut over the processes")
         if sharded_dim is not None:
@@ -158,14 +188,16 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
 
     def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
                 return_sum: bool = False, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
-                shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None) -> _Output:
+                shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None,
+                slope: Optional[Tensor] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
             return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-                        post_add=post_add, scale=scale, shift=shift, activation=activation, act_param=act_param)
-        if activation is None and act_param is None:
+                        post_add=post_add, scale=scale, shift=shift, activation=activation, act_param=act_param,
+                        slope=slope)
+        if activation is None and act_param is None and self.activation != "prelu":
             activation, act_param = self.activation, self.act_param
         else:
-            activation, act_param = self._of_this_call(activation, act_param)
+            activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         try:  # torch.nn.Module's search for an attribute would take half a microsecond for each
             parameters = self._parameters
             weight, bias = parameters["weight"], parameters["bias"]
@@ -175,37 +207,38 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
             from . import distributed
             return distributed.group_norm(input, self.num_groups, weight, bias, self.eps, sharded_dim=self.sharded_dim,
                                           process_group=self.process_group, activation=activation, act_param=act_param,
-                                          pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+                                          slope=slope, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
                                           post_add=post_add, scale=scale, shift=shift)
         return functional.group_norm(input, self.num_groups, weight, bias, self.eps, activation=activation,
-                                     act_param=act_param, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-                                     post_add=post_add, scale=scale, shift=shift)
+                                     act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
+                                     return_sum=return_sum, post_add=post_add, scale=scale, shift=shift)
 
     def _activation_repr(self) -> str:
         return super()._activation_repr() + ("" if self.sharded_dim is None else f", sharded_dim={self.sharded_dim}")
 
 
-class _BatchNorm(_Activated):
+class _BatchNorm(_Norm):
     """What BatchNorm1d, 2d, 3d and SyncBatchNorm share: constructor, the statistics' bookkeeping, forward."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
                  track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
-                 activation: Optional[str] = None, act_param: Optional[float] = None, **stock: Any) -> None:
+                 activation: Optional[str] = None, act_param: Optional[float] = None, num_parameters: int = 1,
+                 **stock: Any) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype, **stock)
-        self._set_activation(activation, act_param)
+        self._set_activation(activation, act_param, num_parameters, num_features, device, dtype)
 
     def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
                 return_sum: bool = False, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> _Output:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
             return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-                        post_add=post_add, activation=activation, act_param=act_param)
+                        post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         self._check_input_dim(input)
         momentum, training = self.momentum, self.training
-        if activation is None and act_param is None:
+        if activation is None and act_param is None and self.activation != "prelu":
             activation, act_param = self.activation, self.act_param
         else:
-            activation, act_param = self._of_this_call(activation, act_param)
+            activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         try:  # see GroupNorm
             parameters, buffers = self._parameters, self._buffers
             weight, bias = parameters["weight"], parameters["bias"]
@@ -226,8 +259,8 @@ class _BatchNorm(_Activated):
         return functional.batch_norm(input, running_mean, running_var, weight, bias,
                                      training or (running_mean is None and running_var is None),
                                      0.0 if momentum is None else momentum, self.eps, activation=activation,
-                                     act_param=act_param, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-                                     post_add=post_add)
+                                     act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
+                                     return_sum=return_sum, post_add=post_add)
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
@@ -237,15 +270,17 @@ class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
         num_features, eps, momentum, affine, track_running_stats, device, dtype: as torch.nn.BatchNorm1d's.
         activation: None or the name of an activation of normfuse.torch.group_norm.
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+        num_parameters: prelu's: the layer's parameter slope is [num_parameters], 1 or num_features. It begins at 0.25.
 
     Call:
-        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None)
-        with input [N, C] or [N, C, L]; the others and what is returned as of normfuse.torch.batch_norm. Training takes
-        the statistics of the batch and updates the running ones, but inside a backward pass (see normfuse.torch.modules).
+        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None,
+        slope=None) with input [N, C] or [N, C, L]; the others and what is returned as of normfuse.torch.batch_norm.
+        Training takes the statistics of the batch and updates the running ones, but inside a backward pass (see
+        normfuse.torch.modules).
 
     Raises:
-        ValueError: the input has another number of axes, or one value a channel while training; activation or act_param
-            is not known or given twice.
+        ValueError: the input has another number of axes, or one value a channel while training; activation,
+            act_param, num_parameters or slope is not known, does not fit or was given twice.
         RuntimeError: the input has other channels, or another tensor does not fit it.
     """
 
@@ -270,16 +305,16 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     momentum=None neither. Gradients of weight and bias are those of this process's batch, as stock's are: what averages
     gradients over processes (DistributedDataParallel) averages them too.
 
-    The constructor is the stock class's, with activation=None and act_param=None added. Input [N, C] or
-    [N, C, spatial...]; the call, what it returns and raises as of normfuse.torch.BatchNorm1d.
+    The constructor is the stock class's, with activation=None, act_param=None and num_parameters=1 added. Input [N, C]
+    or [N, C, spatial...]; the call, what it returns and raises as of normfuse.torch.BatchNorm1d.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
                  track_running_stats: bool = True, process_group: Optional[Any] = None, device: Any = None,
                  dtype: Any = None, *, activation: Optional[str] = None, act_param: Optional[float] = None,
-                 **stock: Any) -> None:
+                 num_parameters: int = 1, **stock: Any) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype,
-                         activation=activation, act_param=act_param, **stock)
+                         activation=activation, act_param=act_param, num_parameters=num_parameters, **stock)
         self.process_group = process_group
 
     _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
@@ -287,17 +322,17 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
                 return_sum: bool = False, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> _Output:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
             return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-                        post_add=post_add, activation=activation, act_param=act_param)
+                        post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         from . import distributed
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
         group = distributed.spanned(self.process_group, input) if self.training else None
         if group is None:
             return super().forward(input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
-                                   activation=activation, act_param=act_param)
+                                   activation=activation, act_param=act_param, slope=slope)
         running_mean = running_var = batches = None
         momentum = self.momentum
         try:  # see GroupNorm
@@ -315,10 +350,10 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
                 count.add_(1)
                 if momentum is None:
                     batches = count
-        activation, act_param = self._of_this_call(activation, act_param)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         return distributed.batch_norm_over(group, input, running_mean, running_var, weight, bias,
                                            0.0 if momentum is None else momentum, self.eps, batches, activation,
-                                           act_param, pre_bias, pre_add, return_sum, post_add)
+                                           act_param, slope, pre_bias, pre_add, return_sum, post_add)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
@@ -338,7 +373,7 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
             for name in ("activation", "act_param", "drop", "act"):
                 if getattr(module, name, None) is not None:
                     setattr(result, name, getattr(module, name))
-            for name in ("weight", "bias"):
+            for name in ("weight", "bias", *(["slope"] if result.activation == "prelu" else [])):
                 result.register_parameter(name, getattr(module, name))
             for name in ("running_mean", "running_var", "num_batches_tracked"):
                 result.register_buffer(name, getattr(module, name))
@@ -348,33 +383,34 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         return result
 
 
-class _InstanceNorm(_Activated):
+class _InstanceNorm(_Norm):
     """What InstanceNorm1d, 2d and 3d share. Input without a batch axis is taken as a batch of one."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = False,
                  track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
-                 activation: Optional[str] = None, act_param: Optional[float] = None, **stock: Any) -> None:
+                 activation: Optional[str] = None, act_param: Optional[float] = None, num_parameters: int = 1,
+                 **stock: Any) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **stock)
-        self._set_activation(activation, act_param)
+        self._set_activation(activation, act_param, num_parameters, num_features, device, dtype)
 
     def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
                 return_sum: bool = False, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> _Output:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> _Output:
         if type(input) is not Tensor and is_traced(self, input):
             return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
-                        post_add=post_add, activation=activation, act_param=act_param)
+                        post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         self._check_input_dim(input)
         unbatched = input.dim() == self._get_no_batch_dim()
         self._check_channels(input, 0 if unbatched else 1)
         if unbatched:
             input, pre_add, post_add = (None if t is None else t.unsqueeze(0) for t in (input, pre_add, post_add))
-        activation, act_param = self._of_this_call(activation, act_param)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
                                           self.training or not self.track_running_stats,
                                           0.0 if self.momentum is None or _recomputes() else self.momentum, self.eps,
                                           pre_bias=pre_bias, pre_add=pre_add,
                                           return_sum=return_sum, post_add=post_add, activation=activation,
-                                          act_param=act_param)
+                                          act_param=act_param, slope=slope)
         if not unbatched:
             return output
         return tuple(t.squeeze(0) for t in output) if return_sum else output.squeeze(0)
@@ -396,14 +432,15 @@ class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
         num_features, eps, momentum, affine, track_running_stats, device, dtype: as torch.nn.InstanceNorm1d's.
         activation: None or the name of an activation of normfuse.torch.group_norm.
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+        num_parameters: prelu's: the layer's parameter slope is [num_parameters], 1 or num_features. It begins at 0.25.
 
     Call:
-        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None)
-        with input [N, C, L] or [C, L]; the others and what is returned as of normfuse.torch.instance_norm.
+        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, activation=None, act_param=None,
+        slope=None) with input [N, C, L] or [C, L]; the others and what is returned as of normfuse.torch.instance_norm.
 
     Raises:
         ValueError: the input has another number of axes, one value a channel, or, with affine, other channels;
-            activation or act_param is not known or given twice.
+            activation, act_param, num_parameters or slope is not known, does not fit or was given twice.
         RuntimeError: another tensor does not fit the input.
     """
 
@@ -427,39 +464,42 @@ class ChannelAffine(_Activated, torch.nn.Module):
         bias: False: no bias.
         activation: None or the name of an activation of normfuse.torch.group_norm.
         act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
-        device, dtype: of the parameters, weight [C] of ones and bias [C] of zeros.
+        num_parameters: prelu's: the layer's parameter slope is [num_parameters], 1 or num_channels. It begins at 0.25.
+        device, dtype: of the parameters, weight [C] of ones, bias [C] of zeros, and slope.
 
     Call:
-        layer(input, *, post_add=None, activation=None, act_param=None) with input [N, C, spatial...]; gives a tensor of
-        input's shape, dtype and layout.
+        layer(input, *, post_add=None, activation=None, act_param=None, slope=None) with input [N, C, spatial...]; gives
+        a tensor of input's shape, dtype and layout.
 
     Raises:
-        ValueError: activation or act_param is not known or given twice.
+        ValueError: activation, act_param, num_parameters or slope is not known, does not fit or was given twice.
         RuntimeError: the input has other channels, or post_add does not fit it.
     """
 
     def __init__(self, num_channels: int, *, bias: bool = True, activation: Optional[str] = None,
-                 act_param: Optional[float] = None, device: Any = None, dtype: Any = None) -> None:
+                 act_param: Optional[float] = None, num_parameters: int = 1, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         self.num_channels = num_channels
         self.weight = torch.nn.Parameter(torch.empty(num_channels, device=device, dtype=dtype))
         self.register_parameter("bias", torch.nn.Parameter(torch.empty(num_channels, device=device, dtype=dtype))
                                 if bias else None)
-        self._set_activation(activation, act_param)
+        self._set_activation(activation, act_param, num_parameters, num_channels, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         torch.nn.init.ones_(self.weight)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
+        self._reset_slope()
 
     def forward(self, input: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None) -> Tensor:
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
         if type(input) is not Tensor and is_traced(self, input):
-            return leaf(self, input, post_add=post_add, activation=activation, act_param=act_param)
-        activation, act_param = self._of_this_call(activation, act_param)
+            return leaf(self, input, post_add=post_add, activation=activation, act_param=act_param, slope=slope)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         return functional.channel_affine(input, self.weight, self.bias, post_add=post_add, activation=activation,
-                                         act_param=act_param)
+                                         act_param=act_param, slope=slope)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, bias={self.bias is not None}{self._activation_repr()}"

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * transpose.c - see transpose.h. */
+#include "transpose.h"
+
+#include "schedules.h"
+
+/* A tile's bytes: enough on their way on each multiprocessor, and few where a tensor is small, so that all of them have
+ * some. What shared memory six blocks of a multiprocessor can have. */
+enum { TILE_BYTES = 16 << 10, SMALL_TILE_BYTES = 4 << 10, SMALL_BYTES = 4 << 20, PLANE_BYTES = 28 << 10 };
+
+/* ---- strides ---------------------------------------------------------------------------------------------------- */
+
+/* Strides on an axis of one element do not count. */
+static bool has_strides(const struct normfuse_problem *p, const struct normfuse_view *view,
+                        const struct normfuse_view *as)
+{
+    return (p->n == 1 || view->batch == as->batch) && (p->c == 1 || view->channel == as->channel) &&
+           (p->s == 1 || view->position == as->position);
+}
+
+/* By the rules of struct normfuse_view. */
+static struct normfuse_view strides_of(const struct normfuse_problem *p, bool columns, int64_t batch, int64_t channel,
+                                       int64_t position)
+{
+    return (struct normfuse_view){.batch = p->n > 1 ? batch : 0,
+                                  .channel = p->c > 1 ? channel : columns,
+                                  .position = p->s > 1 ? position : !columns};
+}
+
+/* Those of a tensor without gaps. */
+static struct normfuse_view packed(const struct normfuse_problem *p, bool columns)
+{
+    return strides_of(p, columns, p->c * p->s, columns ? 1 : p->s, columns ? p->c : 1);
+}
+
+/* Elements from the first to the last of a tensor, and it. */
+static int64_t span_of(const struct normfuse_problem *p, const struct normfuse_view *as)
+{
+    return (p->n - 1) * as->batch + (p->c - 1) * as->channel + (p->s - 1) * as->position + 1;
+}
+
+/* Of x's strides and those of both layouts the ones that most tensors have; x's only where samples follow one another
+ * with few gaps, since scratch memory has them, too. */
+static struct normfuse_view choose_strides(const struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
+                                           bool *columns)
+{
+    const struct normfuse_view candidates[] = {strides_of(p, p->columns, p->x.batch, p->x.channel, p->x.position),
+                                               packed(p, p->columns), packed(p, !p->columns)};
+    const int64_t of_sample = (p->c - 1) * p->x.channel + (p->s - 1) * p->x.position;
+    const bool takes_x = (p->n == 1 || p->x.batch > of_sample) && span_of(p, &p->x) / 2 < p->n * p->c * p->s;
+    int chosen = -1, most = -1;
+    for (int i = !takes_x; i < 3; i++) {
+        int count = 0;
+        for (int k = 0; k < VIEWS; k++)
+            count += views[k]->data != NULL && has_strides(p, views[k], &candidates[i]);
+        if (count > most) {
+            most = count;
+            chosen = i;
+        }
+    }
+    *columns = p->columns != (chosen == 2);
+    return candidates[chosen];
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------ */
+
+static const struct normfuse_cuda_axis one = {1, 0, 0}; /* of one element */
+
+/* Axes whose elements follow one another in both tensors become one. */
+static void unite(struct normfuse_cuda_axis axes[3])
+{
+    for (int i = 0; i < 18; i++) { /* twice, since two may be one only once another two are */
+        struct normfuse_cuda_axis *const inner = &axes[i / 3 % 3], *const outer = &axes[i % 3];
+        if (inner == outer || outer->size == 1 || inner->size == 1 || outer->from != inner->from * inner->size ||
+            outer->to != inner->to * inner->size)
+            continue;
+        inner->size *= outer->size;
+        *outer = one;
+    }
+}
+
+/* A stride's length; 0, where elements are repeated, is the longest. */
+static int64_t magnitude(int64_t stride)
+{
+    return stride == 0 ? INT64_MAX : stride < 0 ? -stride : stride;
+}
+
+/* The axis of axes[from..3) with the shortest stride, of the destination or of the source, goes to axes[from]. */
+static void bring_nearest(struct normfuse_cuda_axis axes[3], int from, bool to)
+{
+    for (int i = from + 1; i < 3; i++)
+        if (magnitude(to ? axes[i].to : axes[i].from) < magnitude(to ? axes[from].to : axes[from].from)) {
+            const struct normfuse_cuda_axis nearer = axes[i];
+            axes[i] = axes[from];
+            axes[from] = nearer;
+        }
+}
+
+/* As many as fit; where they are more, multiples of a power of two. */
+static int64_t share_of(int64_t room, int64_t size, int64_t multiple)
+{
+    return minimum(size, maximum(multiple, room & -multiple));
+}
+
+/* How a tile is cut from the axes, and read and written: see transpose.cu. Returns its blocks. */
+static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, int64_t bytes)
+{
+    const struct normfuse_cuda_axis *const a = &copy->a, *const b = &copy->b, *const outer = &copy->outer;
+    const int64_t vector = 16 / bytes, line = 128 / bytes, rest = vector - 1, in_plane = PLANE_BYTES / bytes;
+    const bool is_small = a->size * b->size * outer->size * bytes < SMALL_BYTES;
+    const int64_t room = (is_small ? SMALL_TILE_BYTES : TILE_BYTES) / bytes;
+    const bool straight = magnitude(a->to) < magnitude(b->to);
+    const struct normfuse_cuda_axis *const near = straight ? a : b, *const apart = straight ? b : a;
+    const bool from_aligned = (uintptr_t)copy->from % 16 == 0 && a->from == 1 && (outer->from & rest) == 0;
+    const bool to_aligned = (uintptr_t)copy->to % 16 == 0 && near->to == 1 && (outer->to & rest) == 0;
+    const bool from_vectors = from_aligned && ((a->size | b->from) & rest) == 0;
+    const bool to_vectors = to_aligned && ((near->size | apart->to) & rest) == 0;
+    /* Rows that are no whole vectors, though the plane of them is. */
+    const bool whole = !straight && (a->size * b->size & rest) == 0;
+    bool from_plane = whole && !from_vectors && from_aligned && b->from == a->size &&
+                      a->size <= in_plane / minimum(b->size, line / 2);
+    bool to_plane = whole && !to_vectors && to_aligned && a->to == b->size &&
+                    b->size <= in_plane / minimum(a->size, line / 2);
+    int64_t tile_a, tile_b, side = 1;
+    while (4 * side * side <= room)
+        side *= 2;
+    if (straight) {
+        tile_a = minimum(a->size, room);
+        tile_b = minimum(b->size, room / tile_a);
+    } else if (from_plane) {
+        tile_a = a->size;
+        tile_b = share_of(room / tile_a, b->size, tile_a <= in_plane / line ? line : line / 2);
+    } else if (to_plane) {
+        tile_b = b->size;
+        tile_a = share_of(room / tile_b, a->size, tile_b <= in_plane / line ? line : line / 2);
+    } else {
+        tile_a = minimum(a->size, side);
+        tile_b = share_of(room / tile_a, b->size, vector);
+        if (tile_b == b->size)
+            tile_a = share_of(room / tile_b, a->size, vector);
+    }
+    to_plane = to_plane && tile_b == b->size && (tile_a == a->size || (tile_a & rest) == 0);
+    const bool is_plane = tile_a == a->size && tile_b == b->size;
+    const int64_t of_tile = tile_a * tile_b;
+    const int64_t tile_outer = is_plane ? minimum(outer->size, maximum(1, room / of_tile)) : 1;
+    const int64_t tiles_a = divide_up(a->size, tile_a), tiles_b = divide_up(b->size, tile_b);
+    /* An odd number of words, or of doubles. */
+    const int64_t word = bytes == 2 ? 2 : 1, pitch = from_plane ? tile_a : (divide_up(tile_a, word) | 1) * word;
+    copy->tile_a = (int32_t)tile_a;
+    copy->tile_b = (int32_t)tile_b;
+    copy->tile_outer = (int32_t)tile_outer;
+    copy->pitch = (int32_t)pitch;
+    copy->shared = straight ? 0 : (int32_t)(tile_outer * tile_b * pitch * bytes);
+    copy->straight = straight;
+    copy->from_plane = from_plane;
+    copy->to_plane = to_plane;
+    copy->from_vectors = straight ? from_vectors && to_vectors : from_vectors || from_plane;
+    copy->to_vectors = straight ? copy->from_vectors : to_vectors || to_plane;
+    copy->by_tiles_a = normfuse_cuda_divisor_of(tiles_a);
+    copy->by_tiles_b = normfuse_cuda_divisor_of(tiles_b);
+    copy->by_tile_a = normfuse_cuda_divisor_of(tile_a);
+    copy->by_tile_b = normfuse_cuda_divisor_of(tile_b);
+    copy->by_read = normfuse_cuda_divisor_of(divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1));
+    copy->by_write = normfuse_cuda_divisor_of(divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1));
+    return tiles_a * tiles_b * divide_up(outer->size, tile_outer);
+}
+
+/* False: it has more blocks than a grid. */
+static __attribute__((noinline)) bool add_copy(struct normfuse_cuda_transpose_arguments *copies,
+                                               const struct normfuse_problem *p, const struct normfuse_view *from,
+                                               const struct normfuse_view *to)
+{
+    struct normfuse_cuda_axis axes[3] = {{p->n, from->batch, to->batch},
+                                         {p->c, from->channel, to->channel},
+                                         {p->s, from->position, to->position}};
+    for (int i = 0; i < 3; i++)
+        if (axes[i].size == 1)
+            axes[i] = one;
+    unite(axes);
+    bring_nearest(axes, 0, false);
+    bring_nearest(axes, 1, true);
+    struct normfuse_cuda_copy *const copy = &copies->copies[copies->count++];
+    copy->from = from->data;
+    copy->to = to->data;
+    copy->a = axes[0];
+    copy->b = axes[1];
+    copy->outer = axes[2];
+    copy->first_block = (int32_t)copies->blocks;
+    copies->blocks += cut(copy, (int64_t)normfuse_type_bytes(p->type));
+    return copies->blocks <= INT32_MAX;
+}
+
+/* ---- a call ----------------------------------------------------------------------------------------------------- */
+
+bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct transposed *transposed)
+{
+    struct normfuse_view *views[VIEWS];
+    bool same = true;
+    transposed->before.count = transposed->after.count = 0;
+    transposed->before.blocks = transposed->after.blocks = 0;
+    transposed->bytes = 0;
+    normfuse_cuda_views(p, views);
+    for (int i = 1; i < VIEWS; i++)
+        same = same && (views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
+                                                   views[i]->position == p->x.position));
+    if (same || normfuse_is_empty(p))
+        return true;
+    bool columns;
+    struct normfuse_view strides = choose_strides(p, views, &columns);
+    const size_t bytes = ((size_t)span_of(p, &strides) * normfuse_type_bytes(p->type) + 63) / 64 * 64;
+    if (bytes > SIZE_MAX / 2 / VIEWS)
+        return false;
+    for (int i = 0; i < VIEWS; i++) {
+        struct normfuse_view *const view = views[i], given = *view;
+        if (given.data == NULL)
+            continue;
+        strides.data = given.data;
+        if (!has_strides(p, view, &strides)) {
+            const bool is_output = view == &p->y || view == &p->u || view == &p->dx || view == &p->dpost_add;
+            strides.data = scratch + transposed->bytes;
+            transposed->bytes += bytes;
+            if (!add_copy(is_output ? &transposed->after : &transposed->before, p, is_output ? &strides : &given,
+                          is_output ? &given : &strides))
+                return false;
+        }
+        *view = strides;
+    }
+    p->columns = columns;
+    return true;
+}
