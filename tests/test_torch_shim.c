@@ -184,9 +184,10 @@ static void batch_norm_apply(uint64_t *s)
     for (int i = 0; i < 4; i++)
         *s++ = channels();
     *s++ = 0;
+    *s++ = 0;
     *s++ = number(0.1);
     *s++ = number(1e-5);
-    *s++ = 3;
+    *s++ = SILU;
     *s = number(0.0);
 }
 
@@ -204,7 +205,8 @@ static void batch_norm_backward_apply(uint64_t *s)
     for (int i = 0; i < 3; i++)
         *s++ = channels();
     *s++ = 0;
-    *s++ = 3;
+    *s++ = 0;
+    *s++ = SILU;
     *s++ = number(0.0);
     *s = 7 | 128;
 }
@@ -223,8 +225,8 @@ static const struct {
     {"aten", "native_group_norm_backward", native_group_norm_backward, 10, 3, true},
     {"aten", "native_batch_norm", native_batch_norm, 8, 3, true},
     {"aten", "native_batch_norm", native_batch_norm_of_one_value, 8, 3, false},
-    {"normfuse", "batch_norm_apply", batch_norm_apply, 11, 4, true},
-    {"normfuse", "batch_norm_backward_apply", batch_norm_backward_apply, 15, 4, true},
+    {"normfuse", "batch_norm_apply", batch_norm_apply, 12, 4, true},
+    {"normfuse", "batch_norm_backward_apply", batch_norm_backward_apply, 16, 4, true},
 };
 
 static void test_every_failure(void)
