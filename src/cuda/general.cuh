@@ -512,6 +512,21 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     return of;
 }
 
+/* Of all channels of the block what know_channel gives, and the slopes of prelu. */
+template <typename T, int V, bool columns>
+__device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                              general_channel<compute<T>> *channels, compute<T> *of_prelu,
+                                              bool backward, bool forward_sums = false)
+{
+    using R = compute<T>;
+    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
+        int copy;
+        channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), backward, forward_sums);
+        if (a.problem.activation == NORMFUSE_PRELU)
+            of_prelu[i] = parameter<R>(a.problem.slope(), 0, tile.channel_at(a, i, copy), R(0));
+    }
+}
+
 /* As choose_activation, and prelu, whose slopes are a channel's, has a loop of its own. */
 template <typename Work> __device__ __forceinline__ void choose_general_activation(int activation, Work work)
 {

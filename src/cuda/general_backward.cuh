@@ -98,6 +98,43 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
     }
 }
 
+/* The sums of the block's channels, of what their threads have: of dy and of dy * u, in a second round of slopes. */
+template <typename T, int V, bool columns>
+__device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
+                                              int round, const totals<compute<T>> *entries,
+                                              const general_channel<compute<T>> *channels, bool twice,
+                                              totals<compute<T>> *of_channels)
+{
+    using R = compute<T>;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int lanes = g.unit_lanes;
+    share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
+        totals<R> sum = {R(0), R(0)};
+#pragma unroll 2
+        for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
+            const totals<R> found = entries[i * lanes + k];
+            sum.plain += found.plain;
+            sum.centred += found.centred;
+        }
+        sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
+        if (!exists || lane != 0)
+            return;
+        const general_channel<R> of = channels[i];
+        if (round == 0)
+            sum.centred -= of.rest * sum.plain;
+        if (twice && round == 0)
+            of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
+        if (a.sums) {
+            int copy;
+            const int c = tile.channel_at(a, i, copy);
+            const int64_t channel = (g.sums_by_channel ? 0 : tile.n * a.problem.c) + c;
+            double2 *const pairs = reinterpret_cast<double2 *>(round == 0 ? a.sums : sums_of_slopes(a));
+            pairs[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
+                make_double2((double)sum.plain, (double)sum.centred);
+        }
+    });
+}
+
 /* What dx takes of the sets, of the weighted sums of the block's channels. */
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
@@ -188,12 +225,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
-    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
-        int copy;
-        channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), true);
-        if (p.activation == NORMFUSE_PRELU)
-            of_prelu[i] = parameter<R>(p.slope(), 0, tile.channel_at(a, i, copy), R(0));
-    }
+    know_channels(a, tile, channels, of_prelu, true);
     __syncthreads();
 
     R slope[W], offset[W], mean[W];
@@ -238,7 +270,6 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         });
     }
     if (sums) {
-        const int lanes = g.unit_lanes;
         if constexpr (!columns) {
 #pragma unroll
             for (int i = 1; i < sums_in_turn; i++) {
@@ -247,7 +278,6 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 third[0] += third[i];
             }
         }
-        /* Sums of dy and of dy * u, then those of slopes. */
         const int rounds = p.dslope().data ? 2 : 1;
 #pragma unroll 1
         for (int round = 0; round < rounds; round++) {
@@ -255,35 +285,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             if (tile.active) {
 #pragma unroll
                 for (int i = 0; i < W; i++)
-                    entries[(tile.unit * W + i) * lanes + tile.lane] =
+                    entries[(tile.unit * W + i) * g.unit_lanes + tile.lane] =
                         round == 0 ? totals<R>{first[i] * factor, second[i] * factor} : totals<R>{third[i], R(0)};
             }
             __syncthreads();
-            share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
-                totals<R> sum = {R(0), R(0)};
-#pragma unroll 2
-                for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
-                    const totals<R> found = entries[i * lanes + k];
-                    sum.plain += found.plain;
-                    sum.centred += found.centred;
-                }
-                sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
-                if (!exists || lane != 0)
-                    return;
-                const general_channel<R> of = channels[i];
-                if (round == 0)
-                    sum.centred -= of.rest * sum.plain;
-                if (twice && round == 0)
-                    of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
-                if (a.sums) {
-                    int copy;
-                    const int c = tile.channel_at(a, i, copy);
-                    const int64_t channel = (g.sums_by_channel ? 0 : tile.n * p.c) + c;
-                    reinterpret_cast<double2 *>(round == 0 ? a.sums : sums_of_slopes(
-                        a))[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
-                        make_double2((double)sum.plain, (double)sum.centred);
-                }
-            });
+            join_channels(a, tile, round, entries, channels, twice, of_channels);
         }
     }
     if (!applies || !centred)

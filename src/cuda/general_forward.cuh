@@ -218,12 +218,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
     if (applies)
-        for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
-            int copy;
-            channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), false, sums);
-            if (p.activation == NORMFUSE_PRELU)
-                of_prelu[i] = parameter<R>(p.slope(), 0, tile.channel_at(a, i, copy), R(0));
-        }
+        know_channels(a, tile, channels, of_prelu, false, sums);
 
     if (sums) {
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
