@@ -128,7 +128,7 @@ def test_torch_tensors_in_parts(channels_last):
     # The same bits as the operators under normfuse.torch.
     importlib.import_module("normfuse.torch")
     stats = torch.stack([torch.ops.normfuse.group_norm_stats(p, None, None, 3)[0] for p in parts])
-    assert torch.equal(torch.ops.normfuse.group_norm_apply(x, stats, *[None] * 5, 3, 1e-5, 0, 0.0)[3], merged)
+    assert torch.equal(torch.ops.normfuse.group_norm_apply(x, stats, *[None] * 6, 3, 1e-5, 0, 0.0)[3], merged)
 
 
 @pytest.mark.parametrize("tile", ["16", "9"])
