@@ -685,3 +685,18 @@ def test_a_group_gathers_itself(monkeypatch, added):
 def test_one_process_needs_no_group():
     layer, x = nft.SyncBatchNorm(4).to(DEVICE), torch.randn(2, 4, 3, device=DEVICE)
     assert torch.equal(layer(x), nft.BatchNorm1d(4).to(DEVICE)(x))
+
+
+def test_one_process_has_cumulative_averages():
+    x = torch.randn(5, 4, 3, dtype=torch.float64, device=DEVICE)
+    stock = nn.BatchNorm1d(4, momentum=None, affine=False, dtype=torch.float64, device=DEVICE)
+    running = [b.clone() for b in (stock.running_mean, stock.running_var)]
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    y = nft.distributed.batch_norm(leaves[0], *running, batches_tracked=torch.tensor(1, device=DEVICE))
+    want = stock(leaves[1])
+    for result in (y, want):
+        (result * x.flip(0)).sum().backward()
+    close = dict(rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((y, leaves[0].grad, *running),
+                               (want, leaves[1].grad, stock.running_mean, stock.running_var), **close)
+    assert not nft.distributed.spans_processes()

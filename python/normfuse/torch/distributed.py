@@ -18,6 +18,7 @@ as without processes, and each of their averages is one more gather.
 """
 from __future__ import annotations
 
+import types
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -28,7 +29,7 @@ from . import _autograd, _checks, functional
 from ._operators import (FROM_U, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_SLOPE, WANT_X, ops,
                          straight, writes_u)
 
-__all__ = ["batch_norm", "group_norm"]
+__all__ = ["batch_norm", "group_norm", "spans_processes"]
 
 
 _is_compiling = torch.compiler.is_compiling
@@ -39,11 +40,11 @@ _ON_THIS_STREAM = torch._C._distributed_c10d.AllgatherOptions() if dist.is_avail
 if _ON_THIS_STREAM is not None:
     _ON_THIS_STREAM.asyncOp = False
 
-
 # What a gather needs to know of a group: itself, its processes, and whether its parts go through host memory. Under
 # torch.compile, and of gloo, its name, for the functional collectives: gloo's threads hold the parts a while longer, and
 # end a process with an error whose Python ends meanwhile, which was seen where the group itself was asked.
 _Group = tuple[Any, int, bool]
+_ALONE = None, 1, False
 
 
 def _is_watched() -> bool:
@@ -51,29 +52,21 @@ def _is_watched() -> bool:
     return not functional._is_plain_eager() or torch._C._len_torch_dispatch_stack() > 0
 
 
-class _Straight:
-    """The operators of shards past torch.ops, see straight."""
-    batch_norm_stats = straight("batch_norm_stats")
-    batch_norm_apply = straight("batch_norm_apply")
-    batch_norm_backward_sums = straight("batch_norm_backward_sums")
-    batch_norm_backward_apply = straight("batch_norm_backward_apply")
-    lean_batch_norm_stats = straight("lean_batch_norm_stats")
-    lean_batch_norm_apply = straight("lean_batch_norm_apply")
-    lean_batch_norm_backward_sums = straight("lean_batch_norm_backward_sums")
-    lean_batch_norm_backward_apply = straight("lean_batch_norm_backward_apply")
-    group_norm_stats = straight("group_norm_stats")
-    group_norm_apply = straight("group_norm_apply")
-    group_norm_backward_sums = straight("group_norm_backward_sums")
-    group_norm_backward_apply = straight("group_norm_backward_apply")
+_PARTS = ("stats", "apply", "backward_sums", "backward_apply")
+# The operators of shards past torch.ops, see straight.
+_straight = types.SimpleNamespace(**{name: straight(name) for name in (
+    *(f"{lean}batch_norm_{part}" for lean in ("", "lean_") for part in _PARTS), *(f"group_norm_{part}" for part in _PARTS))})
 
 
 def _calls(x: Tensor) -> Any:
-    return ops if type(x) is not Tensor or _is_watched() else _Straight
+    return ops if type(x) is not Tensor or _is_watched() else _straight
 
 
 def _gather(part: Tensor, group: _Group) -> Tensor:
     """[processes * n, ...] of parts [n, ...]: those of all processes, in rank order."""
     of, processes, through_host = group
+    if processes == 1:
+        return part
     sent = part.cpu() if through_host else part
     if isinstance(of, str) or _calls(sent) is ops:
         name = of if isinstance(of, str) else of.group_name
@@ -100,6 +93,11 @@ def _goes_through_host(group_name: str, device: str) -> bool:
     https://github.com/pytorch/pytorch/issues/152645"""
     group = dist.distributed_c10d._resolve_process_group(group_name)
     return group._get_backend(torch.device(device)).name() == "gloo"
+
+
+def spans_processes(process_group: Optional[Any] = None) -> bool:
+    """Whether the group (None: all processes) is more than this process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
 
 
 def spanned(process_group: Optional[Any], input: Tensor) -> Optional[_Group]:
@@ -276,8 +274,8 @@ class _LeanBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, others):
-        y, saved, stats = _Straight.lean_batch_norm_apply(
-            x, _gather(_Straight.lean_batch_norm_stats(x), others[6]), weight, bias, *others[:6])
+        y, saved, stats = _straight.lean_batch_norm_apply(
+            x, _gather(_straight.lean_batch_norm_stats(x), others[6]), weight, bias, *others[:6])
         ctx.to_save = x, saved, stats, weight, bias
         ctx.others = others
         return y
@@ -333,13 +331,11 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
     pre_bias are those of this process's batch.
     """
     group = spanned(process_group, input)
-    if group is None:
-        if batches_tracked is not None:
-            raise ValueError("batches_tracked is of a group of more than one process")
+    if group is None and batches_tracked is None:
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
                                      activation=activation, act_param=act_param, slope=slope, pre_bias=pre_bias,
                                      pre_add=pre_add, return_sum=return_sum, post_add=post_add)
-    return batch_norm_over(group, input, running_mean, running_var, weight, bias, momentum, eps, batches_tracked,
+    return batch_norm_over(group or _ALONE, input, running_mean, running_var, weight, bias, momentum, eps, batches_tracked,
                             activation, act_param, slope, pre_bias, pre_add, return_sum, post_add)
 
 
@@ -357,7 +353,7 @@ def batch_norm_over(group: _Group, input: Tensor, running_mean: Optional[Tensor]
                          else functional._activation(activation, act_param))
     if (slope is pre_bias is pre_add is post_add is batches_tracked is None and activation != "prelu"
             and not return_sum and not functional._autocast_to_float32 and weight is not None and bias is not None
-            and running_mean is not None and _calls(input) is _Straight
+            and running_mean is not None and _calls(input) is _straight
             and input.shape[1:2] == weight.shape == bias.shape == running_mean.shape == running_var.shape):
         return _straight_lean_batch_norm(_unwrap_if_dead(input), _unwrap_if_dead(weight), _unwrap_if_dead(bias), (
             running_mean, running_var, momentum, eps, number, parameter, group))
