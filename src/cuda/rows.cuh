@@ -178,23 +178,23 @@ template <int V, bool unaligned> struct row_elements {
     }
 };
 
-/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next. `near`:
- * sets are below 2^31 bytes, so that one place of 32 bits is found for all tensors.
+/* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next.
+ * `short_offsets`: sets are below 2^31 bytes, so that one place of 32 bits is found for all tensors.
  *
  * `unaligned`: vectors are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of
  * others, and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes
  * into it.
  */
-template <typename T, int V, bool near, bool unaligned> struct row_tensor {
+template <typename T, int V, bool short_offsets, bool unaligned> struct row_tensor {
     char *data;
     int64_t outer, inner; /* bytes */
     unsigned lead;
 
     __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
     {
-        static_assert(!unaligned || (near && V > 1), "unaligned vectors are of 16 bytes, of tensors that are near");
+        static_assert(!unaligned || (short_offsets && V > 1), "unaligned vectors are of 16 bytes, with short offsets");
         /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
-        if (!near)
+        if (!short_offsets)
             compiler_barrier(n, c);
         data = view.data + ((int64_t)n * view.batch + (int64_t)c * view.channel) * (int64_t)sizeof(T);
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel) * (int64_t)sizeof(T);
@@ -220,7 +220,7 @@ template <typename T, int V, bool near, bool unaligned> struct row_tensor {
     {
         if constexpr (unaligned)
             return data + place(g, index, stretch);
-        if (near) {
+        if (short_offsets) {
             const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
             return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
         }
@@ -230,12 +230,12 @@ template <typename T, int V, bool near, bool unaligned> struct row_tensor {
 };
 
 /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
-template <typename T, int V, bool near, bool unaligned>
+template <typename T, int V, bool short_offsets, bool unaligned>
 __device__ __forceinline__ row_elements<V, unaligned> elements_of(const normfuse_cuda_arguments &a,
                                                                   const row_vectors &vectors, int index)
 {
     if constexpr (unaligned) {
-        const row_tensor<T, V, near, unaligned> x(a, a.problem.x(), vectors.n, vectors.c);
+        const row_tensor<T, V, short_offsets, unaligned> x(a, a.problem.x(), vectors.n, vectors.c);
         const int stretch = divide(index, a.geometry.by_spans);
         const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
         return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};

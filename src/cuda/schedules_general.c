@@ -13,8 +13,8 @@ enum {
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
-/* The shape as these kernels see it. Vectors of 16 bytes need tensors that begin where a vector does; where channels of a sample (columns: samples, or rows) are no whole number of them, vectors are unaligned
- * (columns: rows are folded). */
+/* The shape as these kernels see it. Vectors of 16 bytes need tensors that begin where a vector does. Where channels of a
+ * sample (columns: samples, or rows) are no whole number of them, vectors are unaligned (columns: rows are folded). */
 static struct shape general_of(const struct shape *shape)
 {
     enum { MAX_VALUES = 1 << 30 };

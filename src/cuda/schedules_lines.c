@@ -69,7 +69,7 @@ static const char *refuse(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     if (p->sets != NORMFUSE_SETS_GROUP || p->n > INT32_MAX / 8)
         return "it takes group norm of fewer than 2^28 samples";
-    if (!shape->near || !is_adjacent(p))
+    if (!shape->short_offsets || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or a block's are 2^31 bytes or more";
     if (values_of_line(shape) >
         MAX_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)

@@ -44,7 +44,7 @@ static const char *refuse(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     const struct view view = view_of(p);
     const bool batch = p->sets == NORMFUSE_SETS_BATCH;
-    if (!shape->near || !is_adjacent(p))
+    if (!shape->short_offsets || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or a block's are 2^31 bytes or more";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)

@@ -74,7 +74,7 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
 
 /* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
  * one reads through. */
-static bool is_near(const struct normfuse_problem *p, bool all_samples)
+static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples)
 {
     const struct normfuse_view *const x = &p->x;
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
@@ -180,7 +180,8 @@ void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t
         views[i]->position = views[i]->position / from * to;
 }
 
-/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a gradient dz must go to memory without loss, as the residual gets it. */
+/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a
+ * gradient dz must go to memory without loss, as the residual gets it. */
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
@@ -190,7 +191,7 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
-        p->activation == NORMFUSE_PRELU || !shape->near ||
+        p->activation == NORMFUSE_PRELU || !shape->short_offsets ||
         !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
@@ -231,11 +232,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->tensors = forward ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
-    shape->near = is_near(p, normfuse_cuda_takes_all_samples(p));
+    shape->short_offsets = has_short_offsets(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
     /* Threads over rows sum values of several channels. */
     const bool biased = p->pre_bias.data != NULL;
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->near && !device->general_alone &&
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets && !device->general_alone &&
                    (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);

@@ -25,8 +25,8 @@ struct shape {
     int32_t folded;         /* columns: rows that are walked as one, so that they are whole vectors */
     bool unaligned_samples; /* these and samples do not end together, which two passes can bear */
     size_t value_bytes;     /* of what is computed in */
-    bool near;              /* what a block has of a tensor is fewer than 2^31 bytes */
-    bool plain;             /* vectors of singles or halves, nothing is added, the tensors are near; the device has
+    bool short_offsets;     /* what a block has of a tensor is fewer than 2^31 bytes */
+    bool plain;             /* vectors of singles or halves, nothing is added, offsets are short; the device has
                                 more than general kernels */
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
