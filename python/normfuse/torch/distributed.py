@@ -19,6 +19,7 @@ as without processes, and each of their averages is one more gather.
 from __future__ import annotations
 
 import types
+import weakref
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -45,6 +46,9 @@ if _ON_THIS_STREAM is not None:
 # end a process with an error whose Python ends meanwhile, which was seen where the group itself was asked.
 _Group = tuple[Any, int, bool]
 _ALONE = None, 1, False
+# By group and type of device, how many processes it has and whether gloo gathers there: asked of NCCL, that takes longer
+# than a kernel's launch.
+_known_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def _is_watched() -> bool:
@@ -112,12 +116,19 @@ def spanned(process_group: Optional[Any], input: Tensor) -> Optional[_Group]:
             return None
         name = group.group_name
         return name, processes, input.device.type != "cpu" and _goes_through_host(name, input.device.type)
-    processes = group.size() if isinstance(group, _ProcessGroup) else 0  # this process may be none of it
+    if not isinstance(group, _ProcessGroup):  # this process is none of it
+        return None
+    device = input.device.type
+    known = _known_groups.get(group)
+    if known is None:
+        known = _known_groups[group] = {}
+    if device not in known:
+        processes = group.size()
+        known[device] = processes, processes > 1 and group._get_backend(input.device).name() == "gloo"
+    processes, through_gloo = known[device]
     if processes < 2:
         return None
-    if group._get_backend(input.device).name() == "gloo":
-        return group.group_name, processes, input.device.type != "cpu"
-    return group, processes, False
+    return (group.group_name, processes, device != "cpu") if through_gloo else (group, processes, False)
 
 
 class _SumOverProcesses(torch.autograd.Function):
