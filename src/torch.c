@@ -721,6 +721,22 @@ static bool make_placeholder(struct call *call, const struct operation *operatio
                                                 : statistics_dtype(call));
 }
 
+/* The copy of dy, where there is one and it is as a gradient of x is made: dx, or else dpost_add, may be in its place,
+ * and is one tensor less. */
+static bool is_copy_of_dy_like_x(struct call *call)
+{
+    const tensor_handle copy = call->copies[DY];
+    const size_t bytes = (size_t)call->x.axes * sizeof *call->x.sizes;
+    struct shape shape;
+    int64_t strides[MAX_AXES];
+    int32_t dtype;
+    if (copy == NULL || torch.aoti_torch_get_dtype(copy, &dtype) || dtype != call->dtype ||
+        !get_shape(call, &shape, copy) || shape.axes != call->x.axes)
+        return false;
+    strides_like_x(call, strides);
+    return memcmp(shape.sizes, call->x.sizes, bytes) == 0 && memcmp(shape.strides, strides, bytes) == 0;
+}
+
 static bool make_output(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
 {
     int64_t values, bytes;
@@ -753,6 +769,12 @@ static bool make_output(struct call *call, const struct operation *operation, in
         return make(call, slot, handle, of_channels ? 2 : 3,
                     of_channels ? (const int64_t[]){c, 2} : (const int64_t[]){n, c, 2}, torch.f64);
     default:
+        if ((slot == DX || slot == DPOST_ADD) && is_copy_of_dy_like_x(call)) {
+            *handle = call->copies[DY];
+            call->copies[DY] = NULL;
+            call->tensors[slot] = call->tensors[DY];
+            return true;
+        }
         if (!make_like_x(call, slot, handle))
             return false;
         if (call->device_type != torch.cuda)

@@ -739,6 +739,23 @@ def test_peak_memory(dtype, layout):
     assert ours[0] < 0.01 and ours[1] <= 0.6 * stock[1], (ours, stock)
 
 
+@each_layout
+@pytest.mark.parametrize("adds", [False, True])
+def test_memory_of_an_expanded_gradient(layout, adds):
+    """That of an average over positions: it is copied to x's layout, and a gradient takes the copy's place."""
+    x, addend = (random((4, 64, 256, 256), HALF, i, layout).requires_grad_() for i in range(2))
+    dy = random((4, 64, 1, 1), HALF, 2, layout).expand_as(x)
+    inputs = [x, addend] if adds else [x]
+    for _ in range(2):
+        y = nft.group_norm(x, 8, activation="relu", post_add=addend if adds else None)
+        torch.cuda.synchronize()
+        base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        gradients = torch.autograd.grad(y, inputs, dy)
+        del y, gradients
+    assert (torch.cuda.max_memory_allocated() - base) / (x.numel() * x.element_size()) < len(inputs) + 0.1
+
+
 # ---- devices --------------------------------------------------------------------------------------------------------
 
 

@@ -447,13 +447,16 @@ def test_gradients_of_any_layout(layout):
           "transposed": tensor(3, 4, 6, 6, dtype=torch.float32).transpose(2, 3),
           "every second": tensor(3, 4, 6, 12, dtype=torch.float32)[..., ::2],
           "one row": tensor(3, 4, 1, 6, dtype=torch.float32).expand(3, 4, 6, 6)}[layout]
-    for inputs in (x, x.detach().to(memory_format=torch.channels_last).requires_grad_()):
-        y = nft.group_norm(inputs, 2, activation="silu")
-        got, = torch.autograd.grad(y, inputs, dy)
-        want, = torch.autograd.grad(nft.group_norm(inputs, 2, activation="silu"), inputs, dy.contiguous())
-        assert got.stride() == inputs.stride()
-        # The same formula in the two pictures of memory: f32 sums of 72 values below 4 in another order.
-        assert (got - want).abs().max() <= 128 * 2.0**-24 * 4
+    for like in (x, x.detach().to(memory_format=torch.channels_last).requires_grad_()):
+        added = torch.ones_like(like).requires_grad_()
+        for post_add in (None, added):
+            inputs = [like] if post_add is None else [like, added]
+            got, want = (torch.autograd.grad(nft.group_norm(like, 2, activation="silu", post_add=post_add), inputs, given)
+                         for given in (dy, dy.contiguous()))
+            for one, other in zip(got, want):
+                assert one.stride() == like.stride()
+                # The same formula in the two pictures of memory: f32 sums of 72 values below 4 in another order.
+                assert (one - other).abs().max() <= 128 * 2.0**-24 * 4
 
 
 def test_saves_one_tensor_of_the_inputs_size():
