@@ -1561,18 +1561,23 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
     const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
-        const int64_t block_group = block / g->parts, part = block % g->parts, chunk = part % g->parts_a_sample;
-        const int64_t first_sample =
-            g->all_samples ? part / g->parts_a_sample * g->part_samples : block_group / g->blocks_wide;
+        /* Parts that take turns have their rows all over the sample, and blocks follow one another by width. */
+        const bool turns = g->interleaved != 0;
+        const int64_t part = turns ? block / g->blocks_wide % g->parts : block % g->parts;
+        const int64_t beside = turns ? block % g->blocks_wide : block / g->parts % g->blocks_wide;
+        const int64_t of_sample = block / g->parts / g->blocks_wide, chunk = part % g->parts_a_sample;
+        const int64_t first_sample = g->all_samples ? part / g->parts_a_sample * g->part_samples : of_sample;
         const int64_t past = first_sample + (g->all_samples ? g->part_samples : 1);
         const int64_t unit = p->columns ? thread % g->width : thread / g->unit_lanes;
         const int64_t lane = p->columns ? thread / g->width : thread % g->unit_lanes;
-        const int64_t channel = (block_group % g->blocks_wide * g->width + unit) * of_unit;
-        const int64_t end = (chunk + 1) * g->part_rows < g->rows ? (chunk + 1) * g->part_rows : g->rows;
+        const int64_t channel = (beside * g->width + unit) * of_unit;
+        const int64_t first = turns ? chunk * g->unit_lanes : chunk * g->part_rows;
+        const int64_t end = !turns && first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
+        const int64_t step = turns ? (int64_t)g->unit_lanes * g->parts_a_sample : g->unit_lanes;
         if (lane >= g->unit_lanes || unit >= g->width || channel >= row_channels)
             continue;
         for (int64_t n = first_sample; n < past && n < p->n; n++)
-            for (int64_t row = chunk * g->part_rows + lane; row < end; row += g->unit_lanes)
+            for (int64_t row = first + lane; row < end; row += step)
                 for (int64_t k = 0; k < vector_elements; k++) {
                     const int64_t begin = n * p->x.batch + (p->columns ? 0 : channel * p->x.channel);
                     const int64_t lead = g->unaligned ? begin % vector_elements : 0;
@@ -1615,7 +1620,9 @@ static void check_general(const struct plan_case *test, const struct fake_launch
           !p->columns);
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
-    HOLDS(divides(&g->by_joined_blocks) && divides(&g->by_channels));
+    HOLDS(divides(&g->by_joined_blocks) && divides(&g->by_channels) && (!g->interleaved || (p->columns && !both)));
+    HOLDS(divides(&g->by_row_step) &&
+          (int64_t)g->by_row_step.divisor == (int64_t)g->unit_lanes * (g->interleaved ? g->parts_a_sample : 1));
     HOLDS((int64_t)g->width * g->unit_lanes <= (int64_t)launch->threads);
     HOLDS(launch->grid == (int64_t)g->all_block_groups * g->parts && (int64_t)launch->grid % g->joined_blocks == 0);
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID);
@@ -1628,6 +1635,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     /* What the kernel places in shared memory. */
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
+    HOLDS(!g->interleaved || up(up(g->rows, g->unit_lanes), g->parts_a_sample) * g->part_samples <= vectors);
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
     const bool holds = g->general.holds != 0;
     HOLDS(holds == (g->held_shared > 0) && (!holds || (both && (vector_elements > 1 || vectors <= held))));

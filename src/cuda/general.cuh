@@ -30,13 +30,18 @@ template <typename T, int V, bool columns> struct general_tile {
     {
         const normfuse_cuda_geometry &g = a.geometry;
         const int block = (int)(g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        const int block_group = divide(block, g.by_parts), of_sample = divide(block_group, g.by_blocks_wide);
-        part = block - block_group * g.parts;
+        /* Blocks that exchange follow one another by part; where parts take turns, by width: near one another. */
+        const bool takes_turns = columns && g.interleaved;
+        const normfuse_cuda_divisor &inner = takes_turns ? g.by_blocks_wide : g.by_parts,
+                                    &outer = takes_turns ? g.by_parts : g.by_blocks_wide;
+        const int others = divide(block, inner), of_sample = divide(others, outer);
+        const int first = block - others * (int)inner.divisor, second = others - of_sample * (int)outer.divisor;
+        part = takes_turns ? second : first;
         rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
         const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
-        first_channel = (block_group - of_sample * g.blocks_wide) * g.width * channels;
+        first_channel = (takes_turns ? first : second) * g.width * channels;
         here = min(g.width * channels, (columns ? g.row_channels : (int)a.problem.c) - first_channel);
         const int lanes = g.unit_lanes;
         if constexpr (columns) {
@@ -47,9 +52,10 @@ template <typename T, int V, bool columns> struct general_tile {
             lane = (int)threadIdx.x - unit * lanes;
         }
         active = lane < lanes && unit < g.width && unit * channels < here;
-        row = chunk * g.part_rows + lane;
-        const int rows = min(g.rows, (chunk + 1) * g.part_rows) - row;
-        each = active && rows > 0 ? divide(rows + lanes - 1, g.by_rows_at_once) : 0;
+        row = chunk * (takes_turns ? lanes : g.part_rows) + lane;
+        const int rows = (takes_turns ? g.rows : min(g.rows, (chunk + 1) * g.part_rows)) - row;
+        const normfuse_cuda_divisor &step = columns ? g.by_row_step : g.by_rows_at_once;
+        each = active && rows > 0 ? divide(rows + (int)step.divisor - 1, step) : 0;
         count = each * samples;
         lead = later = g.unaligned ? lead_of(a, n) : 0;
         while (columns && later >= (int)a.problem.c)
@@ -130,7 +136,7 @@ template <typename T, int V, bool columns> struct general_ranges {
         length = (int)(columns ? a.problem.s * a.problem.c : a.problem.s);
         first = tile.row * row + (columns ? tile.channel() : 0);
         element = first - tile.lead;
-        step = a.geometry.unit_lanes * row;
+        step = (columns ? (int)a.geometry.by_row_step.divisor : a.geometry.unit_lanes) * row;
         whole_below = (unsigned)max(0, length - V + 1);
         if constexpr (V > 1) {
             make_opaque(step);
@@ -144,7 +150,7 @@ template <typename T, int V, bool columns> struct general_ranges {
         if (!unaligned)
             return {true, 0, V};
         const general_range<V> range = {(unsigned)element < whole_below, element, length};
-        element += step;
+        element = (int)((unsigned)element + (unsigned)step); /* past the last one it may be any */
         left--;
         if (left == 0) {
             left = tile.each;
@@ -184,7 +190,7 @@ struct general_place {
         const int64_t row = (columns ? 1 : V) * x.position * (int64_t)sizeof(T);
         const int64_t channel = columns && V > 1 ? 1 : x.channel;
         at = (tile.n * x.batch + tile.channel() * channel) * (int64_t)sizeof(T) + tile.row * row;
-        step = a.geometry.unit_lanes * row;
+        step = (columns ? (int)a.geometry.by_row_step.divisor : a.geometry.unit_lanes) * row;
         jump = x.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
         left = each = tile.each;
         if constexpr (V > 1) {

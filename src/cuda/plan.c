@@ -27,7 +27,8 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     g->by_sum_slots = normfuse_cuda_divisor_of(g->sum_slots);
     g->by_channels = normfuse_cuda_divisor_of(p->c);
     g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
-    g->by_row_step = normfuse_cuda_divisor_of(at_once * (g->interleaved ? g->parts_a_sample : 1));
+    g->by_row_step =
+        normfuse_cuda_divisor_of((int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1));
 }
 
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,

@@ -328,7 +328,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     const int64_t fewest = (p->columns ? 4 : 2) * ahead, max_of_thread = minimum(max_vectors(shape), 96);
-    const int64_t blocks_wanted = (sums || p->columns ? 6 : 16) * shape->device->multiprocessors;
+    const int64_t blocks_wanted = (sums || p->columns ? 4 : 16) * shape->device->multiprocessors;
     const int64_t all = of_sample * samples * g->all_block_groups;
     int64_t of_thread =
         maximum(divide_up(all, blocks_wanted), minimum(fewest, divide_up(all, 2 * shape->device->multiprocessors)));
@@ -339,6 +339,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         part_block(shape, g, 1, divide_up(samples, maximum(1, of_thread / of_sample)));
     while (sums && vectors_of_thread(g) > max_vectors(shape))
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
+    g->interleaved = p->columns;
     g->backwards = !sums;
     g->stores_dz = sums && !applies && shape->direction == BACKWARD && goes_on_from_dz(p);
     return settle(shape, step, sums, applies);
