@@ -20,6 +20,10 @@ bits are mostly noise, so models of 16 bits are converted and compared in f32 as
 Eager variants are timed before the others are compiled, and again with them, so that a compilation that fails or takes
 too long loses nothing.
 
+A model of several processes (PROCESSES) has a GPU in each, of one machine, in DistributedDataParallel over NCCL; all
+make the same calls as often as the first one finds right, and the rows are its. On the CPU there is gloo, and stock's
+synchronized batch norm refuses.
+
 Times are per call, from an idle device to an idle device (CUDA: events around the call), median, p10 and p90.
 peak_gib is the most that the caching allocator held during one call, without what belongs to the other variants.
 Rows (--json [FILE], one JSON object a line): model, direction, variant, ms, p10_ms, p90_ms, samples, peak_gib, error
@@ -40,6 +44,7 @@ import pathlib
 import platform
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -51,6 +56,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
@@ -159,16 +165,20 @@ class Decoder(nn.Module):
 
 
 def resnet(name: str, device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtype, batch: int,
-           autocast: bool = False) -> Task:
+           autocast: bool = False, synchronized: bool = False) -> Task:
     import timm
     batch, size = (4, 64) if tiny else (batch, 224)
-    model = placed(timm.create_model(name, pretrained=False), device, torch.float32 if autocast else dtype, layout,
-                   training)
+    model = timm.create_model(name, pretrained=False)
+    if synchronized:
+        from timm.layers import convert_sync_batchnorm
+        model = convert_sync_batchnorm(model)
+    model = placed(model, device, torch.float32 if autocast else dtype, layout, training)
     x = images((batch, 3, size, size), device, torch.float32 if autocast else dtype, layout)
     if not training:
         return Task(model, (x,), lambda m, x: m(x), False, dtype, layout)
     labels = torch.randint(0, 1000, (batch,), device=device)
-    return Task(model, (x, labels), lambda m, x, y: F.cross_entropy(m(x), y), True, dtype, layout, autocast=autocast)
+    return Task(model, (x, labels), lambda m, x, y: F.cross_entropy(m(x), y), True, dtype, layout, autocast=autocast,
+                compiles=not synchronized)
 
 
 def mask_rcnn(device: str, tiny: bool, dtype: torch.dtype, batch: int) -> Task:
@@ -233,6 +243,7 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "flux-decode-1024": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 1024, flux=True)),
         "flux-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 2048, flux=True)),
         "resnet50-gn-train-nchw": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nchw", BF16, 256, True)),
+        "resnet50-sync-train": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 128, True, True)),
     },
     "cpu": {
         "unet-nhwc": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F32, 1, 32)),
@@ -244,10 +255,14 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "vae-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 2048)),
         "flux-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256, flux=True)),
         "resnet50-gn-train-bf16": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", BF16, 8, True)),
+        "resnet50-sync-train": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", F32, 8, synchronized=True)),
         "resnet50-bn-train-bf16": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 8, True)),
         "mask-rcnn-train": ("torchvision", lambda d, t: mask_rcnn(d, t, BF16, 1)),
     },
 }
+
+
+PROCESSES = {"resnet50-sync-train": 2}
 
 
 # ---- comparing ------------------------------------------------------------------------------------------------------
@@ -330,13 +345,22 @@ class Clock:
         return start.elapsed_time(end)
 
 
+def agreed(value: Any) -> Any:
+    """What the first of the processes says."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
 def take_turns(calls: dict[str, Callable[[], Any]], clock: Clock, seconds: float) -> dict[str, list[float]]:
     """`seconds` for each call, in rounds of about a tenth of a second of each, in another order each time: what a call
     finds in the caches and in the allocator is the one before it's."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    each = {name: max(1, min(50, int(100 / max(clock.ms(call), 1e-3)))) for name, call in calls.items()}
+    each = agreed({name: max(1, min(50, int(100 / max(clock.ms(call), 1e-3)))) for name, call in calls.items()})
     start, rounds, order, generator = time.perf_counter(), 0, list(calls), random.Random(0)
-    while rounds < 3 or time.perf_counter() - start < seconds * len(calls):
+    while agreed(rounds < 3 or time.perf_counter() - start < seconds * len(calls)):
         generator.shuffle(order)
         for name in order:
             times[name] += [clock.ms(calls[name]) for _ in range(each[name])]
@@ -419,6 +443,11 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
     device = arguments.device
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    processes = PROCESSES.get(name, 1)
+    if processes > 1:
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["RANK"]))
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=datetime.timedelta(seconds=60))
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False  # of the reference; what is timed has 16 bits
     torch.manual_seed(0)
@@ -430,6 +459,7 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
            "layout": task.layout, "graph": task.graph, "tiny": arguments.tiny, "device": device,
            "torch": torch.__version__, "package": f"{package} {sys.modules[package].__version__}",
            "normfuse": normfuse.__version__, "threads": torch.get_num_threads(),
+           **({"processes": processes} if processes > 1 else {}),
            **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {"cpu": processor()})}
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], Any]] = {}
@@ -465,6 +495,9 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
             rows[variant]["converted"] = summary
         if variant.endswith("compile"):
             model = torch.compile(model, backend=arguments.backend)
+        bare = model
+        if processes > 1:
+            model = nn.parallel.DistributedDataParallel(model)
         call = one_call(task, model)
         started = time.perf_counter()
         call()
@@ -475,7 +508,7 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
         if arguments.warm:
             return
         if want is not None:
-            error = runs[0] if variant == "stock" else distances(results(task, model), want)
+            error = runs[0] if variant == "stock" else distances(results(task, bare), want)
             rows[variant].update(error=error, stock_error=stock_error)
             if too_far(error, stock_error, task.dtype):
                 rows[variant]["failed"] = "differs from the reference by more than twice what stock does"
@@ -510,6 +543,8 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
                 report({**rows[variant], "failed": error_text(error)})
         if chosen and not arguments.warm:
             finish(group or not any(v.endswith("compile") for v in variants))
+    if processes > 1:
+        dist.destroy_process_group()
 
 
 # ---- all models -----------------------------------------------------------------------------------------------------
@@ -520,6 +555,17 @@ def start(name: str, words: list[str], environment: dict[str, str]) -> tuple[sub
     command = [sys.executable, __file__, "--worker", name, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
                             env={**os.environ, **environment}), log
+
+
+def places(processes: int) -> list[dict[str, str]]:
+    """The environment of each of a model's processes."""
+    if processes == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [{"RANK": str(i), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            for i in range(processes)]
 
 
 def collect(process: subprocess.Popen, log: Any, limit: float, name: str, rows: dict[tuple[str, str], dict[str, Any]],
@@ -595,7 +641,8 @@ def main() -> int:
         rows_out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # libraries print where they like
         arguments.variants = arguments.variants.split(",")
-        work(arguments.worker, arguments, lambda row: print(json.dumps(row), file=rows_out, flush=True))
+        first = os.environ.get("RANK", "0") == "0" or arguments.worker not in PROCESSES
+        work(arguments.worker, arguments, lambda row: first and print(json.dumps(row), file=rows_out, flush=True))
         return 0
 
     names = [n for word in arguments.only or [] for n in word.split(",")] or list(MODELS[arguments.device])
@@ -616,6 +663,9 @@ def main() -> int:
         if importlib.util.find_spec(known[name][0]) is None:
             print(f"models.py: {name} is left out: {known[name][0]} is not installed", file=sys.stderr)
             problems.append(name)
+        elif arguments.device == "cuda" and torch.cuda.device_count() < PROCESSES.get(name, 1):
+            print(f"models.py: {name} is left out: it needs {PROCESSES[name]} GPUs", file=sys.stderr)
+            problems.append(name)
         else:
             present.append(name)
     if arguments.warm:
@@ -629,8 +679,11 @@ def main() -> int:
     else:
         for name in present:
             began = time.perf_counter()
-            if collect(*start(name, words, {}), arguments.limit, name, rows, arguments.verbose):
-                problems.append(name)
+            workers = [start(name, words, place) for place in places(PROCESSES.get(name, 1))]
+            for worker in workers:
+                left = max(1.0, arguments.limit - (time.perf_counter() - began))
+                if collect(*worker, left, name, rows, arguments.verbose):
+                    problems.append(name)
             print(f"models.py: {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
             if arguments.json:  # after each model: what is done stays if this process is stopped
                 done = [json.dumps(row) + "\n" for (model, _), row in rows.items() if model == name]

@@ -203,7 +203,8 @@ MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
           "unet": "Stable Diffusion 1.5 UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
           "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
-          "unet-train": "UNet, training step"}
+          "unet-train": "UNet, training step",
+          "resnet50-sync-train": "ResNet-50 with synchronized batch norm over two GPUs, training step"}
 VARIANTS = {"stock": ("stock", "s1"), "normfuse": ("converted", "s0"), "stock_compile": ("stock, compiled", "s1 pale"),
             "normfuse_compile": ("converted, compiled", "s0 pale")}
 
@@ -457,6 +458,7 @@ SHOWN = ["group_norm 128x256x28x28 groups=32", "group_norm 128x256x28x28 groups=
          "batch_norm 32x512x28x28", "batch_norm 32x512x28x28 layout=nhwc", "batch_norm 64x1024x14x14", "batch_norm 32x10x200x200 layout=nhwc",
          "batch_norm 32x512x28x28 act=relu mode=eval", "affine 64x256x64x64 per=sample", "affine 64x256x64x64 layout=nhwc per=sample"]
 TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resnet50-bn-train": ", batch 256, bf16 autocast, channels-last",
+         "unet-train": ", batch 4, bf16 autocast, channels-last", "resnet50-sync-train": ", 128 a GPU, bf16 autocast, channels-last",
          "unet": ", batch 2, f16, channels-last, in a CUDA graph", "mask-rcnn-train": ", batch 4, f16 autocast"}
 TABLES = {
     "peers-cpu": (peers_cpu, ["2026-11-21-epyc-zen4-peers"]),
