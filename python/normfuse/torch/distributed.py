@@ -46,8 +46,8 @@ if _ON_THIS_STREAM is not None:
 # end a process with an error whose Python ends meanwhile, which was seen where the group itself was asked.
 _Group = tuple[Any, int, bool]
 _ALONE = None, 1, False
-# By group and type of device, how many processes it has and whether gloo gathers there: asked of NCCL, that takes longer
-# than a kernel's launch.
+# By group and type of device, how many processes it has and whether gloo gathers there: asked at each call, that took 50 us
+# of a forward over NCCL, in a profile.
 _known_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
