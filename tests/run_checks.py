@@ -2,6 +2,7 @@
 """Runs every check of `make check`, `make check-sanitize`, `make check-platforms` or `make check-release`, adds up what they counted, and closes with the line
 `N passed, N failed, N skipped`. Needs nothing but the standard library. Logs: build/logs/."""
 import argparse
+import concurrent.futures
 import fnmatch
 import os
 import pathlib
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree
 import zipfile
@@ -38,6 +40,7 @@ FUZZ_TARGETS = ["fuzz_calls", "fuzz_npy", "fuzz_problem_line"]
 
 totals = [0, 0, 0]
 failures = []
+printing = threading.Lock()  # what a check prints stays together
 
 
 def count(name, passed, failed, skipped, note=""):
@@ -117,7 +120,7 @@ def test_program(name, command, timeout=300, env=None, past_time_is_skip=False):
 
 
 def pytest(name, words, timeout=300, env=None, python=sys.executable):
-    report = BUILD / "pytest.xml"
+    report = LOGS / (re.sub(r"[^A-Za-z0-9]+", "-", name) + ".xml")
     report.unlink(missing_ok=True)
     code, output, seconds = run(name, [python, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider",
                                        f"--junitxml={report}", *words], timeout,
@@ -133,11 +136,12 @@ def pytest(name, words, timeout=300, env=None, python=sys.executable):
     skipped_whole = code == 5 and skipped > 0 and passed == 0
     if (code != 0 or passed == 0) and not failed and not skipped_whole:
         failed = 1
-    if failed:
-        print("\n".join(output.splitlines()[-60:]))
-    elif skipped:
-        print("\n".join("      " + line for line in output.splitlines() if line.startswith("SKIPPED")))
-    count(name, passed, failed, skipped, "ran past its time" if code is None else f"{seconds:.0f} s")
+    with printing:
+        if failed:
+            print("\n".join(output.splitlines()[-60:]))
+        elif skipped:
+            print("\n".join("      " + line for line in output.splitlines() if line.startswith("SKIPPED")))
+        count(name, passed, failed, skipped, "ran past its time" if code is None else f"{seconds:.0f} s")
 
 
 def cmake_build(name, folder, options, env=None, timeout=600):
@@ -479,14 +483,20 @@ def python_package():
         pytest("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"])
         return
     python = venv / "bin/python"
-    pytest("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"], 600, python=python)
-    pytest("python: test_arrays.py with PyTorch and JAX", [tests / "test_arrays.py", "-k", "torch or jax"],
-           python=python)
-    for program in sorted(tests.glob("test_*.py")):
-        if program.name == "test_tiles.py":
-            pytest("python: test_tiles.py with PyTorch", [program, "-k", "torch"], python=python)
-        elif program.name not in ("test_arrays.py", "test_wheel.py"):
-            pytest(f"python: {program.name}", [program], 600, python=python)
+    some = {"test_arrays.py": (" with PyTorch and JAX", ["-k", "torch or jax"]),
+            "test_tiles.py": (" with PyTorch", ["-k", "torch"])}
+    files = [("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"])]
+    # Long ones first, and a process for each: they mostly have one thread, or wait for compilers.
+    for program in sorted(tests.glob("test_*.py"), key=lambda path: -path.stat().st_size):
+        rest, words = some.get(program.name, ("", []))
+        if program.name != "test_wheel.py":
+            files.append((f"python: {program.name}{rest}", [program, *words]))
+    jobs = int(args.jobs)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+        done = [pool.submit(pytest, name, words, 900, threads, python) for name, words in files]
+        for each in done:
+            each.result()
 
 
 def check_all():
