@@ -4,6 +4,7 @@ after convert. Compared: outputs, whether they need gradients, gradients, buffer
 import collections
 import contextlib
 import copy
+import gc
 import importlib.util
 import logging
 import os
@@ -586,6 +587,28 @@ def test_guarded_blocks_compile_export_and_pickle(how, same_globals):
                 change_length(other[0]), change_nested(other[0])
             set_global("helper", lambda y: y * 4)(None)
             torch.testing.assert_close(other(x), stock(x), rtol=1e-9, atol=1e-9)
+
+
+def test_what_the_garbage_collector_calls_is_none_of_a_block():
+    """JAX and profilers have themselves called at each collection, and one may come at any allocation."""
+    calls = []
+
+    def called(phase, info):
+        calls.append(FACTORS["a"] if helper else phase)
+
+    stock = sequential()
+    model = copy.deepcopy(stock)
+    before = gc.get_threshold()
+    gc.callbacks.append(called)
+    try:
+        gc.set_threshold(1, 1, 1)
+        nft.convert(model)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(called)
+    assert calls and gc.isenabled()
+    assert "helper" not in str(model._normfuse_sources.values)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(torch.ones(X)), stock(torch.ones(X)))
 
 
 # ---- nn.Sequential --------------------------------------------------------------------------------------------------

@@ -198,6 +198,10 @@ class Watch:
     def __enter__(self) -> Watch:
         global _current
         self._before = _current, sys.gettrace(), sys.getprofile()
+        # A collection may come at any allocation, and what it calls (JAX and profilers have themselves called) is no
+        # part of the forward.
+        self._collects = gc.isenabled()
+        gc.disable()
         self._operations = _Operations()
         self._operations.__enter__()
         _current = self
@@ -214,6 +218,8 @@ class Watch:
         if _current is None:
             del nn.Module.__getattribute__
         self._operations.__exit__(None, None, None)
+        if self._collects:
+            gc.enable()
         sys.settrace(trace)
         sys.setprofile(profile)
 
