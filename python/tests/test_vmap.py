@@ -140,10 +140,10 @@ def test_inside_and_outside(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_of_each_sample(dtype, looped, monkeypatch):
+def test_gradients_of_each_sample(dtype, looped):
     """As opacus and torch.func's tutorials make them: a model's parameters, one sample at a time."""
     # A convolution of 10 bits moves what ReLU sees by more than its distance from 0, now and then, in one of the two.
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    flags = torch.backends.cudnn.flags(allow_tf32=False)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, C, 1), nft.GroupNorm(2, C, activation="relu"),
                                 nft.InstanceNorm2d(C, affine=True)).to(torch.get_default_device(), dtype)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -152,7 +152,8 @@ def test_gradients_of_each_sample(dtype, looped, monkeypatch):
     def loss(parameters, x):
         return functional_call(model, parameters, (x.unsqueeze(0),)).square().sum()
 
-    got, want = vmap(grad(loss), (None, 0))(parameters, x), [grad(loss)(parameters, x[i]) for i in range(B)]
+    with flags:
+        got, want = vmap(grad(loss), (None, 0))(parameters, x), [grad(loss)(parameters, x[i]) for i in range(B)]
     assert not looped
     for name in parameters:
         tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
