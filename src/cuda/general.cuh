@@ -34,14 +34,15 @@ template <typename T, int V, bool columns> struct general_tile {
         const bool takes_turns = columns && g.interleaved;
         const normfuse_cuda_divisor &inner = takes_turns ? g.by_blocks_wide : g.by_parts,
                                     &outer = takes_turns ? g.by_parts : g.by_blocks_wide;
-        const int others = divide(block, inner), of_sample = divide(others, outer);
-        const int first = block - others * (int)inner.divisor, second = others - of_sample * (int)outer.divisor;
-        part = takes_turns ? second : first;
+        const int of_inner = divide(block, inner), of_sample = divide(of_inner, outer);
+        const int in_inner = block - of_inner * (int)inner.divisor;
+        const int in_outer = of_inner - of_sample * (int)outer.divisor;
+        part = takes_turns ? in_outer : in_inner;
         rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
         const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
-        first_channel = (takes_turns ? first : second) * g.width * channels;
+        first_channel = (takes_turns ? in_inner : in_outer) * g.width * channels;
         here = min(g.width * channels, (columns ? g.row_channels : (int)a.problem.c) - first_channel);
         const int lanes = g.unit_lanes;
         if constexpr (columns) {
