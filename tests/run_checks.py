@@ -57,10 +57,14 @@ def skip(name, reason):
     count(name, 0, 0, 1, reason)
 
 
+def log_of(name, ending):
+    LOGS.mkdir(parents=True, exist_ok=True)
+    return LOGS / (re.sub(r"[^A-Za-z0-9]+", "-", name) + ending)
+
+
 def run(name, command, timeout=300, env=None, cwd=ROOT):
     """(exit code, output, seconds); a command that runs past its time has the exit code None."""
-    LOGS.mkdir(parents=True, exist_ok=True)
-    log = LOGS / (re.sub(r"[^A-Za-z0-9]+", "-", name) + ".txt")
+    log = log_of(name, ".txt")
     start = time.monotonic()
     try:
         process = subprocess.Popen([str(word) for word in command], cwd=cwd, env={**os.environ, **(env or {})},
@@ -120,7 +124,7 @@ def test_program(name, command, timeout=300, env=None, past_time_is_skip=False):
 
 
 def pytest(name, words, timeout=300, env=None, python=sys.executable):
-    report = LOGS / (re.sub(r"[^A-Za-z0-9]+", "-", name) + ".xml")
+    report = log_of(name, ".xml")
     report.unlink(missing_ok=True)
     code, output, seconds = run(name, [python, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider",
                                        f"--junitxml={report}", *words], timeout,
@@ -492,11 +496,9 @@ def python_package():
         if program.name != "test_wheel.py":
             files.append((f"python: {program.name}{rest}", [program, *words]))
     jobs = int(args.jobs)
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-        done = [pool.submit(pytest, name, words, 900, threads, python) for name, words in files]
-        for each in done:
-            each.result()
+        list(pool.map(lambda file: pytest(*file, 900, threads, python), files))
 
 
 def check_all():
