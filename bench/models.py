@@ -21,8 +21,8 @@ Eager variants are timed before the others are compiled, and again with them, so
 too long loses nothing.
 
 A model of several processes (PROCESSES) has a GPU in each, of one machine, in DistributedDataParallel over NCCL; all
-make the same calls as often as the first one finds right, and the rows are its. On the CPU there is gloo, and stock's
-synchronized batch norm refuses.
+make the same calls as often as the first one finds right, and the rows are its. On the CPU, over gloo, stock's
+synchronized batch norm refuses: there --variants normfuse --unchecked is a dry run.
 
 Times are per call, from an idle device to an idle device (CUDA: events around the call), median, p10 and p90.
 peak_gib is the most that the caching allocator held during one call, without what belongs to the other variants.
@@ -261,7 +261,7 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
     },
 }
 
-
+# Of a model that is spread over several.
 PROCESSES = {"resnet50-sync-train": 2}
 
 
@@ -550,27 +550,40 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
 # ---- all models -----------------------------------------------------------------------------------------------------
 
 
-def start(name: str, words: list[str], environment: dict[str, str]) -> tuple[subprocess.Popen, Any]:
-    log = tempfile.TemporaryFile("w+")
-    command = [sys.executable, __file__, "--worker", name, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-                            env={**os.environ, **environment}), log
+Worker = tuple[subprocess.Popen, Any]
 
 
-def places(processes: int) -> list[dict[str, str]]:
-    """The environment of each of a model's processes."""
-    if processes == 1:
-        return [{}]
+def start(name: str, words: list[str], environment: dict[str, str]) -> list[Worker]:
+    """A model's processes, which find one another by what torch.distributed reads of the environment, and their logs."""
+    processes = PROCESSES.get(name, 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [{"RANK": str(i), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            for i in range(processes)]
+        meet = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    workers = []
+    for rank in range(processes):
+        log = tempfile.TemporaryFile("w+")
+        place = {**meet, "RANK": str(rank)} if processes > 1 else {}
+        workers.append((subprocess.Popen([sys.executable, __file__, "--worker", name, *words], stdout=subprocess.PIPE,
+                                         stderr=log, text=True, start_new_session=True,
+                                         env={**os.environ, **environment, **place}), log))
+    return workers
 
 
-def collect(process: subprocess.Popen, log: Any, limit: float, name: str, rows: dict[tuple[str, str], dict[str, Any]],
-            verbose: bool) -> Optional[str]:
-    """Waits for a worker and keeps the last row of each variant; what went wrong with it, or None."""
+def collect(workers: list[Worker], limit: float, name: str, rows: dict[tuple[str, str], dict[str, Any]],
+            verbose: bool) -> bool:
+    """Waits for a model's processes and keeps the last row of each variant; whether all went well."""
+    end = time.perf_counter() + limit
+    try:
+        return all([collect_one(*worker, max(1.0, end - time.perf_counter()), name, rows, verbose)
+                    for worker in workers])
+    finally:
+        for process, _ in workers:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def collect_one(process: subprocess.Popen, log: Any, limit: float, name: str,
+                rows: dict[tuple[str, str], dict[str, Any]], verbose: bool) -> bool:
     try:
         output, _ = process.communicate(timeout=limit)
         problem = None if process.returncode == 0 else f"its process ended with {process.returncode}"
@@ -578,9 +591,6 @@ def collect(process: subprocess.Popen, log: Any, limit: float, name: str, rows: 
         os.killpg(process.pid, signal.SIGKILL)  # with the compiler's processes
         output, _ = process.communicate()
         problem = f"stopped after {limit:.0f} s"
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
     for line in output.splitlines():
         if line.startswith("{"):
             row = json.loads(line)
@@ -591,7 +601,7 @@ def collect(process: subprocess.Popen, log: Any, limit: float, name: str, rows: 
         print("\n".join(f"    {line}" for line in (lines if verbose else lines[-25:])), file=sys.stderr)
     if problem:
         print(f"models.py: {name}: {problem}", file=sys.stderr)
-    return problem
+    return problem is None
 
 
 def table(rows: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
@@ -641,8 +651,8 @@ def main() -> int:
         rows_out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # libraries print where they like
         arguments.variants = arguments.variants.split(",")
-        first = os.environ.get("RANK", "0") == "0" or arguments.worker not in PROCESSES
-        work(arguments.worker, arguments, lambda row: first and print(json.dumps(row), file=rows_out, flush=True))
+        is_first = arguments.worker not in PROCESSES or os.environ["RANK"] == "0"
+        work(arguments.worker, arguments, lambda row: is_first and print(json.dumps(row), file=rows_out, flush=True))
         return 0
 
     names = [n for word in arguments.only or [] for n in word.split(",")] or list(MODELS[arguments.device])
@@ -673,17 +683,14 @@ def main() -> int:
         each = str(max(1, (os.cpu_count() or 1) // max(1, len(present))))
         workers = {name: start(name, words, {"TORCHINDUCTOR_COMPILE_THREADS": each}) for name in present}
         end = time.perf_counter() + arguments.limit
-        for name, (process, log) in workers.items():
-            if collect(process, log, max(1.0, end - time.perf_counter()), name, rows, arguments.verbose):
+        for name, of_model in workers.items():
+            if not collect(of_model, end - time.perf_counter(), name, rows, arguments.verbose):
                 problems.append(name)
     else:
         for name in present:
             began = time.perf_counter()
-            workers = [start(name, words, place) for place in places(PROCESSES.get(name, 1))]
-            for worker in workers:
-                left = max(1.0, arguments.limit - (time.perf_counter() - began))
-                if collect(*worker, left, name, rows, arguments.verbose):
-                    problems.append(name)
+            if not collect(start(name, words, {}), arguments.limit, name, rows, arguments.verbose):
+                problems.append(name)
             print(f"models.py: {name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
             if arguments.json:  # after each model: what is done stays if this process is stopped
                 done = [json.dumps(row) + "\n" for (model, _), row in rows.items() if model == name]
