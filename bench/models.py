@@ -239,6 +239,8 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "unet-eager": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F16, 2, 64)),
         "unet-nchw": ("diffusers", lambda d, t: unet(d, t, False, "nchw", F16, 2, 64, graph=True)),
         "unet-train": ("diffusers", lambda d, t: unet(d, t, True, "nhwc", BF16, 4, 64, autocast=True)),
+        "unet-train-graph": ("diffusers",
+                             lambda d, t: unet(d, t, True, "nhwc", BF16, 4, 64, autocast=True, graph=True)),
         "vae-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", F16, 2048)),
         "flux-decode-1024": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 1024, flux=True)),
         "flux-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 2048, flux=True)),

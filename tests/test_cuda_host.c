@@ -2445,9 +2445,9 @@ static void read_registers(void)
 }
 
 /* One copy of transpose.cu: tiles that are all of the tensor, vectors that are aligned in memory, shared memory that
- * holds a tile, and scratch memory that is the call's and no other copy's. */
+ * holds a tile, and memory that is no other copy's: of the call's scratch, or for an input that of one of `outputs`. */
 static void check_copy(const char *name, const struct fake_launch *launch, const struct normfuse_cuda_copy *copy,
-                       int64_t bytes, int64_t elements, bool is_output, size_t *scratch_used)
+                       int64_t bytes, int64_t elements, bool is_output, uintptr_t outputs[2], size_t *scratch_used)
 {
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
@@ -2494,6 +2494,11 @@ static void check_copy(const char *name, const struct fake_launch *launch, const
     }
     /* The far one of the two is the caller's. */
     const uintptr_t here = (uintptr_t)(is_output ? copy->from : copy->to);
+    for (int k = 0; k < 2 && !is_output; k++)
+        if (here == outputs[k]) {
+            outputs[k] = 0;
+            return;
+        }
     const int64_t last = is_output ? (copy->outer.size - 1) * copy->outer.from + (copy->b.size - 1) * copy->b.from +
                                          (copy->a.size - 1) * copy->a.from
                                    : (copy->outer.size - 1) * copy->outer.to + (copy->b.size - 1) * copy->b.to +
@@ -2509,7 +2514,7 @@ static void check_copy(const char *name, const struct fake_launch *launch, const
 }
 
 static void check_copies(const char *name, const struct fake_launch *launch, normfuse_type type, int64_t elements,
-                         bool are_outputs, int *copies, size_t *scratch_used)
+                         bool are_outputs, uintptr_t outputs[2], int *copies, size_t *scratch_used)
 {
     struct normfuse_cuda_transpose_arguments a;
     const int64_t bytes = (int64_t)normfuse_type_bytes((int32_t)type);
@@ -2522,7 +2527,7 @@ static void check_copies(const char *name, const struct fake_launch *launch, nor
           "%s: %s of %d copies, %lld blocks", name, launch->name, a.count, (long long)a.blocks);
     *copies += a.count;
     for (int i = 0; i < a.count; i++) {
-        check_copy(name, launch, &a.copies[i], bytes, elements, are_outputs, scratch_used);
+        check_copy(name, launch, &a.copies[i], bytes, elements, are_outputs, outputs, scratch_used);
         const struct normfuse_cuda_copy *const copy = &a.copies[i];
         const int64_t end = copy->first_block + up(copy->a.size, copy->tile_a) * up(copy->b.size, copy->tile_b) *
                                                     up(copy->outer.size, copy->tile_outer);
@@ -2540,7 +2545,7 @@ static void test_transposes(void)
     read_registers();
     fake_driver_use();
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
-    int copied = 0, flipped = 0, of_outputs = 0;
+    int copied = 0, flipped = 0, of_outputs = 0, held = 0;
     for (int i = 0; i < 6000 && device_of(0) != NULL; i++) {
         const normfuse_type type = (normfuse_type)random_below(4);
         const bool backward = random_below(2) != 0, residual = random_below(3) == 0;
@@ -2571,6 +2576,8 @@ static void test_transposes(void)
             is_sliced = is_sliced || (k == 0 && more > 0);
             length += snprintf(name + length, sizeof name - (size_t)length, " %c%d", last ? 'l' : 'f', (int)more);
         }
+        const int over = random_below(4) != 0 ? 1 : backward ? 2 * (int)random_below(2) : 0;
+        big[1] = big[over]; /* the output: in place, or its own memory */
         for (int k = 0; k < 2; k++) {
             small[k] = normfuse_tensor_contiguous((void *)(base + (uintptr_t)(BIG + k) * gap), NORMFUSE_F32, 1,
                                                   &sizes[1], &axes[BIG + k]);
@@ -2610,15 +2617,18 @@ static void test_transposes(void)
             continue;
         int copies = 0;
         size_t scratch_used = 0;
+        const normfuse_tensor *const output = backward ? tensors.dx : tensors.y;
+        uintptr_t outputs[2] = {over == 1 ? (uintptr_t)output->data : 0, tensors.dpost_add ? (uintptr_t)tensors.dpost_add->data : 0};
         const int64_t elements = sizes[0] * sizes[1] * sizes[2];
         const int last = fake_driver.launches - 1;
         const bool before = fake_driver.launch[0].kernel >= NORMFUSE_CUDA_transpose2,
                    after = last > 0 && fake_driver.launch[last].kernel >= NORMFUSE_CUDA_transpose2;
         if (before)
-            check_copies(name, &fake_driver.launch[0], type, elements, false, &copies, &scratch_used);
+            check_copies(name, &fake_driver.launch[0], type, elements, false, outputs, &copies, &scratch_used);
         const int copies_before = copies;
         if (after)
-            check_copies(name, &fake_driver.launch[last], type, elements, true, &copies, &scratch_used);
+            check_copies(name, &fake_driver.launch[last], type, elements, true, outputs, &copies, &scratch_used);
+        held += over == 1 && outputs[0] == 0;
         for (int k = 0; k <= last; k++)
             CHECK(fake_driver.launch[k].dependent == (k > 0), "%s: kernel %d of %d", name, k, last + 1);
         CHECK(others == 0 ? copies == 0 : copies >= 1 && (copies <= others || is_sliced), "%s: %d copies of %d tensors",
@@ -2627,8 +2637,9 @@ static void test_transposes(void)
         flipped += others > copies;
         of_outputs += copies > copies_before;
     }
-    CHECK(copied > 2000 && flipped > 300 && of_outputs > 500, "%d calls copied, %d fewer tensors, %d outputs", copied,
-          flipped, of_outputs);
+    CHECK(copied > 2000 && flipped > 300 && of_outputs > 500 && held > 1000,
+          "%d calls copied, %d fewer tensors, %d outputs, %d inputs to an output's memory", copied, flipped, of_outputs,
+          held);
 }
 
 /* The i-th of random problems, some of them of kinds that the others seldom are. */

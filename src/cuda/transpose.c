@@ -193,6 +193,25 @@ static __attribute__((noinline)) bool add_copy(struct normfuse_cuda_transpose_ar
 
 /* ---- a call ----------------------------------------------------------------------------------------------------- */
 
+/* The memory of an output of these strides, if a copy of the input may lie there: the call writes the output over each of
+ * its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch memory, and
+ * not the same outputs. */
+static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
+                              const struct normfuse_view *input, const struct normfuse_view *strides)
+{
+    const bool backward = p->dy.data != NULL;
+    struct normfuse_view *const outputs[] = {backward ? &p->dx : &p->y, &p->dpost_add};
+    const bool takes[] = {backward ? input == &p->dy || input == &p->x || input == &p->du : true, input == &p->dy};
+    for (int i = 0; i < 2; i++) {
+        int tensors = 0;
+        for (int k = 0; k < VIEWS; k++)
+            tensors += views[k]->data == outputs[i]->data;
+        if (takes[i] && tensors == 1 && has_strides(p, outputs[i], strides) && p->stats == NULL && p->sums == NULL)
+            return outputs[i]->data;
+    }
+    return NULL;
+}
+
 bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct transposed *transposed)
 {
     struct normfuse_view *views[VIEWS];
@@ -218,8 +237,11 @@ bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct t
         strides.data = given.data;
         if (!has_strides(p, view, &strides)) {
             const bool is_output = view == &p->y || view == &p->u || view == &p->dx || view == &p->dpost_add;
-            strides.data = scratch + transposed->bytes;
-            transposed->bytes += bytes;
+            strides.data = is_output ? NULL : memory_of_output(p, views, view, &strides);
+            if (strides.data == NULL) {
+                strides.data = scratch + transposed->bytes;
+                transposed->bytes += bytes;
+            }
             if (!add_copy(is_output ? &transposed->after : &transposed->before, p, is_output ? &strides : &given,
                           is_output ? &given : &strides))
                 return false;
