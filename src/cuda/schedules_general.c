@@ -28,7 +28,9 @@ static struct shape general_of(const struct shape *shape)
     general.vector_bytes = 16;
     if (!p->columns) {
         general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
-        const bool pays = 2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements) && p->s < MAX_VALUES;
+        /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
+         * 23.9, 33.0; x15 32.3, 38.5; x21 47.2, 48.3; f32 x5 10.2, 11.2; backward x7 22.4, 20.3. */
+        const bool pays = normfuse_cuda_fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
         return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
     }
     if (p->type == NORMFUSE_F64)
@@ -255,8 +257,13 @@ static double estimate(const struct shape *given, const struct step *step)
     const double row = step->geometry.width * (double)shape->vector_bytes;
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
-    double time = moved / (policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin + 3.0 +
-                  first + once * (waves - 1.0);
+    /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5
+     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9; 6x64x12x30 bf16 backward with post_add, 16 blocks 13.3, 48
+     * 10.5. Clusters over columns have other reasons to be slow: 8x320x64x64 f16 NHWC with pre_add 59, in two passes 62. */
+    const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) * (shape->direction == BACKWARD ? 1.5 : 1.0);
+    const double walk = shape->problem->columns ? 0.0 : each * waves * (double)vectors_of_thread(&step->geometry);
+    double time = fmax(walk, moved / (policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin) +
+                  3.0 + first + once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
     return time;

@@ -120,6 +120,7 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
 int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *problem, int elements);
+bool normfuse_cuda_fills_vectors(const struct normfuse_problem *problem, int elements, double part);
 bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
 void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
 void normfuse_cuda_walk_folded(struct normfuse_problem *problem, int32_t from, int32_t to);
