@@ -203,7 +203,7 @@ MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
           "unet": "Stable Diffusion 1.5 UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
           "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
-          "unet-train": "UNet, training step",
+          "unet-train": "UNet, training step", "unet-train-graph": "the same in a CUDA graph",
           "resnet50-sync-train": "ResNet-50 with synchronized batch norm over two GPUs, training step"}
 VARIANTS = {"stock": ("stock", "s1"), "normfuse": ("converted", "s0"), "stock_compile": ("stock, compiled", "s1 pale"),
             "normfuse_compile": ("converted, compiled", "s0 pale")}
