@@ -449,6 +449,48 @@ def test_channels_last():
     assert operators(model, x)["bare"] == 2 and operators(model, x)["channel_affine"] == 1
 
 
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [1, 3])
+def test_copies_before_convolutions(size, format):
+    """Transformers over images go back to channels-first for a convolution that works channels-last."""
+    def code(s, x):
+        return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x
+
+    block = Block(code, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
+    model, stock, report = both(nn.Sequential(block, nn.GroupNorm(2, 4)))
+    assert report.biases == ["0.conv"]
+    x = torch.randn(X).contiguous(memory_format=format)
+    check_same(model, stock, x)
+    assert model(x).stride() == stock(x).stride()
+    assert operators(stock, x)["clone"] == (format == torch.channels_last)
+    assert operators(model, x)["clone"] == 0
+
+
+def test_copies_that_others_see():
+    def read_twice(s, x):
+        c = x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()
+        return s.conv(c) + c
+
+    def overwritten(s, x):
+        y = x.permute(0, 2, 3, 1).neg()
+        c = y.permute(0, 3, 1, 2).contiguous()
+        y += 1.0
+        return s.conv(c) + x
+
+    for code in (read_twice, overwritten):
+        model, stock, report = both(nn.Sequential(Block(code).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
+        assert report.biases == ["0.conv"]
+        x = torch.randn(X).contiguous(memory_format=torch.channels_last)
+        check_same(model, stock, x)
+        assert operators(model, x)["clone"] == 1
+    # A convolution that is hooked later sees what it saw before.
+    model, _, _ = both(nn.Sequential(Block(lambda s, x: s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
+    seen = []
+    model[0].conv.register_forward_pre_hook(lambda module, args: seen.append(args[0].is_contiguous()))
+    model(torch.randn(X).contiguous(memory_format=torch.channels_last))
+    assert seen == [True]
+
+
 @pytest.mark.parametrize("convolution,norm,shape", [
     (nn.Conv1d(4, 6, 1), nn.BatchNorm1d(5), (4, 5)), (nn.Conv1d(4, 6, 1), nn.InstanceNorm1d(6, affine=True), (4, 5)),
     (nn.Conv2d(4, 6, 1), nn.InstanceNorm2d(6, affine=True), (4, 5, 5)), (nn.Conv2d(4, 6, 1), nn.GroupNorm(5, 5), (4, 5, 5)),

@@ -44,10 +44,19 @@ def has_bias_to_move(convolution: Optional[nn.Module]) -> bool:
     return type(convolution) in _CONVOLUTIONS and convolution.bias is not None and not hooked(convolution)
 
 
-def convolve(convolution: nn.Module, input: Any) -> Biased:
+def _works_channels_last(convolution: nn.Module) -> bool:
+    """Does its weight's layout make it work channels-last, whatever its input's is?"""
+    weight = convolution.weight
+    return weight.dim() == 4 and weight.stride(1) == 1 and weight.stride(3) == weight.shape[1] > 1
+
+
+def convolve(convolution: nn.Module, input: Any, copied: bool = False) -> Biased:
     """convolution(input), with its bias apart where that is worth it. An input without a batch axis has its channels
-    elsewhere."""
-    if not (isinstance(input, Tensor) and input.device.type in BIAS_DEVICES and has_bias_to_move(convolution)):
+    elsewhere. copied: of input.contiguous(), a copy that a convolution which works channels-last copies back."""
+    moves = isinstance(input, Tensor) and input.device.type in BIAS_DEVICES and has_bias_to_move(convolution)
+    if copied and not (moves and _works_channels_last(convolution)):
+        input = input.contiguous()
+    if not moves:
         return Biased(convolution(input), None)
     weight, bias = convolution.weight, convolution.bias
     if input.dim() != weight.dim() or bias.dtype != weight.dtype or not weight.is_floating_point():

@@ -403,10 +403,16 @@ def _move_biases(block: nn.Module, graph: torch.fx.Graph) -> set[nn.Module]:
         convolution = _blocks.called_module(block, node)
         if has_bias_to_move(convolution) and _blocks.plain_input(node) is not None and _takes_biased(block, node):
             moved.add(convolution)
+            source = node.args[0]
+            copied = (node.prev is source and source.op == "call_method" and source.target == "contiguous"
+                      and _blocks.plain_input(source) is not None and len(source.users) == 1)
             with graph.inserting_before(node):
                 called = graph.create_node("get_attr", str(node.target))
-                node.replace_all_uses_with(graph.call_function(convolve, (called, node.args[0])))
+                call = graph.call_function(convolve, (called, source.args[0] if copied else source, copied))
+                node.replace_all_uses_with(call)
             graph.erase_node(node)
+            if copied:
+                graph.erase_node(source)
     return moved
 
 
