@@ -154,6 +154,15 @@ static inline bool is_resident(const struct shape *shape, const struct step *ste
     return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
 }
 
+/* The fewest bits of which 2^bits is `count` or more. */
+static inline int32_t bits_for(int64_t count)
+{
+    int32_t bits = 0;
+    while (INT64_C(1) << bits < count)
+        bits++;
+    return bits;
+}
+
 /* 2^bits lanes of a warp for each of `count`, as many as `threads` allow. */
 static inline int32_t lane_bits_of(int64_t count, int64_t threads)
 {
