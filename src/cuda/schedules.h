@@ -83,9 +83,8 @@ bool normfuse_cuda_has_short_rows(const struct shape *shape);
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */
 int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
-/* Columns: vectors of what is walked as a row; `width` of them a block, in which `group` channels are joined; vectors
- * of a row that have channels of one group, at most. */
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
+/* Columns: `width` vectors a block, in which `group` channels are joined; vectors of a row that have channels of one
+ * group, at most. */
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group);
 int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);

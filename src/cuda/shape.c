@@ -72,6 +72,17 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
     return in_lane / shape->folded * 32 / subvectors;
 }
 
+int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
+{
+    return shape->problem->c * shape->folded / shape->elements;
+}
+
+int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
+}
+
 /* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
  * one reads through. */
 static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples)
@@ -80,11 +91,8 @@ static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
         return false;
     const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
-    const double max_channels = p->columns                       ? (double)p->c
-                                : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
-                                : p->sets == NORMFUSE_SETS_BATCH ? 1.0
-                                                                 : (double)p->c;
-    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + max_channels * (double)x->channel +
+    const int64_t channels = p->columns || p->sets == NORMFUSE_SETS_NONE ? p->c : group_of(p);
+    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + (double)channels * (double)x->channel +
                             (double)p->s * (double)x->position;
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
@@ -196,7 +204,7 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
-    if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < min_bytes)
+    if (shape->tensor_bytes < min_bytes)
         return false;
     return shape->direction == FORWARD
                ? p->y.data != NULL
@@ -231,6 +239,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->direction = forward ? FORWARD : BACKWARD;
     shape->tensors = forward ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
+    shape->tensor_bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type);
+    shape->bytes = shape->tensor_bytes * (forward ? 2.0 : 3.0);
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->short_offsets = has_short_offsets(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
@@ -282,8 +292,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
         !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
         return false;
-    shape->bytes =
-        (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) * (forward ? 2.0 : 3.0);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);
