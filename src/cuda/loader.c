@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,50 +86,38 @@ static bool look_up(void *library, const char *name, void *entry)
     return address != NULL;
 }
 
-/* Returns `status`; the words are loaded->problem. */
-__attribute__((format(printf, 3, 4))) static normfuse_status fail(struct loaded *loaded, normfuse_status status,
-                                                                  const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(loaded->problem, sizeof loaded->problem, format, arguments);
-    va_end(arguments);
-    return status;
-}
+/* Gives `status`; the words are loaded->problem. */
+#define FAIL(loaded, status, ...) (snprintf((loaded)->problem, sizeof(loaded)->problem, __VA_ARGS__), (status))
 
 /* Fills loaded->driver. The version is requested first: an older driver lacks some of the rest. */
 static normfuse_status find_entries(struct loaded *loaded)
 {
-    static void *opened; /* for good; under the mutex */
-    void *library = NULL;
+    static void *library; /* opened for good; under the mutex */
     if (stand_in != NULL) {
         loaded->driver = *stand_in;
     } else {
-        if (opened == NULL)
-            opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-        library = opened;
+        if (library == NULL)
+            library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         if (library == NULL) {
             const char *const reason = dlerror();
-            return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
+            return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
                         reason != NULL ? reason : "libcuda.so.1 cannot be opened");
         }
         if (!look_up(library, "cuDriverGetVersion", &loaded->driver.cuDriverGetVersion))
-            return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
+            return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
     }
     int version = 0;
     if (loaded->driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
         version = 0;
     loaded->version = version;
     if (version / 1000 < DRIVER_MAJOR)
-        return fail(loaded, NORMFUSE_OLD_DRIVER,
+        return FAIL(loaded, NORMFUSE_OLD_DRIVER,
                     "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", version / 1000,
                     version % 1000 / 10, (int)DRIVER_MAJOR);
-    if (library == NULL)
-        return NORMFUSE_OK;
 #define TEXT(name) #name
 #define LOOK_UP(name)                                                                                                  \
-    if (!look_up(library, TEXT(name), &loaded->driver.name))                                                           \
-        return fail(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
+    if (stand_in == NULL && !look_up(library, TEXT(name), &loaded->driver.name))                                       \
+        return FAIL(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
                     version / 1000, version % 1000 / 10, TEXT(name));
     NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
 #undef LOOK_UP
@@ -149,15 +136,6 @@ static void read_module_version(char *text, size_t bytes)
         text[0] = '\0';
     text[strcspn(text, "\n")] = '\0';
     fclose(file);
-}
-
-__attribute__((format(printf, 2, 3))) static void append(struct loaded *loaded, const char *format, ...)
-{
-    const size_t length = strlen(loaded->state);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(loaded->state + length, sizeof loaded->state - length, format, arguments);
-    va_end(arguments);
 }
 
 /* 0, and *result, where the driver does not say. */
@@ -183,19 +161,14 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
                                       .ordinal = ordinal,
                                       .capability = capability,
                                       .multiprocessors = READ(MULTIPROCESSOR_COUNT),
-                                      .threads_per_multiprocessor = READ(MAX_THREADS_PER_MULTIPROCESSOR),
-                                      .registers_per_multiprocessor = READ(MAX_REGISTERS_PER_MULTIPROCESSOR),
-                                      .shared_per_multiprocessor = (size_t)READ(MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
                                       .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-                                      .shared_reserved = (size_t)READ(RESERVED_SHARED_MEMORY_PER_BLOCK),
-                                      .l2_bytes = (size_t)READ(L2_CACHE_SIZE),
                                       .clusters = READ(CLUSTER_LAUNCH) != 0,
                                       .general_alone =
                                           normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
                                       .name = device->name};
 #undef READ
     if (result != CUDA_SUCCESS)
-        return fail(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
+        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
                     error_text(loaded, result));
     return NORMFUSE_OK;
 }
@@ -207,7 +180,7 @@ static normfuse_status find_driver(struct loaded *loaded)
         return status;
     const CUresult result = loaded->driver.cuInit(0);
     if (result == CUDA_ERROR_STUB_LIBRARY)
-        return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
+        return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
     /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
      */
     if (result == CUDA_ERROR_NO_DEVICE)
@@ -215,12 +188,12 @@ static normfuse_status find_driver(struct loaded *loaded)
     int count = 0;
     const CUresult counted = result == CUDA_SUCCESS ? loaded->driver.cuDeviceGetCount(&count) : result;
     if (counted != CUDA_SUCCESS)
-        return fail(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(loaded, counted));
+        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(loaded, counted));
     if (count <= 0)
         return NORMFUSE_OK;
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
     if (loaded->device == NULL)
-        return fail(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
+        return FAIL(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
     for (int32_t i = 0; i < count; i++) {
         const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
         if (read != NORMFUSE_OK)
@@ -232,20 +205,23 @@ static normfuse_status find_driver(struct loaded *loaded)
 
 static void describe(struct loaded *loaded)
 {
-    if (loaded->status != NORMFUSE_OK) {
-        append(loaded, "%s; built for " NORMFUSE_CUDA_BUILT_FOR, loaded->problem);
-        return;
+#define SAY(...)                                                                                                       \
+    snprintf(loaded->state + strlen(loaded->state), sizeof loaded->state - strlen(loaded->state), __VA_ARGS__)
+    if (loaded->status == NORMFUSE_OK) {
+        char module[32];
+        read_module_version(module, sizeof module);
+        SAY("driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
+            loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
+    } else {
+        SAY("%s", loaded->problem);
     }
-    char module[32];
-    read_module_version(module, sizeof module);
-    append(loaded, "driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
-           loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
     for (int32_t i = 0; i < loaded->devices; i++) {
         const struct normfuse_cuda_device *const facts = &loaded->device[i].facts;
-        append(loaded, "%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
-               (int)facts->capability % 10);
+        SAY("%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
+            (int)facts->capability % 10);
     }
-    append(loaded, "; built for " NORMFUSE_CUDA_BUILT_FOR);
+    SAY("; built for " NORMFUSE_CUDA_BUILT_FOR);
+#undef SAY
 }
 
 static void forget(struct loaded *loaded)
@@ -610,13 +586,11 @@ static CUresult request_occupancy(const struct device *device, const struct norm
     if (cluster == 0)
         return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
                                                                    launch->shared);
+    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for some
+     * of which the driver refuses to answer. */
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
-    struct normfuse_cuda_launch alone = *launch;
-    /* Residency does not depend on these, but the driver refuses to answer for some of them. */
-    alone.cooperative = false;
-    alone.dependent = false;
-    /* Nor on the grid, but the driver wants one. */
-    alone.grid = cluster;
+    const struct normfuse_cuda_launch alone = {
+        .grid = cluster, .threads = launch->threads, .cluster = cluster, .shared = launch->shared};
     const CUlaunchConfig config = configure(&alone, NULL, attributes);
     return driver->cuOccupancyMaxActiveClusters(answer, function, &config);
 }

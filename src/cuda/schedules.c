@@ -108,16 +108,6 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void)
     return &last;
 }
 
-static void say(const struct shape *shape, const struct schedule *schedule, const char *reason, double time,
-                const char *why)
-{
-    const char *const call = shape->problem->name;
-    if (reason != NULL)
-        fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", call, schedule->name, reason);
-    else
-        fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", call, schedule->name, time, why);
-}
-
 bool normfuse_cuda_hold(const struct shape *given, struct step *best)
 {
     struct shape shape = *given;
@@ -142,8 +132,11 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
         const bool in_order = schedule->in_order && line == NULL && 0.95 * own <= twice;
         const double tuned = line != NULL ? fmax(1e-3, line->start + line->factor * own) : own;
         const double time = in_order ? 0.0 : tuned;
-        if (shape.explains)
-            say(&shape, schedule, reason, tuned, in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
+        if (shape.explains && reason != NULL)
+            fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", shape.problem->name, schedule->name, reason);
+        else if (shape.explains)
+            fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", shape.problem->name, schedule->name, tuned,
+                    in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
         if (time < lowest) {
             lowest = time;
             taken = schedule;

@@ -417,7 +417,6 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
 /* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
-    const struct normfuse_problem *const p = shape->problem;
     /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
      * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
      * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */

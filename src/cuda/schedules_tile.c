@@ -13,24 +13,17 @@ struct view {
     int64_t length; /* not 0: a norm group is so many adjacent values, which are cut into rows of a block's width */
 };
 
-static struct view view_of(const struct normfuse_problem *p)
+/* `width`: of rows that a norm group is cut into. */
+static struct view view_of(const struct normfuse_problem *p, int64_t width)
 {
     const int64_t d = group_of(p);
-    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
     if (p->columns)
         return (struct view){p->n, p->s, p->c, p->x.batch, p->x.position, d, 1, 0};
-    if (batch)
+    if (p->sets == NORMFUSE_SETS_BATCH)
         return (struct view){1, p->n, p->c * p->s, 0, p->x.batch, p->s, p->s, 0};
-    return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s, d == 1 ? p->s : 0};
-}
-
-static struct view cut(const struct view *view, int64_t width)
-{
-    struct view rows = *view;
-    rows.rows = divide_up(view->length, width);
-    rows.row = rows.group = rows.channel_columns = width;
-    rows.columns = view->columns / view->length * width;
-    return rows;
+    if (d > 1)
+        return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s, 0};
+    return (struct view){p->n, divide_up(p->s, width), p->c * width, p->x.batch, width, width, width, p->s};
 }
 
 static bool is_adjacent(const struct normfuse_problem *p)
@@ -42,14 +35,13 @@ static bool is_adjacent(const struct normfuse_problem *p)
 static const char *refuse(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const struct view view = view_of(p);
-    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
+    const struct view view = view_of(p, p->s);
     if (!shape->short_offsets || !is_adjacent(p))
         return "channels, or positions of a sample, are not adjacent, or a block's are 2^31 bytes or more";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)
         return "others have vectors of 16 bytes for it";
-    if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
+    if (p->sets == NORMFUSE_SETS_BATCH && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
     if (view.rows == 1 && view.length == 0)
         return "a norm group is one row";
@@ -63,11 +55,9 @@ static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
-    struct view view = view_of(shape->problem);
     const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
-    if (view.length > 0)
-        view = cut(&view, minimum(threads, view.length));
+    const struct view view = view_of(shape->problem, minimum(threads, shape->problem->s));
     const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
     const int64_t sets = minimum(maximum(1, wanted / view.group), all);
     const int64_t width = sets * view.group, at_once = minimum(threads / width, divide_up(view.rows, parts));
