@@ -13,21 +13,9 @@
  * `lanes` of rows, `lines`, `tile` and `general` take every addition; the others are plain: nothing is added to x,
  * before the activation or to dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
-    SCHEDULE(lanes)          /* some lanes of a warp have a norm group; columns: of one row */                         \
-    SCHEDULE(lanes_rows)     /* columns: of a few rows */                                                              \
-    SCHEDULE(lines)          /* both: norm groups whose values are adjacent, of one element at a time */               \
-    SCHEDULE(tile)           /* both: a few rows of adjacent values, of one element at a time; a block, a cluster */   \
-    SCHEDULE(block)          /* rows: a block has a norm group, and nothing to request of others */                    \
-    SCHEDULE(cluster)        /* columns: vectors in registers, a block or a cluster; group norm */                     \
-    SCHEDULE(split)          /* vectors in registers and slots of shared memory; a block, a cluster or the grid */     \
-    SCHEDULE(grid_registers) /* columns: vectors in registers, the whole grid; backward of group norm */               \
-    SCHEDULE(grid_pipeline)  /* columns: bulk copies, the whole grid; group norm */                                    \
-    SCHEDULE(grid_pipeline_batch)  /* the same of batch norm, where the grid meets twice */                            \
-    SCHEDULE(two_pass)             /* sums alone, or results from given statistics: nothing is held */                 \
-    SCHEDULE(unaligned)            /* vectors aligned in memory, inside of which rows (columns: samples) begin */      \
-    SCHEDULE(elementwise)          /* columns: given statistics or none */                                             \
-    SCHEDULE(elementwise_residual) /* the same with an addition before the activation */                               \
-    SCHEDULE(general)              /* everything */
+    SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(tile) SCHEDULE(block) SCHEDULE(cluster)              \
+    SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch) SCHEDULE(two_pass)  \
+    SCHEDULE(unaligned) SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES
@@ -277,21 +265,11 @@ enum normfuse_cuda_view {
 };
 /* Those that most calls read, on one line; and the rest. */
 #define NORMFUSE_COMMON_PARAMETER_LIST(PARAMETER)                                                                      \
-    PARAMETER(weight, WEIGHT)                                                                                          \
-    PARAMETER(bias, BIAS)                                                                                              \
-    PARAMETER(scale, SCALE)                                                                                            \
-    PARAMETER(shift, SHIFT)                                                                                            \
-    PARAMETER(pre_bias, PRE_BIAS)                                                                                      \
-    PARAMETER(mean, MEAN)                                                                                              \
-    PARAMETER(rstd, RSTD)
+    PARAMETER(weight, WEIGHT) PARAMETER(bias, BIAS) PARAMETER(scale, SCALE) PARAMETER(shift, SHIFT)                    \
+    PARAMETER(pre_bias, PRE_BIAS) PARAMETER(mean, MEAN) PARAMETER(rstd, RSTD)
 #define NORMFUSE_RARE_PARAMETER_LIST(PARAMETER)                                                                        \
-    PARAMETER(running_mean, RUNNING_MEAN)                                                                              \
-    PARAMETER(running_var, RUNNING_VAR)                                                                                \
-    PARAMETER(dweight, DWEIGHT)                                                                                        \
-    PARAMETER(dbias, DBIAS)                                                                                            \
-    PARAMETER(dscale, DSCALE)                                                                                          \
-    PARAMETER(dshift, DSHIFT)                                                                                          \
-    PARAMETER(slope, SLOPE)                                                                                            \
+    PARAMETER(running_mean, RUNNING_MEAN) PARAMETER(running_var, RUNNING_VAR) PARAMETER(dweight, DWEIGHT)              \
+    PARAMETER(dbias, DBIAS) PARAMETER(dscale, DSCALE) PARAMETER(dshift, DSHIFT) PARAMETER(slope, SLOPE)                \
     PARAMETER(dslope, DSLOPE)
 enum normfuse_cuda_parameter {
 #define NORMFUSE_PARAMETER_ID(name, place) NORMFUSE_PARAMETER_##place,

@@ -128,14 +128,12 @@ static normfuse_status find_entries(struct loaded *loaded)
  */
 static void read_module_version(char *text, size_t bytes)
 {
-    text[0] = '\0';
     FILE *const file = stand_in == NULL ? fopen("/sys/module/nvidia/version", "re") : NULL;
-    if (file == NULL)
-        return;
-    if (fgets(text, (int)bytes, file) == NULL)
+    if (file == NULL || fgets(text, (int)bytes, file) == NULL)
         text[0] = '\0';
     text[strcspn(text, "\n")] = '\0';
-    fclose(file);
+    if (file != NULL)
+        fclose(file);
 }
 
 /* 0, and *result, where the driver does not say. */
@@ -451,23 +449,19 @@ static normfuse_status load_kernels(const char *call, struct device *device)
     return NORMFUSE_OK;
 }
 
-static normfuse_status find_device(const char *call, int32_t ordinal, struct device **device)
+/* A device with every kernel that it has loaded. `again`: into this context, though a call before has done so. */
+static normfuse_status prepare(const char *call, int32_t ordinal, bool again, struct device **found)
 {
-    struct loaded *const driver = current_driver();
-    if (driver->status != NORMFUSE_OK)
-        return normfuse_refuse(driver->status, "%s: %s", call, driver->problem);
-    if (ordinal < 0 || ordinal >= driver->devices)
+    struct loaded *const loaded = current_driver();
+    if (loaded->status != NORMFUSE_OK)
+        return normfuse_refuse(loaded->status, "%s: %s", call, loaded->problem);
+    if (ordinal < 0 || ordinal >= loaded->devices)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
-                               driver->devices);
-    *device = &driver->device[ordinal];
-    return NORMFUSE_OK;
-}
-
-/* `again`: also where another call has done so. */
-static normfuse_status prepare(const char *call, struct device *device, bool again)
-{
-    struct loaded *const loaded = device->loaded;
+                               loaded->devices);
+    struct device *const device = *found = &loaded->device[ordinal];
+    if (!again && atomic_load_explicit(&device->ready, memory_order_acquire))
+        return NORMFUSE_OK;
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
@@ -475,8 +469,8 @@ static normfuse_status prepare(const char *call, struct device *device, bool aga
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     const bool is_relaxed = loaded->driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
-    const bool found = loaded->kernels[device->facts.general_alone].found;
-    normfuse_status status = found ? NORMFUSE_OK : find_kernels(call, device);
+    normfuse_status status =
+        loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
     if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
         status = load_kernels(call, device);
     pthread_mutex_unlock(&mutex);
@@ -489,20 +483,16 @@ static normfuse_status prepare(const char *call, struct device *device, bool aga
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
 {
     struct device *found = NULL;
-    normfuse_status status = find_device(call, ordinal, &found);
-    if (status != NORMFUSE_OK)
-        return status;
-    if (!atomic_load_explicit(&found->ready, memory_order_acquire))
-        status = prepare(call, found, false);
-    *device = &found->facts;
+    const normfuse_status status = prepare(call, ordinal, false, &found);
+    if (found != NULL)
+        *device = &found->facts;
     return status;
 }
 
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 {
-    struct device *device = NULL;
-    const normfuse_status status = find_device(call, ordinal, &device);
-    return status != NORMFUSE_OK ? status : prepare(call, device, true);
+    struct device *device;
+    return prepare(call, ordinal, true, &device);
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------- */
@@ -572,11 +562,10 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
  * above it shared memory (18 bits), cluster (5), threads (11) and kernel + 1 (14). A word of 0 is an empty slot. */
 static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_t cluster)
 {
+    _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
     return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)cluster << 34 |
            (uint64_t)launch->shared << 16;
 }
-
-_Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
 
 static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch,
                                   uint32_t cluster, int *answer)
