@@ -104,6 +104,21 @@ static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
     return &step->geometry;
 }
 
+/* Blocks of `width` of all that is side by side in a row, which join `group` channels over so many rows. */
+static inline void set_width(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t all, int64_t width,
+                             int64_t group, int64_t rows)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    g->rows = (int32_t)rows;
+    g->group = (int32_t)group;
+    g->width = (int32_t)width;
+    g->blocks_wide = (int32_t)divide_up(all, width);
+    g->folded = shape->folded;
+    g->row_channels = (int32_t)(p->c * shape->folded);
+    g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
+    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+}
+
 /* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
 static inline enum normfuse_cuda_kernel kernel_of_both(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {

@@ -23,17 +23,10 @@ static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group)
 {
-    const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    g->width = (int32_t)width;
-    g->blocks_wide = (int32_t)divide_up(normfuse_cuda_vectors_of_row(shape), width);
-    g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
-    g->folded = shape->folded;
-    g->row_channels = (int32_t)(p->c * shape->folded);
-    g->row_values = (int32_t)(group * shape->folded);
-    g->rows = (int32_t)normfuse_cuda_rows_of_sample(shape, shape->unaligned_samples);
-    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
-    g->group = (int32_t)group;
+    set_width(shape, g, normfuse_cuda_vectors_of_row(shape), width, group,
+              normfuse_cuda_rows_of_sample(shape, shape->unaligned_samples));
+    g->row_values = g->group * shape->folded;
     return g;
 }
 
@@ -392,21 +385,12 @@ static const char *configure_split(const struct shape *shape, struct step *step)
 
 const struct schedule normfuse_cuda_two_pass = {
     .name = "two_pass", .needs = NEEDS_PLAIN | TAKES_BIAS, .estimate = estimate_two_pass};
+static const struct schedule lanes = {
+    .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
+#define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
 static const struct schedule
-    lanes = {.name = "lanes",
-             .configure = configure_lanes,
-             .estimate = normfuse_cuda_estimate_once,
-             .in_order = true},
-    cluster = {.name = "cluster",
-               .needs = NEEDS_COMPACT,
-               .variants = WIDTHS * WAYS,
-               .configure = configure_cluster,
-               .estimate = estimate},
-    split = {.name = "split",
-             .needs = NEEDS_PLAIN | TAKES_BIAS,
-             .variants = WIDTHS * WAYS,
-             .configure = configure_split,
-             .estimate = estimate};
+    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, VARIANTS},
+    split = {.name = "split", .needs = NEEDS_PLAIN | TAKES_BIAS, .configure = configure_split, VARIANTS};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
     &normfuse_cuda_two_pass,       &normfuse_cuda_lines, &normfuse_cuda_tile,

@@ -101,16 +101,10 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         group = largest_divisor(d, maximum(1, THREADS / lanes));
         width = group < d ? group : group * maximum(1, minimum(p->c / group, THREADS / lanes / group));
     }
-    g->rows = (int32_t)rows;
-    g->group = (int32_t)group;
-    g->width = (int32_t)width;
+    set_width(shape, g, all, width, group, rows);
     g->unit_lanes = (int32_t)lanes;
-    g->blocks_wide = (int32_t)divide_up(all, width);
-    g->folded = g->copies = shape->folded;
-    g->row_channels = (int32_t)(p->c * shape->folded);
+    g->copies = shape->folded;
     g->unaligned = shape->unaligned;
-    g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
-    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
     g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
@@ -266,15 +260,11 @@ static double estimate_passes(const struct shape *shape, const struct step *step
                        shape->policy->bytes_a_microsecond;
 }
 
+#define GENERAL .needs = TAKES_BIAS | TAKES_SLOPES, .refuse = refuse
 const struct schedule normfuse_cuda_general = {
-    .name = "general",
-    .needs = TAKES_BIAS | TAKES_SLOPES,
-    .refuse = refuse,
-    .variants = CLUSTERS * WIDTHS,
-    .configure = configure,
-    .estimate = estimate};
+    .name = "general", GENERAL, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
-    .name = "general, two passes", .needs = TAKES_BIAS | TAKES_SLOPES, .refuse = refuse, .estimate = estimate_passes};
+    .name = "general, two passes", GENERAL, .estimate = estimate_passes};
 
 /* Whether the second pass goes on from what the first one wrote to dpost_add. */
 static bool goes_on_from_dz(const struct normfuse_problem *p)

@@ -180,14 +180,6 @@ static const char *refuse_rows(const struct shape *shape)
     return refuse(shape);
 }
 
-const struct schedule normfuse_cuda_tile = {.name = "tile",
-                                            .refuse = refuse,
-                                            .variants = WIDTHS * CLUSTERS * THREADS,
-                                            .configure = configure,
-                                            .estimate = estimate};
-const struct schedule normfuse_cuda_tile_rows = {.name = "tile",
-                                                 .refuse = refuse_rows,
-                                                 .variants = WIDTHS * CLUSTERS * THREADS,
-                                                 .configure = configure,
-                                                 .estimate = estimate,
-                                                 .in_order = true};
+#define TILE .name = "tile", .variants = WIDTHS * CLUSTERS * THREADS, .configure = configure, .estimate = estimate
+const struct schedule normfuse_cuda_tile = {TILE, .refuse = refuse};
+const struct schedule normfuse_cuda_tile_rows = {TILE, .refuse = refuse_rows, .in_order = true};
