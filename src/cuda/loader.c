@@ -46,7 +46,6 @@ struct device {
 };
 
 struct loaded {
-    struct normfuse_cuda_driver driver;
     normfuse_status status; /* of finding the driver; if not OK, `problem` says why and nothing else is set */
     int32_t version;        /* as cuDriverGetVersion says it: 13000 */
     int32_t devices;        /* 0 where the status is not OK */
@@ -64,17 +63,16 @@ struct loaded {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct loaded *) newest;
+static struct normfuse_cuda_driver driver; /* written under the mutex, before any device is found */
 static const struct normfuse_cuda_driver *stand_in;
 /* What a call finds where there is no memory for more. */
 #define NO_MEMORY "no memory for the list of devices"
 static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = NO_MEMORY, .state = NO_MEMORY};
 
-static const char *error_text(const struct loaded *loaded, CUresult result)
+static const char *error_text(CUresult result)
 {
     const char *text = NULL;
-    if (loaded->driver.cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
-        return "unknown error";
-    return text;
+    return driver.cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL ? "unknown error" : text;
 }
 
 /* ---- the driver ----------------------------------------------------------------------------------------------- */
@@ -94,7 +92,7 @@ static normfuse_status find_entries(struct loaded *loaded)
 {
     static void *library; /* opened for good; under the mutex */
     if (stand_in != NULL) {
-        loaded->driver = *stand_in;
+        driver = *stand_in;
     } else {
         if (library == NULL)
             library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -103,11 +101,11 @@ static normfuse_status find_entries(struct loaded *loaded)
             return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
                         reason != NULL ? reason : "libcuda.so.1 cannot be opened");
         }
-        if (!look_up(library, "cuDriverGetVersion", &loaded->driver.cuDriverGetVersion))
+        if (!look_up(library, "cuDriverGetVersion", &driver.cuDriverGetVersion))
             return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
     }
     int version = 0;
-    if (loaded->driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
+    if (driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
         version = 0;
     loaded->version = version;
     if (version / 1000 < DRIVER_MAJOR)
@@ -116,7 +114,7 @@ static normfuse_status find_entries(struct loaded *loaded)
                     version % 1000 / 10, (int)DRIVER_MAJOR);
 #define TEXT(name) #name
 #define LOOK_UP(name)                                                                                                  \
-    if (stand_in == NULL && !look_up(library, TEXT(name), &loaded->driver.name))                                       \
+    if (stand_in == NULL && !look_up(library, TEXT(name), &driver.name))                                               \
         return FAIL(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
                     version / 1000, version % 1000 / 10, TEXT(name));
     NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
@@ -141,7 +139,7 @@ static int read_attribute(const struct device *device, CUdevice_attribute attrib
 {
     int value = 0;
     if (*result == CUDA_SUCCESS)
-        *result = device->loaded->driver.cuDeviceGetAttribute(&value, attribute, device->handle);
+        *result = driver.cuDeviceGetAttribute(&value, attribute, device->handle);
     return value;
 }
 
@@ -149,9 +147,9 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
 {
     static _Atomic(uint64_t) readings;
     device->loaded = loaded;
-    CUresult result = loaded->driver.cuDeviceGet(&device->handle, ordinal);
+    CUresult result = driver.cuDeviceGet(&device->handle, ordinal);
     if (result == CUDA_SUCCESS)
-        result = loaded->driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
+        result = driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
 #define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
     const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
     device->facts =
@@ -167,7 +165,7 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
 #undef READ
     if (result != CUDA_SUCCESS)
         return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
-                    error_text(loaded, result));
+                    error_text(result));
     return NORMFUSE_OK;
 }
 
@@ -176,7 +174,7 @@ static normfuse_status find_driver(struct loaded *loaded)
     const normfuse_status status = find_entries(loaded);
     if (status != NORMFUSE_OK)
         return status;
-    const CUresult result = loaded->driver.cuInit(0);
+    const CUresult result = driver.cuInit(0);
     if (result == CUDA_ERROR_STUB_LIBRARY)
         return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
     /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
@@ -184,9 +182,9 @@ static normfuse_status find_driver(struct loaded *loaded)
     if (result == CUDA_ERROR_NO_DEVICE)
         return NORMFUSE_OK;
     int count = 0;
-    const CUresult counted = result == CUDA_SUCCESS ? loaded->driver.cuDeviceGetCount(&count) : result;
+    const CUresult counted = result == CUDA_SUCCESS ? driver.cuDeviceGetCount(&count) : result;
     if (counted != CUDA_SUCCESS)
-        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(loaded, counted));
+        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(counted));
     if (count <= 0)
         return NORMFUSE_OK;
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
@@ -277,44 +275,42 @@ static struct loaded *current_driver(void)
     return loaded;
 }
 
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        const CUresult tried = (call);                                                                                 \
+        if (tried != CUDA_SUCCESS)                                                                                     \
+            return tried;                                                                                              \
+    } while (false)
+
 /* ---- contexts ------------------------------------------------------------------------------------------------- */
 
 /* Makes a context of this device current: the caller's, if it is one, else the device's primary one. *pushed says
  * whether leave() has one to take away again. */
 static CUresult enter(struct device *device, bool *pushed)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
+    CUcontext current = NULL, other = NULL;
+    CUdevice of_current;
     *pushed = false;
-    CUcontext current = NULL;
-    CUresult result = driver->cuCtxGetCurrent(&current);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (current != NULL) {
-        CUdevice of_current;
-        result = driver->cuCtxGetDevice(&of_current);
-        if (result == CUDA_SUCCESS && of_current == device->handle)
-            return result;
-    }
+    TRY(driver.cuCtxGetCurrent(&current));
+    if (current != NULL && driver.cuCtxGetDevice(&of_current) == CUDA_SUCCESS && of_current == device->handle)
+        return CUDA_SUCCESS;
     CUcontext primary = atomic_load_explicit(&device->primary, memory_order_acquire);
     if (primary == NULL) {
-        result = driver->cuDevicePrimaryCtxRetain(&primary, device->handle);
-        if (result != CUDA_SUCCESS)
-            return result;
-        CUcontext other = NULL;
+        TRY(driver.cuDevicePrimaryCtxRetain(&primary, device->handle));
         /* Another thread was first: one reference is enough. */
         if (!atomic_compare_exchange_strong(&device->primary, &other, primary))
-            driver->cuDevicePrimaryCtxRelease(device->handle);
+            driver.cuDevicePrimaryCtxRelease(device->handle);
     }
-    result = driver->cuCtxPushCurrent(primary);
-    *pushed = result == CUDA_SUCCESS;
-    return result;
+    TRY(driver.cuCtxPushCurrent(primary));
+    *pushed = true;
+    return CUDA_SUCCESS;
 }
 
-static void leave(const struct device *device, bool pushed)
+static void leave(bool pushed)
 {
     CUcontext popped;
     if (pushed)
-        device->loaded->driver.cuCtxPopCurrent(&popped);
+        driver.cuCtxPopCurrent(&popped);
 }
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
@@ -322,7 +318,7 @@ static void leave(const struct device *device, bool pushed)
 static normfuse_status refuse_kernels(const char *call, const struct device *device, const char *kernel,
                                       CUresult result)
 {
-    const char *const error = error_text(device->loaded, result);
+    const char *const error = error_text(result);
     const int ordinal = device->facts.ordinal, capability = device->facts.capability;
     switch (result) {
     case CUDA_ERROR_INVALID_IMAGE:
@@ -356,7 +352,6 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
 {
     enum { MAX_IMAGES = 64 };
     struct loaded *const loaded = device->loaded;
-    const struct normfuse_cuda_driver *const driver = &loaded->driver;
     const bool general_alone = device->facts.general_alone;
     const size_t max_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MAX_IMAGES;
     CUkernel *const kernels = loaded->kernels[general_alone].of;
@@ -366,7 +361,7 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
     CUresult result = CUDA_SUCCESS;
     while (result == CUDA_SUCCESS && images < max_images && normfuse_cuda_images[images] != NULL) {
         result =
-            driver->cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
+            driver.cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
         images += result == CUDA_SUCCESS;
     }
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
@@ -375,14 +370,14 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
         refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = CUDA_ERROR_NOT_FOUND;
         for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
-            result = driver->cuLibraryGetKernel(&kernels[i], libraries[image], refused);
+            result = driver.cuLibraryGetKernel(&kernels[i], libraries[image], refused);
     }
     loaded->kernels[general_alone].found = result == CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     /* Another device may still be served, so the next call tries again. */
     while (images > 0)
-        driver->cuLibraryUnload(libraries[--images]);
+        driver.cuLibraryUnload(libraries[--images]);
     return refuse_kernels(call, device, refused, result);
 }
 
@@ -395,22 +390,19 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
 /* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
 static CUresult allow_max_shared(const struct device *device, CUkernel kernel)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     int fixed = 0;
-    CUresult result = driver->cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                              (int)device->facts.shared_per_block - fixed, kernel, device->handle);
-    if (result == CUDA_SUCCESS && device->facts.clusters)
-        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel,
-                                              device->handle);
-    return result;
+    TRY(driver.cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle));
+    TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                    (int)device->facts.shared_per_block - fixed, kernel, device->handle));
+    if (device->facts.clusters)
+        TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel,
+                                        device->handle));
+    return CUDA_SUCCESS;
 }
 
 /* Into the context that a call of this thread would use; *refused is what was. */
 static CUresult load_into_context(struct device *device, const char **refused)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     bool pushed = false;
     *refused = "its context";
     CUresult result = enter(device, &pushed);
@@ -420,13 +412,13 @@ static CUresult load_into_context(struct device *device, const char **refused)
         if (kernel == NULL)
             continue;
         *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = driver->cuKernelGetFunction(&function, kernel);
+        result = driver.cuKernelGetFunction(&function, kernel);
         if (result == CUDA_SUCCESS)
-            result = driver->cuFuncLoad(function);
+            result = driver.cuFuncLoad(function);
         if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
             result = allow_max_shared(device, kernel);
     }
-    leave(device, pushed);
+    leave(pushed);
     return result;
 }
 
@@ -439,7 +431,7 @@ static normfuse_status load_kernels(const char *call, struct device *device)
     CUcontext primary;
     /* A device reset destroys what is in the primary context, and retaining it again revives it. */
     if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
-        device->loaded->driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
+        driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
         atomic_store_explicit(&device->primary, primary, memory_order_release);
         result = load_into_context(device, &refused);
     }
@@ -467,7 +459,7 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, st
     /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
      * that say that it does not. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    const bool is_relaxed = loaded->driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    const bool is_relaxed = driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     normfuse_status status =
         loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
@@ -475,7 +467,7 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, st
         status = load_kernels(call, device);
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
-        (void)loaded->driver.cuThreadExchangeStreamCaptureMode(&mode);
+        (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
     pthread_setcancelstate(state, NULL);
     return status;
 }
@@ -533,7 +525,6 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
                                      const struct normfuse_cuda_launch *launch)
 {
     struct device *const found = own(device);
-    const struct normfuse_cuda_driver *const driver = &found->loaded->driver;
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
@@ -544,8 +535,8 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     CUresult result = enter(found, &pushed);
     /* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
     if (result == CUDA_SUCCESS)
-        result = driver->cuLaunchKernelEx(&config, (CUfunction)kernel_of(found, launch->kernel), parameters, NULL);
-    leave(found, pushed);
+        result = driver.cuLaunchKernelEx(&config, (CUfunction)kernel_of(found, launch->kernel), parameters, NULL);
+    leave(pushed);
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
@@ -553,7 +544,7 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
                            call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
                            launch->grid, launch->threads, launch->cluster, launch->shared,
-                           error_text(found->loaded, result));
+                           error_text(result));
 }
 
 /* ---- occupancy ------------------------------------------------------------------------------------------------ */
@@ -570,10 +561,9 @@ static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_
 static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch,
                                   uint32_t cluster, int *answer)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
     if (cluster == 0)
-        return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
+        return driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
                                                                    launch->shared);
     /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for some
      * of which the driver refuses to answer. */
@@ -581,7 +571,7 @@ static CUresult request_occupancy(const struct device *device, const struct norm
     const struct normfuse_cuda_launch alone = {
         .grid = cluster, .threads = launch->threads, .cluster = cluster, .shared = launch->shared};
     const CUlaunchConfig config = configure(&alone, NULL, attributes);
-    return driver->cuOccupancyMaxActiveClusters(answer, function, &config);
+    return driver.cuOccupancyMaxActiveClusters(answer, function, &config);
 }
 
 static _Thread_local bool lacks_answers;
@@ -618,7 +608,7 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
     CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
         result = request_occupancy(found, launch, cluster, &answer);
-    leave(found, pushed);
+    leave(pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
     if (result != CUDA_SUCCESS || answer < 0) {
         lacks_answers = true;
@@ -653,11 +643,11 @@ const char *normfuse_cuda_state(void)
     return current_driver()->state;
 }
 
-void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
+void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *wanted)
 {
     for (struct loaded *loaded = atomic_exchange(&newest, NULL), *before; loaded != NULL; loaded = before) {
         before = loaded->before;
         forget(loaded);
     }
-    stand_in = driver;
+    stand_in = wanted;
 }
