@@ -13,22 +13,18 @@
 /* Once everything else is known. */
 static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
 {
-    g->by_parts = normfuse_cuda_divisor_of(g->parts);
-    g->by_groups = normfuse_cuda_divisor_of(p->groups);
-    g->by_spans = normfuse_cuda_divisor_of(g->spans);
-    g->by_outer = normfuse_cuda_divisor_of(g->outer);
-    g->by_width = normfuse_cuda_divisor_of(g->width);
-    g->by_blocks_wide = normfuse_cuda_divisor_of(g->blocks_wide);
-    g->by_group = normfuse_cuda_divisor_of(g->group);
-    g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
-    const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
-    g->by_rows_at_once = normfuse_cuda_divisor_of(g->unit_lanes > 0 ? g->unit_lanes : at_once);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
-    g->by_sum_slots = normfuse_cuda_divisor_of(g->sum_slots);
-    g->by_channels = normfuse_cuda_divisor_of(p->c);
-    g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
-    g->by_row_step =
-        normfuse_cuda_divisor_of((int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1));
+    const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
+#define BY(name, value) g->by_##name = normfuse_cuda_divisor_of(value);
+#define BY_ITS_OWN(name) BY(name, g->name)
+    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(joined_blocks) BY_ITS_OWN(sum_slots)
+    BY_ITS_OWN(width) BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
+    BY(groups, p->groups)
+    BY(channels, p->c)
+    BY(set_channels, group_of(p))
+    BY(rows_at_once, at_once)
+    BY(row_step, (int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1))
+#undef BY_ITS_OWN
+#undef BY
 }
 
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
@@ -121,9 +117,8 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
-    const int64_t samples = g->sums_by_channel ? 1 : p->n;
-    const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
+    const int64_t samples = g->sums_by_channel ? 1 : p->n, contributors = samples * g->parts;
+    const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
@@ -136,40 +131,36 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
 }
 
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
-static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool holds)
+static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, int32_t source, bool holds)
 {
+    const int32_t of_sums = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
+    const bool sums = (phases & of_sums) != 0, applies = (phases & ~of_sums) != 0;
+    const struct normfuse_problem *const p = given->problem;
     struct step *const step = &plan->steps[plan->count];
+    struct shape shape = *given;
     *step = (struct step){0};
-    const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
-    const bool sums = (phases & first) != 0;
     bool found;
-    struct shape general = *shape;
-    if (holds && shape->unaligned_samples) {
-        general = normfuse_cuda_narrowed(shape);
-        shape = &general;
-    } else if (holds && shape->problem->columns && shape->direction == BACKWARD &&
-               is_rare(shape->problem->activation)) {
-        general.plain = general.compact = general.few_rows = general.batch = false;
-        shape = &general;
-    }
-    const bool sums_alone = sums && !(phases & ~first);
-    found = holds ? normfuse_cuda_hold(shape, step)
-            : (!shape->plain && !shape->residual) || normfuse_cuda_has_short_rows(shape)
-                ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
-            : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
-                                      : normfuse_cuda_pass_rows(shape, step, sums_alone);
-    if (!found && !holds) {
-        *step = (struct step){0};
-        found = normfuse_cuda_pass_general(shape, step, sums, !sums_alone);
+    if (holds) {
+        if (shape.unaligned_samples)
+            shape = normfuse_cuda_narrowed(given);
+        else if (p->columns && shape.direction == BACKWARD && is_rare(p->activation))
+            shape.plain = shape.compact = shape.few_rows = shape.batch = false;
+        found = normfuse_cuda_hold(&shape, step);
+    } else {
+        found = (shape.plain || shape.residual) && !normfuse_cuda_has_short_rows(&shape) &&
+                (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies);
+        if (!found) {
+            *step = (struct step){0};
+            found = normfuse_cuda_pass_general(&shape, step, sums, applies);
+        }
     }
     if (!found)
         return false;
-    if (shape->explains)
-        fprintf(stderr, "normfuse: plan: %s: takes %s\n", shape->problem->name,
-                normfuse_cuda_kernel_name(step->kernel));
+    if (shape.explains)
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->kernel));
     step->phases = phases;
     step->source = source;
-    set_divisors(shape->problem, step->threads - step->without_vectors, &step->geometry);
+    set_divisors(p, step->threads - step->without_vectors, &step->geometry);
     plan->count++;
     return true;
 }
