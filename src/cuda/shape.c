@@ -120,8 +120,7 @@ static bool allows_unaligned_vectors(const struct normfuse_problem *p, int eleme
 /* Whether a thread can read a parameter of its vector's channels at once. */
 static bool is_packed(const struct normfuse_parameter *of, int elements)
 {
-    const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
-    const int64_t aligned = bytes * elements < 16 ? bytes * elements : 16;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), aligned = minimum(16, bytes * elements);
     return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
                                 of->batch * bytes % aligned == 0);
 }
@@ -164,9 +163,8 @@ bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
  * become one sample of more positions. */
 void normfuse_cuda_unite_samples(struct normfuse_problem *p)
 {
-    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9)
-        return;
-    if (p->s > 1 && p->x.batch != p->x.position * p->s)
+    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
+        (p->s > 1 && p->x.batch != p->x.position * p->s))
         return;
     struct normfuse_view *views[VIEWS];
     normfuse_cuda_views(p, views);
@@ -198,9 +196,8 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
-        p->activation == NORMFUSE_PRELU || !shape->short_offsets ||
-        !reads_running(p, shape->elements))
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || p->activation == NORMFUSE_PRELU ||
+        !shape->short_offsets || !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
@@ -267,33 +264,29 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->folded = 1;
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
+    const int elements = shape->elements;
+    shape->vector_bytes = (size_t)elements * normfuse_type_bytes(p->type);
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool weights = is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements) &&
-                         is_packed(&p->pre_bias, shape->elements);
+    const bool weights =
+        is_packed(&p->weight, elements) && is_packed(&p->bias, elements) && is_packed(&p->pre_bias, elements);
+    const bool modulation = is_packed(&p->scale, elements) && is_packed(&p->shift, elements);
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
-    const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
-    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, shape->elements);
+    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, elements);
     shape->few_rows =
-        groups && d > 0 && (d % shape->elements == 0 || shape->elements % d == 0) && !is_modulated(p) &&
-        (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
-        !is_rare(p->activation);
-    shape->batch =
-        vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
-        p->shift.data == NULL &&
-        (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
-    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
+        groups && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
+        (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
+    shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
+                   p->shift.data == NULL &&
+                   (forward || (is_packed_or_double(&p->mean, elements) && is_packed(&p->rstd, elements)));
+    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, elements) &&
                    !is_rare(p->activation);
-    shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
     shape->residual =
         shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
-    if (!is_countable(p->n) || !is_countable(p->c) ||
-        !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
-        !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
-        return false;
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);
-    return true;
+    return is_countable(p->n) && is_countable(p->c) && is_countable(p->s / elements * (p->columns ? elements : 1)) &&
+           is_countable(p->sets == NORMFUSE_SETS_GROUP ? sets_of(p) : p->n);
 }
