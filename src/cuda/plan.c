@@ -325,7 +325,7 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
     *plan = (struct plan){.count = 0};
     if (!normfuse_cuda_shape_of(problem, device, has_grid_barriers, &shape))
         return false;
-    shape.tuning = device->general_alone ? &normfuse_cuda_general_alone : normfuse_cuda_tuning_of(loaded, device);
+    shape.tuning = normfuse_cuda_tuning_of(loaded, device);
     shape.explains = explains;
     if (explains && device->general_alone)
         fprintf(stderr, "normfuse: plan: %s: the library has the general kernels alone for this GPU, as PTX\n",

@@ -29,26 +29,27 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
 }
 
 /* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */
-static bool has_few_values(const struct shape *shape)
+static bool has_few_values(const struct normfuse_problem *p)
 {
     enum { FEW_VALUES = 64 };
-    const struct normfuse_problem *const p = shape->problem;
     return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
 }
 
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
-    const int needs = schedule->needs;
-    return schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
-           : (needs & TAKES_BIAS) == 0 && shape->problem->pre_bias.data != NULL ? "it adds no pre_bias"
-           : (needs & TAKES_SLOPES) == 0 && shape->problem->activation == NORMFUSE_PRELU ? "it has no slopes of prelu"
-           : (needs & NEEDS_PLAIN) != 0 && !shape->plain        ? "it takes plain tensors"
-           : (needs & NEEDS_COMPACT) != 0 && !shape->compact
+    const struct normfuse_problem *const p = shape->problem;
+    const int lacks = ~schedule->needs, needs = schedule->needs;
+    return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
+           : schedule->configure == NULL && has_few_values(p)           ? "a norm group is small"
+           : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
+           : (lacks & IS_GENERAL) && p->activation == NORMFUSE_PRELU    ? "it has no slopes of prelu"
+           : (needs & NEEDS_PLAIN) && !shape->plain                     ? "it takes plain tensors"
+           : (needs & NEEDS_COMPACT) && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"
-           : (needs & NEEDS_CLUSTERS) != 0 && !shape->device->clusters       ? "the device is older than 9.0"
-           : (needs & NEEDS_GRID_BARRIERS) != 0 && !shape->has_grid_barriers ? "there is no sync memory"
-           : schedule->refuse != NULL                                        ? schedule->refuse(shape)
-                                                                             : NULL;
+           : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"
+           : (needs & NEEDS_GRID_BARRIERS) && !shape->has_grid_barriers ? "there is no sync memory"
+           : schedule->refuse != NULL                                   ? schedule->refuse(shape)
+                                                                        : NULL;
 }
 
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape)
@@ -123,7 +124,9 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     for (; *list != NULL && (lowest > 0.0 || shape.explains); list++) {
         const struct schedule *const schedule = *list;
         const struct normfuse_cuda_tuning_line *const line =
-            normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
+            shape.device->general_alone
+                ? NULL
+                : normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
         double own = INFINITY;
         const char *const reason = try_schedule(schedule, &shape, &step, &own);
         /* What was measured takes the place of order, and no order holds where two passes take less: 1x24x651x168 f32

@@ -33,8 +33,8 @@ enum {
     NEEDS_COMPACT = 2, /* shape.compact */
     NEEDS_CLUSTERS = 4,
     NEEDS_GRID_BARRIERS = 8,
-    TAKES_BIAS = 16,  /* pre_bias; the others refuse it */
-    TAKES_SLOPES = 32 /* prelu; the others refuse it */
+    TAKES_BIAS = 16, /* pre_bias; the others refuse it */
+    IS_GENERAL = 32  /* takes prelu; the others refuse it. A GPU may lack the others */
 };
 
 /* One way of holding norm groups on the chip. */

@@ -260,7 +260,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
                        shape->policy->bytes_a_microsecond;
 }
 
-#define GENERAL .needs = TAKES_BIAS | TAKES_SLOPES, .refuse = refuse
+#define GENERAL .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse
 const struct schedule normfuse_cuda_general = {
     .name = "general", GENERAL, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {

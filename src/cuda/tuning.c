@@ -64,14 +64,9 @@ const struct normfuse_cuda_tuning *normfuse_cuda_tuning_of(const struct normfuse
     return nearest;
 }
 
-const struct normfuse_cuda_tuning normfuse_cuda_general_alone = {.gpu = "GPUs with general kernels alone"};
-
 const struct normfuse_cuda_tuning_line *normfuse_cuda_tuning_line_of(const struct normfuse_cuda_tuning *tuning,
                                                                      const char *schedule, bool columns, bool backward)
 {
-    static const struct normfuse_cuda_tuning_line never = {.start = INFINITY, .factor = 1.0F};
-    if (tuning == &normfuse_cuda_general_alone && strncmp(schedule, "general", strlen("general")) != 0)
-        return &never;
     const uint16_t code = normfuse_cuda_schedule_code(schedule);
     for (int32_t i = 0; i < tuning->count; i++) {
         const struct normfuse_cuda_tuning_line *const line = &tuning->lines[i];
