@@ -509,16 +509,10 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
     if (launch->dependent)
         attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                   .value.programmaticStreamSerializationAllowed = 1};
-    return (CUlaunchConfig){.gridDimX = launch->grid,
-                            .gridDimY = 1,
-                            .gridDimZ = 1,
-                            .blockDimX = launch->threads,
-                            .blockDimY = 1,
-                            .blockDimZ = 1,
-                            .sharedMemBytes = (unsigned)launch->shared,
-                            .hStream = stream,
-                            .attrs = attributes,
-                            .numAttrs = count};
+    return (CUlaunchConfig){
+        .gridDimX = launch->grid, .gridDimY = 1, .gridDimZ = 1,
+        .blockDimX = launch->threads, .blockDimY = 1, .blockDimZ = 1,
+        .sharedMemBytes = (unsigned)launch->shared, .hStream = stream, .attrs = attributes, .numAttrs = count};
 }
 
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,

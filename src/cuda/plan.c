@@ -170,7 +170,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    return step->needs_grid_barriers ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
+    return step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
 }
 
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */

@@ -23,7 +23,7 @@ struct step {
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
-    bool cooperative, needs_grid_barriers;
+    bool cooperative;  /* all blocks wait for one another, at grid barriers */
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
@@ -89,10 +89,13 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *s
                                                            int64_t group);
 int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
+/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_tile;
+    return normfuse_cuda_kernel_of(p->columns && !has_both, schedule, shape->direction == BACKWARD, p->type,
+                                   shape->elements > 1 && !has_both);
 }
 
 /* What most schedules begin with; most variants are refused before they need it. */
@@ -117,12 +120,6 @@ static inline void set_width(const struct shape *shape, struct normfuse_cuda_geo
     g->row_channels = (int32_t)(p->c * shape->folded);
     g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
     g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
-}
-
-/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
-static inline enum normfuse_cuda_kernel kernel_of_both(const struct shape *shape, enum normfuse_cuda_schedule schedule)
-{
-    return normfuse_cuda_kernel_of(false, schedule, shape->direction == BACKWARD, shape->problem->type, false);
 }
 
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
@@ -220,7 +217,7 @@ static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 static inline void exchange_by_grid(struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
-    step->cooperative = step->needs_grid_barriers = true;
+    step->cooperative = true;
 }
 
 #endif

@@ -19,7 +19,6 @@ static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
                              : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
 }
 
-/* `width` vectors a block; `group` channels are joined in it. */
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group)
 {
@@ -78,7 +77,6 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
-/* The vectors of a row that have channels of one group, at most. */
 int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
 {
     int64_t vectors = 0;
@@ -111,8 +109,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
     const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
-        g->held_shared > 0)
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true))
         return false;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
@@ -464,12 +461,10 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     int64_t width = minimum(vectors, widest);
     if (vectors > widest && unit <= 512)
         width = maximum(1, widest / unit) * unit;
-    if (unit <= 512 || vectors <= widest) {
-        /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
-        const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
-        if (pass_width(shape, step, sums, width, group))
-            return true;
-    }
+    /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
+    const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
+    if ((unit <= 512 || vectors <= widest) && pass_width(shape, step, sums, width, group))
+        return true;
     if (shape->folded > 1)
         return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */

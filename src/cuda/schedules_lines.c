@@ -71,8 +71,7 @@ static const char *refuse(const struct shape *shape)
         return "it takes group norm of fewer than 2^28 samples";
     if (!shape->short_offsets || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or a block's are 2^31 bytes or more";
-    if (values_of_line(shape) >
-        MAX_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
+    if (values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, NORMFUSE_SCHEDULE_lines))
         return "a norm group has more values than a block holds";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
@@ -101,18 +100,15 @@ static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { THREADS = 128, MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
-    const int64_t max_slots = normfuse_cuda_kernel_table[kernel].vectors;
+    const int64_t max_slots = vectors_of(shape, NORMFUSE_SCHEDULE_lines);
     const int64_t values = values_of_line(shape), d = group_of(p);
     const int bits = bits_of_line(shape, values, max_slots);
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
-    if (slots > max_slots || INT64_C(1) << bits > MAX_LANES)
-        return "lanes are too few or too many";
     const int64_t threads = maximum(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = minimum(lines / width, p->n);
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->kernel = kernel;
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
     step->threads = (uint32_t)threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;

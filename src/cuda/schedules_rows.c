@@ -109,7 +109,7 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
         .schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
         .parts = parts,
         .cluster = parts,
-        .max_cluster = shape->device->clusters ? minimum(NORMFUSE_CUDA_ROW_CLUSTER, policy->max_cluster[d]) : 1};
+        .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;

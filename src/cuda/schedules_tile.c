@@ -68,8 +68,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (sets > 32 || at_once == 0)
         return "a norm group is wider than a block, or a warp has too many";
     const int64_t part_rows = divide_up(view.rows, parts), slots = divide_up(part_rows, at_once);
-    const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
-    if (slots > normfuse_cuda_kernel_table[kernel].vectors)
+    if (slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile))
         return "registers do not hold its rows";
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
@@ -77,7 +76,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * maximum(1, samples);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
-    step->kernel = kernel;
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);
     const int64_t blocks_wide = divide_up(view.columns, width),
                   bytes = (int64_t)normfuse_type_bytes(shape->problem->type);

@@ -11,7 +11,6 @@ void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views
         views[i] = all[i];
 }
 
-/* Whether all tensors begin where a vector of 16 bytes does. */
 static bool are_aligned(const struct normfuse_problem *p)
 {
     struct normfuse_view *views[VIEWS];
@@ -208,7 +207,6 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
                : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
 }
 
-/* The same shape element by element. */
 struct shape normfuse_cuda_narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
