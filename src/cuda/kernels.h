@@ -320,7 +320,7 @@ struct normfuse_cuda_problem {
 #define NORMFUSE_VIEW(name, place)                                                                                     \
     __device__ __forceinline__ normfuse_view name() const                                                              \
     {                                                                                                                  \
-        return {views[place], x_batch, x_channel, x_position};                                                         \
+        return {views[NORMFUSE_VIEW_##place], x_batch, x_channel, x_position};                                         \
     }
 #define NORMFUSE_PARAMETER(name, place)                                                                                \
     __device__ __forceinline__ normfuse_parameter name() const                                                         \
@@ -336,23 +336,14 @@ struct normfuse_cuda_problem {
     {                                                                                                                  \
         return (flags & NORMFUSE_FLAG_##flag) != 0;                                                                    \
     }
-    NORMFUSE_VIEW(x, NORMFUSE_VIEW_X)
-    NORMFUSE_VIEW(y, NORMFUSE_VIEW_OUT)
-    NORMFUSE_VIEW(dx, NORMFUSE_VIEW_OUT)
-    NORMFUSE_VIEW(dy, NORMFUSE_VIEW_DY)
-    NORMFUSE_VIEW(post_add, NORMFUSE_VIEW_POST_ADD)
-    NORMFUSE_VIEW(pre_add, NORMFUSE_VIEW_PRE_ADD)
-    NORMFUSE_VIEW(u, NORMFUSE_VIEW_U)
-    NORMFUSE_VIEW(du, NORMFUSE_VIEW_U)
-    NORMFUSE_VIEW(dpost_add, NORMFUSE_VIEW_DPOST_ADD)
+    NORMFUSE_VIEW(x, X) NORMFUSE_VIEW(y, OUT) NORMFUSE_VIEW(dx, OUT) NORMFUSE_VIEW(dy, DY) NORMFUSE_VIEW(u, U)
+    NORMFUSE_VIEW(du, U) NORMFUSE_VIEW(pre_add, PRE_ADD) NORMFUSE_VIEW(post_add, POST_ADD)
+    NORMFUSE_VIEW(dpost_add, DPOST_ADD)
     NORMFUSE_COMMON_PARAMETER_LIST(NORMFUSE_PARAMETER)
     NORMFUSE_RARE_PARAMETER_LIST(NORMFUSE_PARAMETER)
-    NORMFUSE_FLAG(columns, COLUMNS)
-    NORMFUSE_FLAG(accumulate, ACCUMULATE)
-    NORMFUSE_FLAG(accumulate_slope, ACCUMULATE_SLOPE)
+    NORMFUSE_FLAG(columns, COLUMNS) NORMFUSE_FLAG(evaluate, EVALUATE) NORMFUSE_FLAG(from_y, FROM_Y)
+    NORMFUSE_FLAG(accumulate, ACCUMULATE) NORMFUSE_FLAG(accumulate_slope, ACCUMULATE_SLOPE)
     NORMFUSE_FLAG(has_running_momentum, RUNNING_MOMENTUM)
-    NORMFUSE_FLAG(from_y, FROM_Y)
-    NORMFUSE_FLAG(evaluate, EVALUATE)
 #undef NORMFUSE_VIEW
 #undef NORMFUSE_PARAMETER
 #undef NORMFUSE_FLAG

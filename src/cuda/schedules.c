@@ -84,21 +84,20 @@ static const char *try_schedule(const struct schedule *schedule, const struct sh
 
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double multiprocessors = shape->device->multiprocessors;
     /* Forward each warp of a norm group reads what all of its blocks found, from the same lines of the L2: 1x24x651x168
      * f32 with two groups, 132 blocks each, 21.6 us, 1x249x42x84 with three 14.3, 1x256x64x64 with 32 8.3. */
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
     const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
     /* Half of the multiprocessors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);
-    double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) + normfuse_cuda_start[shape->direction];
+    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / shape->device->multiprocessors);
+    double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach * filled) +
+                  normfuse_cuda_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
-        time += policy->grid_wait[shape->direction] * (double)divide_up(g->all_block_groups, g->block_groups) +
+        time += shape->policy->grid_wait[shape->direction] * (double)divide_up(g->all_block_groups, g->block_groups) +
                 part_wait * g->parts;
     return time;
 }

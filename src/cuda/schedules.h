@@ -77,8 +77,6 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
-/* Whether these are the better ones for a plain gradient without statistics. */
-bool normfuse_cuda_has_short_rows(const struct shape *shape);
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */

@@ -152,8 +152,9 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     step->at_once = 1 << row_bits;
     step->of.lanes = (struct normfuse_cuda_lanes){
         (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
+    const int32_t channels = g->width * shape->elements;
     if (shape->wants_gradients)
-        step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, g->width * shape->elements).bytes;
+        step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->sets_a_block = (int32_t)samples;
@@ -440,7 +441,9 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->passes = (int32_t)divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;
     } else {
-        const int32_t max_passes = shape->residual ? residual_passes[direction] : shape->given ? elementwise_passes[direction] : 4;
+        const int32_t max_passes = shape->residual ? residual_passes[direction]
+                                   : shape->given  ? elementwise_passes[direction]
+                                                   : 4;
         g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), max_passes);
         g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
         g->backwards = 1;

@@ -203,15 +203,13 @@ static const char *configure(const struct shape *given, struct step *step)
 static double estimate(const struct shape *given, const struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    const struct normfuse_cuda_device *const device = shape->device;
     const double resident = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
     const bool holds = step->geometry.general.holds;
     const double missed = holds || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
-    const double reach = fmin(1.0, running * step->threads / (320.0 * device->multiprocessors));
+    const double reach = fmin(1.0, running * step->threads / (320.0 * shape->device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
@@ -230,8 +228,8 @@ static double estimate(const struct shape *given, const struct step *step)
     const double row = step->geometry.width * (double)shape->vector_bytes;
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
-    double time = moved / (policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin + 3.0 +
-                  first + once * (waves - 1.0);
+    double time = moved / (shape->policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin +
+                  3.0 + first + once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
     return time;
@@ -271,15 +269,6 @@ static bool goes_on_from_dz(const struct normfuse_problem *p)
 {
     return has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
            p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
-}
-
-/* Rows whose gradients are summed channel by channel by the other kernels, one after the other: 277x1003x1x2 f32 in
- * evaluation 106 us where the memory takes 3. */
-bool normfuse_cuda_has_short_rows(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return !p->columns && shape->direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE && shape->wants_gradients &&
-           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
 }
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)

@@ -135,5 +135,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     return NULL;
 }
 
-const struct schedule normfuse_cuda_lines = {
-    .name = "lines", .refuse = refuse, .configure = configure, .estimate = normfuse_cuda_estimate_once, .in_order = true};
+const struct schedule normfuse_cuda_lines = {.name = "lines",
+                                             .refuse = refuse,
+                                             .configure = configure,
+                                             .estimate = normfuse_cuda_estimate_once,
+                                             .in_order = true};

@@ -45,8 +45,8 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     return step->shared + 2048 <= shape->device->shared_per_block;
 }
 
-/* Norm groups so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so a
- * warp that has one to itself would gain nothing by vectors. */
+/* Norm groups so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so
+ * a warp that has one to itself would gain nothing by vectors. */
 static const char *configure_lanes(const struct shape *given, struct step *step)
 {
     enum { THREADS = 128, MIN_SETS_A_MULTIPROCESSOR = 1024 };
@@ -134,12 +134,11 @@ static const char *refuse(const struct shape *shape)
  * largest. */
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const enum normfuse_cuda_schedule schedule =
         shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
     const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, schedule)));
-    const int32_t *const sizes = policy->whole_threads[shape->direction];
+    const int32_t *const sizes = shape->policy->whole_threads[shape->direction];
     if (split_of(shape, g).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
     int64_t max_blocks = 0;
@@ -148,7 +147,7 @@ static const char *configure_block(const struct shape *shape, struct step *step)
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
         struct step trial = *step;
         if (!settle_rows(shape, &trial, schedule, g->rows, (uint32_t)minimum(sizes[i], wanted)) ||
-            trial.shared > policy->shared_a_block)
+            trial.shared > shape->policy->shared_a_block)
             continue;
         const int64_t blocks = normfuse_cuda_resident_blocks(shape, &trial);
         const double waves = blocks > 0 ? (double)trial.blocks / (double)blocks : INFINITY;
@@ -167,10 +166,10 @@ static const char *configure_block(const struct shape *shape, struct step *step)
 static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                         uint32_t threads, int64_t block_groups)
 {
-    const struct normfuse_cuda_device *const device = shape->device;
     const struct normfuse_cuda_policy *const policy = shape->policy;
+    const int32_t multiprocessors = shape->device->multiprocessors;
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const int64_t blocks = 2 * (int64_t)device->multiprocessors / block_groups;
+    const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
         !settle_rows(shape, step, schedule, divide_up(g->rows, blocks), threads) ||
         step->shared > policy->shared_a_block)
@@ -182,7 +181,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
     if (rounds && (double)g->part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
         return false;
     g->block_groups = (int32_t)block_groups;
-    g->staggered_blocks = device->multiprocessors;
+    g->staggered_blocks = multiprocessors;
     if (rounds)
         g->stagger_cycles =
             (int32_t)(microseconds_a_round(shape, step) * shape->tensors * policy->cycles_a_microsecond);

@@ -116,17 +116,13 @@ static bool allows_unaligned_vectors(const struct normfuse_problem *p, int eleme
            2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements);
 }
 
-/* Whether a thread can read a parameter of its vector's channels at once. */
-static bool is_packed(const struct normfuse_parameter *of, int elements)
+/* Whether a thread can read a parameter of its vector's channels at once; `takes_double`: as doubles, too. */
+static bool is_packed(const struct normfuse_parameter *of, int elements, bool takes_double)
 {
     const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), aligned = minimum(16, bytes * elements);
-    return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
-                                of->batch * bytes % aligned == 0);
-}
-
-static bool is_packed_or_double(const struct normfuse_parameter *of, int elements)
-{
-    return is_packed(of, elements) || (of->type == NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % 16 == 0);
+    return of->data == NULL ||
+           ((of->type != NORMFUSE_F64 || takes_double) && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
+            of->batch * bytes % aligned == 0);
 }
 
 /* Whether the `count` values of a sample are adjacent. */
@@ -138,7 +134,8 @@ static bool is_contiguous(const struct normfuse_parameter *of, int64_t count)
 /* Whether a thread can read the running statistics of its vector's channels at once, where there are any. */
 static bool reads_running(const struct normfuse_problem *p, int elements)
 {
-    return !p->evaluate || (is_packed(&p->running_mean, elements) && is_packed(&p->running_var, elements));
+    return !p->evaluate ||
+           (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
 /* Whether no vector has channels of more than two groups. */
@@ -265,9 +262,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     const int elements = shape->elements;
     shape->vector_bytes = (size_t)elements * normfuse_type_bytes(p->type);
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool weights =
-        is_packed(&p->weight, elements) && is_packed(&p->bias, elements) && is_packed(&p->pre_bias, elements);
-    const bool modulation = is_packed(&p->scale, elements) && is_packed(&p->shift, elements);
+    const bool weights = is_packed(&p->weight, elements, false) && is_packed(&p->bias, elements, false) &&
+                         is_packed(&p->pre_bias, elements, false);
+    const bool modulation = is_packed(&p->scale, elements, false) && is_packed(&p->shift, elements, false);
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
@@ -277,7 +274,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
     shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
                    p->shift.data == NULL &&
-                   (forward || (is_packed_or_double(&p->mean, elements) && is_packed(&p->rstd, elements)));
+                   (forward || (is_packed(&p->mean, elements, true) && is_packed(&p->rstd, elements, false)));
     shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, elements) &&
                    !is_rare(p->activation);
     shape->residual =
