@@ -402,25 +402,30 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
      * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
      * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
-    static const int32_t elementwise_threads[2] = {256, 512}, elementwise_waves[2] = {4, 2},
-                         elementwise_passes[2] = {1, 8}, residual_passes[2] = {4, 8};
-    enum { PARTED_WAVES = 2, MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
+    static const struct kind {
+        enum normfuse_cuda_schedule schedule;
+        int32_t threads[2], waves[2], passes[2]; /* of a block at most; of results: of blocks at least, tiles at most */
+    } elementwise = {NORMFUSE_SCHEDULE_elementwise, {256, 512}, {4, 2}, {1, 8}},
+      residual = {NORMFUSE_SCHEDULE_elementwise_residual, {256, 512}, {4, 2}, {4, 8}},
+      unaligned = {NORMFUSE_SCHEDULE_unaligned, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
+      whole = {NORMFUSE_SCHEDULE_two_pass, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
+      /* Where rows are parted among blocks those are larger, if their pipelines find room. */
+      parted = {NORMFUSE_SCHEDULE_two_pass, {2 * PASSING_THREADS, 2 * PASSING_THREADS}, {2, 2}, {4, 4}};
+    enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
     const int direction = shape->direction;
-    const bool elementwise = shape->given || shape->residual;
-    const enum normfuse_cuda_schedule schedule = shape->given               ? NORMFUSE_SCHEDULE_elementwise
-                                                 : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
-                                                 : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
-                                                                            : NORMFUSE_SCHEDULE_two_pass;
-    const int64_t slots = vectors_of(shape, schedule);
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, group);
+    const struct kind *const kind = shape->given               ? &elementwise
+                                    : shape->residual          ? &residual
+                                    : shape->unaligned_samples ? &unaligned
+                                    : g->blocks_wide > 1       ? &parted
+                                                               : &whole;
+    const int64_t slots = vectors_of(shape, kind->schedule);
     const int64_t at_most = sums || direction == BACKWARD ? normfuse_cuda_max_at_once(shape, group) : INT64_MAX;
-    /* Where rows are parted among blocks those are larger, if their pipelines find room. */
-    const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t max_threads = elementwise ? elementwise_threads[direction] : parted ? 2 * PASSING_THREADS : PASSING_THREADS;
+    int64_t max_threads = kind->threads[direction];
     uint32_t threads;
     for (;; max_threads = PASSING_THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, schedule, threads / width * slots, threads, 1, sums))
+        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, 1, sums))
             break;
         if (max_threads <= PASSING_THREADS)
             return false;
@@ -428,10 +433,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = sums          ? normfuse_cuda_passing_waves[sums]
-                          : elementwise ? elementwise_waves[direction]
-                          : parted      ? PARTED_WAVES
-                                        : normfuse_cuda_passing_waves[sums];
+    const int64_t waves = sums ? normfuse_cuda_passing_waves[sums] : kind->waves[direction];
     const int64_t wanted = waves * maximum(1, normfuse_cuda_resident_blocks(shape, step));
     if (sums) {
         const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
@@ -441,10 +443,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->passes = (int32_t)divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;
     } else {
-        const int32_t max_passes = shape->residual ? residual_passes[direction]
-                                   : shape->given  ? elementwise_passes[direction]
-                                                   : 4;
-        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), max_passes);
+        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), kind->passes[direction]);
         g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
         g->backwards = 1;
     }
