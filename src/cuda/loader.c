@@ -32,8 +32,8 @@ const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-/* Answers about occupancy: see occupancy_key. A call requests a handful; few enough slots to stay in the cache. */
-enum { OCCUPANCY_SLOTS = 512, OCCUPANCY_PROBES = 8 };
+/* Answers about occupancy: see occupancy_key. A plan asks for some hundred; few enough slots to stay in the cache. */
+enum { OCCUPANCY_BITS = 10, OCCUPANCY_SLOTS = 1 << OCCUPANCY_BITS };
 
 struct device {
     struct normfuse_cuda_device facts; /* first: a pointer to it is a pointer to the device */
@@ -68,6 +68,14 @@ static const struct normfuse_cuda_driver *stand_in;
 /* What a call finds where there is no memory for more. */
 #define NO_MEMORY "no memory for the list of devices"
 static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = NO_MEMORY, .state = NO_MEMORY};
+
+/* What the driver refuses is the caller's answer. */
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        const CUresult tried = (call);                                                                                 \
+        if (tried != CUDA_SUCCESS)                                                                                     \
+            return tried;                                                                                              \
+    } while (false)
 
 static const char *error_text(CUresult result)
 {
@@ -274,13 +282,6 @@ static struct loaded *current_driver(void)
     pthread_setcancelstate(state, NULL);
     return loaded;
 }
-
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        const CUresult tried = (call);                                                                                 \
-        if (tried != CUDA_SUCCESS)                                                                                     \
-            return tried;                                                                                              \
-    } while (false)
 
 /* ---- contexts ------------------------------------------------------------------------------------------------- */
 
@@ -545,25 +546,24 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
 
 /* Question and answer are one word, so that neither can be seen without the other: the answer in the low 16 bits,
  * above it shared memory (18 bits), cluster (5), threads (11) and kernel + 1 (14). A word of 0 is an empty slot. */
-static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_t cluster)
+static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch)
 {
     _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
-    return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)cluster << 34 |
+    return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)launch->cluster << 34 |
            (uint64_t)launch->shared << 16;
 }
 
-static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch,
-                                  uint32_t cluster, int *answer)
+static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch, int *answer)
 {
     const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
-    if (cluster == 0)
+    if (launch->cluster == 0)
         return driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
-                                                                   launch->shared);
+                                                                  launch->shared);
     /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for some
      * of which the driver refuses to answer. */
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const struct normfuse_cuda_launch alone = {
-        .grid = cluster, .threads = launch->threads, .cluster = cluster, .shared = launch->shared};
+        .grid = launch->cluster, .threads = launch->threads, .cluster = launch->cluster, .shared = launch->shared};
     const CUlaunchConfig config = configure(&alone, NULL, attributes);
     return driver.cuOccupancyMaxActiveClusters(answer, function, &config);
 }
@@ -577,40 +577,30 @@ bool normfuse_cuda_lacks_answers(void)
     return lacking;
 }
 
-/* cluster 0: blocks of one multiprocessor; else clusters of the device. */
-static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch,
-                         uint32_t cluster)
+/* Clusters of the device, or without them blocks of one multiprocessor. */
+static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch)
 {
     struct device *const found = own(device);
     if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block ||
-        launch->shared >= 1u << 18 || cluster > 16 ||
-        kernel_of(found, launch->kernel) == NULL)
+        launch->shared >= 1u << 18 || launch->cluster > 16 || kernel_of(found, launch->kernel) == NULL)
         return 0;
-    const uint64_t key = occupancy_key(launch, cluster);
-    const uint64_t hash = key * UINT64_C(0x9e3779b97f4a7c15) >> 32;
-    _Atomic(uint64_t) *slot = NULL;
-    for (uint64_t probe = 0; probe < OCCUPANCY_PROBES; probe++) {
-        slot = &found->occupancy[(hash + probe) % OCCUPANCY_SLOTS];
-        const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
-        if ((word & ~UINT64_C(0xffff)) == key)
-            return (int32_t)(word & 0xffff);
-        if (word == 0)
-            break;
-    }
+    const uint64_t key = occupancy_key(launch);
+    _Atomic(uint64_t) *const slot = &found->occupancy[key * UINT64_C(0x9e3779b97f4a7c15) >> (64 - OCCUPANCY_BITS)];
+    const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
+    if ((word & ~UINT64_C(0xffff)) == key)
+        return (int32_t)(word & 0xffff);
     bool pushed;
     int answer = 0;
     CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = request_occupancy(found, launch, cluster, &answer);
+        result = request_occupancy(found, launch, &answer);
     leave(pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
     if (result != CUDA_SUCCESS || answer < 0) {
         lacks_answers = true;
         return 0;
     }
-    if (answer > 0xffff)
-        answer = 0xffff;
-    /* Where every slot of the probe is taken, the last one's answer is given up. */
+    answer = answer < 0xffff ? answer : 0xffff;
     atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
     return answer;
 }
@@ -619,15 +609,16 @@ int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_devic
                                                 enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared)
 {
     const struct normfuse_cuda_launch launch = {.kernel = kernel, .threads = threads, .shared = shared};
-    return occupancy(device, &launch, 0);
+    return occupancy(device, &launch);
 }
 
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch)
 {
     if (launch->cluster > 1)
-        return device->clusters ? occupancy(device, launch, launch->cluster) : 0;
-    return device->multiprocessors * occupancy(device, launch, 0);
+        return device->clusters ? occupancy(device, launch) : 0;
+    return device->multiprocessors *
+           normfuse_cuda_blocks_per_multiprocessor(device, launch->kernel, launch->threads, launch->shared);
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */

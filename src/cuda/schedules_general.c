@@ -53,10 +53,9 @@ static int64_t largest_divisor(int64_t value, int64_t at_most)
 static int tensors_of(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const int inputs = 1 + (p->pre_add.data != NULL);
-    return shape->direction == FORWARD ? inputs + (p->post_add.data != NULL)
-                                       : inputs + 1 + (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
-                                             (p->du.data != NULL && p->dx.data != NULL);
+    const bool forward = shape->direction == FORWARD;
+    return 1 + (p->pre_add.data != NULL) + !forward + (!forward && p->du.data != NULL && p->dx.data != NULL) +
+           (p->post_add.data != NULL && (forward || p->activation != NORMFUSE_IDENTITY));
 }
 
 static int results_of(const struct shape *shape)
