@@ -386,6 +386,12 @@ static char *place_of(const char *data)
     return (char *)(data != NULL ? 1 + (uintptr_t)data % 16 : 0);
 }
 
+static void keep_view(struct normfuse_view *key, const struct normfuse_view *given)
+{
+    if (given->data != NULL)
+        *key = (struct normfuse_view){place_of(given->data), given->batch, given->channel, given->position};
+}
+
 static void keep_parameter(struct normfuse_parameter *key, const struct normfuse_parameter *given)
 {
     key->batch = given->batch;
@@ -398,28 +404,15 @@ static void keep_parameter(struct normfuse_parameter *key, const struct normfuse
 
 static void make_key(const struct normfuse_problem *problem, struct plan_key *of)
 {
-    struct normfuse_problem *const key = &of->problem, copy = *problem;
-    struct normfuse_view *from[VIEWS], *to[VIEWS];
+    struct normfuse_problem *const key = &of->problem;
     memset(of, 0, sizeof *of);
-    key->name = problem->name;
-    key->sets = problem->sets;
-    key->phases = problem->phases;
-    key->type = problem->type;
-    key->columns = problem->columns;
-    key->has_running_momentum = problem->has_running_momentum;
-    key->activation = problem->activation;
-    key->n = problem->n;
-    key->c = problem->c;
-    key->s = problem->s;
-    key->groups = problem->groups;
-    key->evaluate = problem->evaluate;
-    key->device = problem->device;
-    normfuse_cuda_views(&copy, from);
-    normfuse_cuda_views(key, to);
-    for (int i = 0; i < VIEWS; i++)
-        if (from[i]->data != NULL)
-            *to[i] = (struct normfuse_view){place_of(from[i]->data), from[i]->batch, from[i]->channel,
-                                            from[i]->position};
+#define KEEP(name) key->name = problem->name;
+    KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
+    KEEP(has_running_momentum) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
+#undef KEEP
+#define KEEP(name) keep_view(&key->name, &problem->name);
+    NORMFUSE_CUDA_TENSORS(KEEP)
+#undef KEEP
 #define KEEP(name, place) keep_parameter(&key->name, &problem->name);
     NORMFUSE_COMMON_PARAMETER_LIST(KEEP)
     NORMFUSE_RARE_PARAMETER_LIST(KEEP)

@@ -16,16 +16,9 @@ struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 
 int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step)
 {
-    if (step->cluster > 1) {
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
-                                                    .grid = step->cluster,
-                                                    .threads = step->threads,
-                                                    .cluster = step->cluster,
-                                                    .shared = step->shared};
-        return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * step->cluster;
-    }
-    return (int64_t)normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared) *
-           shape->device->multiprocessors;
+    const struct normfuse_cuda_launch launch = {
+        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
+    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
 }
 
 /* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */

@@ -5,19 +5,16 @@
 
 void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
 {
-    struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
-                                              &p->dy, &p->du,      &p->dx,       &p->dpost_add};
-    for (int i = 0; i < VIEWS; i++)
-        views[i] = all[i];
+#define PUT(name) *views++ = &p->name;
+    NORMFUSE_CUDA_TENSORS(PUT)
+#undef PUT
 }
 
 static bool are_aligned(const struct normfuse_problem *p)
 {
-    struct normfuse_view *views[VIEWS];
-    uintptr_t places = 0;
-    normfuse_cuda_views((struct normfuse_problem *)(uintptr_t)p, views);
-    for (int i = 0; i < VIEWS; i++)
-        places |= (uintptr_t)views[i]->data;
+#define PLACE(name) | (uintptr_t)p->name.data
+    const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
+#undef PLACE
     return places % 16 == 0;
 }
 

@@ -111,6 +111,8 @@ static inline bool has_additions(const struct normfuse_problem *p)
 }
 
 /* The nine tensors that a problem may have. */
+#define NORMFUSE_CUDA_TENSORS(TENSOR)                                                                                  \
+    TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)
 enum { VIEWS = 9 };
 void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
