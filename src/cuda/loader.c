@@ -559,8 +559,8 @@ static CUresult request_occupancy(const struct device *device, const struct norm
     if (launch->cluster == 0)
         return driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
                                                                   launch->shared);
-    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for some
-     * of which the driver refuses to answer. */
+    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
+     * some of which the driver refuses to answer. */
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const struct normfuse_cuda_launch alone = {
         .grid = launch->cluster, .threads = launch->threads, .cluster = launch->cluster, .shared = launch->shared};

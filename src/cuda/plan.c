@@ -121,22 +121,14 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
+    const bool spans_samples = is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, p->columns);
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
-        spans_samples(step, p->columns) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+        spans_samples || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
     return true;
-}
-
-/* Rows whose gradients are summed channel by channel by the other kernels, one after the other: 277x1003x1x2 f32 in
- * evaluation 106 us where the memory takes 3. */
-static bool has_short_rows(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return !p->columns && shape->direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE && shape->wants_gradients &&
-           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
 }
 
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
@@ -156,7 +148,11 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
             shape.plain = shape.compact = shape.few_rows = shape.batch = false;
         found = normfuse_cuda_hold(&shape, step);
     } else {
-        found = (shape.plain || shape.residual) && !has_short_rows(&shape) &&
+        /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
+         * evaluation 106 us where the memory takes 3. */
+        const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
+                              shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
+        found = (shape.plain || shape.residual) && !is_short &&
                 (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies);
         if (!found) {
             *step = (struct step){0};

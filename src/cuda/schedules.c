@@ -21,19 +21,14 @@ int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct st
     return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
 }
 
-/* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */
-static bool has_few_values(const struct normfuse_problem *p)
-{
-    enum { FEW_VALUES = 64 };
-    return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
-}
-
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
+    enum { FEW_VALUES = 64 }; /* of rows, that meet more roundings in two passes than docs/numerics.md says */
     const struct normfuse_problem *const p = shape->problem;
     const int lacks = ~schedule->needs, needs = schedule->needs;
+    const bool is_small = !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
     return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
-           : schedule->configure == NULL && has_few_values(p)           ? "a norm group is small"
+           : schedule->configure == NULL && is_small                    ? "a norm group is small"
            : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
            : (lacks & IS_GENERAL) && p->activation == NORMFUSE_PRELU    ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain                     ? "it takes plain tensors"

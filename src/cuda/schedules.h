@@ -151,12 +151,6 @@ static inline bool holds_columns_in_lanes(const struct step *step, bool columns)
     return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
 }
 
-/* Blocks that go from sample to sample. */
-static inline bool spans_samples(const struct step *step, bool columns)
-{
-    return is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, columns);
-}
-
 /* Whether its blocks run at the same time all, as those that wait for one another must. */
 static inline bool is_resident(const struct shape *shape, const struct step *step)
 {

@@ -295,11 +295,6 @@ static bool is_of_grid(const struct step *step)
     return step->variant % 8 >= 5;
 }
 
-static bool has_twice_the_threads(const struct step *step)
-{
-    return step->variant % WAYS >= 8;
-}
-
 /* *parts: blocks a block group. */
 static const char *begin_variant(const struct shape *shape, struct step *step, int64_t *parts)
 {
@@ -339,7 +334,8 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
 /* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7. */
 static bool begin_cluster(const struct shape *shape, struct step *step, int64_t parts)
 {
-    return !is_of_grid(step) && settle_cluster(shape, step, parts, has_twice_the_threads(step) != (parts > 1));
+    const bool twice = step->variant % WAYS >= 8;
+    return !is_of_grid(step) && settle_cluster(shape, step, parts, twice != (parts > 1));
 }
 
 static const char *configure_cluster(const struct shape *shape, struct step *step)
@@ -360,7 +356,7 @@ static const char *configure_split(const struct shape *shape, struct step *step)
         return "cluster does it better";
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t max_threads = COLUMN_THREADS << has_twice_the_threads(step);
+    const int64_t max_threads = step->variant % WAYS >= 8 ? 2 * COLUMN_THREADS : COLUMN_THREADS;
     const int64_t at_most =
         minimum(maximum(1, max_threads / g->width), normfuse_cuda_max_at_once(shape, group_of(shape->problem)));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));

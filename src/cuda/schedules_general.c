@@ -227,8 +227,9 @@ static double estimate(const struct shape *given, const struct step *step)
     const double row = step->geometry.width * (double)shape->vector_bytes;
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
-    double time = moved / (shape->policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin +
-                  3.0 + first + once * (waves - 1.0);
+    const double bandwidth = shape->policy->bytes_a_microsecond * reach;
+    double time =
+        moved / bandwidth * unaligned_samples * narrow * derivative * thin + 3.0 + first + once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
     return time;
@@ -263,13 +264,6 @@ const struct schedule normfuse_cuda_general = {
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", GENERAL, .estimate = estimate_passes};
 
-/* Whether the second pass goes on from what the first one wrote to dpost_add. */
-static bool goes_on_from_dz(const struct normfuse_problem *p)
-{
-    return has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
-           p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
-}
-
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
     const struct shape general = general_of(given), *const shape = &general;
@@ -301,6 +295,9 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
     g->interleaved = p->columns;
     g->backwards = !sums;
-    g->stores_dz = sums && !applies && shape->direction == BACKWARD && goes_on_from_dz(p);
+    /* The second pass then goes on from it. */
+    g->stores_dz = sums && !applies && shape->direction == BACKWARD && has_both_phases(p) &&
+                   p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL && p->pre_add.data == NULL &&
+                   p->dx.data != NULL && is_dz_exact(p);
     return settle(shape, step, sums, applies);
 }

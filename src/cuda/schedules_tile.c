@@ -26,17 +26,13 @@ static struct view view_of(const struct normfuse_problem *p, int64_t width)
     return (struct view){p->n, divide_up(p->s, width), p->c * width, p->x.batch, width, width, width, p->s};
 }
 
-static bool is_adjacent(const struct normfuse_problem *p)
-{
-    return p->columns ? p->c == 1 || p->x.channel == 1
-                      : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
-}
-
 static const char *refuse(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     const struct view view = view_of(p, p->s);
-    if (!shape->short_offsets || !is_adjacent(p))
+    const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1
+                                        : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
+    if (!shape->short_offsets || !is_adjacent)
         return "channels, or positions of a sample, are not adjacent, or a block's are 2^31 bytes or more";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)
@@ -125,15 +121,6 @@ static const char *configure(const struct shape *shape, struct step *step)
     return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
-/* Lanes of a warp that read sums of several norm groups from the same banks of shared memory, in a phase of 128 bytes.
- */
-static double conflicts(const struct shape *shape, const struct normfuse_cuda_tile *tile)
-{
-    const int64_t in_phase = shape->direction == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
-    const int64_t groups = maximum(1, in_phase >> tile->lane_bits);
-    return (double)minimum(groups, minimum(in_phase, of_group & -of_group));
-}
-
 /* Microseconds: one warp by itself, and as long again for each further one that its scheduler has; clusters meet; what
  * moves. The figures are fitted to 474 variants of 200 problems on an H200: the root of the mean square of the
  * logarithms is 13 %, and what is taken by them is 2 % slower than the best variant. */
@@ -152,8 +139,12 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
-    const double joined = (double)divide_up((int64_t)tile->group * tile->at_once, INT64_C(1) << tile->lane_bits) *
-                          (1.0 + 0.69 * (conflicts(shape, tile) - 1.0));
+    /* Lanes of a warp read sums of several norm groups from the same banks of shared memory, 128 bytes at a time. */
+    const int64_t in_phase = d == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
+    const int64_t conflicts =
+        minimum(maximum(1, in_phase >> tile->lane_bits), minimum(in_phase, of_group & -of_group));
+    const double joined =
+        (double)divide_up(of_group, INT64_C(1) << tile->lane_bits) * (1.0 + 0.69 * ((double)conflicts - 1.0));
     const double first = warp[d].first + warp[d].value * values + warp[d].joined * joined;
     const double others =
         further * (warp[d].further + warp[d].further_value * values + warp[d].further_joined * joined);

@@ -106,13 +106,6 @@ bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
     return are_aligned(p) && (p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1);
 }
 
-/* Whether such vectors are possible, and carry more than one element each. */
-static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
-{
-    return are_aligned(p) && p->x.position == 1 && !p->columns &&
-           2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, elements);
-}
-
 /* Whether a thread can read a parameter of its vector's channels at once; `takes_double`: as doubles, too. */
 static bool is_packed(const struct normfuse_parameter *of, int elements, bool takes_double)
 {
@@ -246,10 +239,12 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
-    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
+    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. These carry more
+     * than one element a vector, or none is possible. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                       allows_unaligned_vectors(p, shape->elements);
+                       !p->columns && are_aligned(p) && p->x.position == 1 &&
+                       2 * p->s >= 3 * normfuse_cuda_unaligned_spans(p, shape->elements);
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)

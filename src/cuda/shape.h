@@ -119,8 +119,8 @@ void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
 int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
 int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
-/* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but one
- * elements into its first vector. */
+/* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
+ * one elements into its first vector. */
 int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
 int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
