@@ -10,30 +10,14 @@
 /* cuda.h maps some names to versioned ones (cuCtxPushCurrent_v2) by macros. They expand here too, so the member, its
  * type and the name that is looked up are always those of one version. */
 #define NORMFUSE_CUDA_DRIVER_LIST(ENTRY)                                                                               \
-    ENTRY(cuDriverGetVersion)                                                                                          \
-    ENTRY(cuInit)                                                                                                      \
-    ENTRY(cuGetErrorString)                                                                                            \
-    ENTRY(cuDeviceGetCount)                                                                                            \
-    ENTRY(cuDeviceGet)                                                                                                 \
-    ENTRY(cuDeviceGetName)                                                                                             \
-    ENTRY(cuDeviceGetAttribute)                                                                                        \
-    ENTRY(cuDevicePrimaryCtxRetain)                                                                                    \
-    ENTRY(cuDevicePrimaryCtxRelease)                                                                                   \
-    ENTRY(cuCtxGetCurrent)                                                                                             \
-    ENTRY(cuCtxGetDevice)                                                                                              \
-    ENTRY(cuCtxPushCurrent)                                                                                            \
-    ENTRY(cuCtxPopCurrent)                                                                                             \
+    ENTRY(cuDriverGetVersion) ENTRY(cuInit) ENTRY(cuGetErrorString)                                                    \
+    ENTRY(cuDeviceGetCount) ENTRY(cuDeviceGet) ENTRY(cuDeviceGetName) ENTRY(cuDeviceGetAttribute)                      \
+    ENTRY(cuDevicePrimaryCtxRetain) ENTRY(cuDevicePrimaryCtxRelease)                                                   \
+    ENTRY(cuCtxGetCurrent) ENTRY(cuCtxGetDevice) ENTRY(cuCtxPushCurrent) ENTRY(cuCtxPopCurrent)                        \
     ENTRY(cuThreadExchangeStreamCaptureMode)                                                                           \
-    ENTRY(cuLibraryLoadData)                                                                                           \
-    ENTRY(cuLibraryUnload)                                                                                             \
-    ENTRY(cuLibraryGetKernel)                                                                                          \
-    ENTRY(cuKernelGetFunction)                                                                                         \
-    ENTRY(cuKernelGetAttribute)                                                                                        \
-    ENTRY(cuKernelSetAttribute)                                                                                        \
-    ENTRY(cuFuncLoad)                                                                                                  \
-    ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor)                                                                 \
-    ENTRY(cuOccupancyMaxActiveClusters)                                                                                \
-    ENTRY(cuLaunchKernelEx)
+    ENTRY(cuLibraryLoadData) ENTRY(cuLibraryUnload) ENTRY(cuLibraryGetKernel)                                          \
+    ENTRY(cuKernelGetFunction) ENTRY(cuKernelGetAttribute) ENTRY(cuKernelSetAttribute) ENTRY(cuFuncLoad)               \
+    ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor) ENTRY(cuOccupancyMaxActiveClusters) ENTRY(cuLaunchKernelEx)
 
 struct normfuse_cuda_driver {
 #define NORMFUSE_CUDA_DRIVER_MEMBER(name) __typeof__(&name) name;

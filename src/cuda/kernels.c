@@ -35,22 +35,16 @@ const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_K
 #undef ROW
 };
 
-/* All names would be 5 KB: they are put together from these. A schedule has many rows, and the last one's word. */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Woverride-init"
-static const char schedules[NORMFUSE_SCHEDULES][24] = {
-#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
-    [NORMFUSE_SCHEDULE_##schedule] = #schedule,
-    NORMFUSE_KERNELS(ROW)
-#undef ROW
+/* All names would be 5 KB: they are put together from these. */
+static const char schedules[][24] = {
+#define NAME(name) #name,
+    NORMFUSE_SCHEDULE_LIST(NAME)
 };
-#pragma GCC diagnostic pop
 static const char types[TYPES][8] = {
     [NORMFUSE_F64] = "f64", [NORMFUSE_F32] = "f32", [NORMFUSE_F16] = "f16", [NORMFUSE_BF16] = "bf16"};
 static const char finish[][12] = {
-#define ROW(kernel) #kernel,
-    NORMFUSE_FINISH_KERNELS(ROW)
-#undef ROW
+    NORMFUSE_FINISH_KERNELS(NAME)
+#undef NAME
 };
 
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel)

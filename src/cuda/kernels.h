@@ -12,24 +12,14 @@
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
  * `lanes` of rows, `lines`, `tile` and `general` take every addition; the others are plain: nothing is added to x,
  * before the activation or to dx. Tensors have the same strides. */
+#define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
+    SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(tile) SCHEDULE(block) SCHEDULE(cluster)              \
+    SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch) SCHEDULE(two_pass)  \
+    SCHEDULE(unaligned) SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
 enum normfuse_cuda_schedule {
-    NORMFUSE_SCHEDULE_lanes,      /* some lanes of a warp have a norm group; columns: of one row */
-    NORMFUSE_SCHEDULE_lanes_rows, /* columns: of a few rows */
-    NORMFUSE_SCHEDULE_lines,      /* both: norm groups whose values are adjacent, of one element at a time */
-    NORMFUSE_SCHEDULE_tile,    /* both: a few rows of adjacent values, of one element at a time; a block, a cluster */
-    NORMFUSE_SCHEDULE_block,   /* rows: a block has a norm group, and nothing to request of others */
-    NORMFUSE_SCHEDULE_cluster, /* columns: vectors in registers, a block or a cluster; group norm */
-    NORMFUSE_SCHEDULE_split,   /* vectors in registers and slots of shared memory; a block, a cluster or the grid */
-    NORMFUSE_SCHEDULE_grid_registers,      /* columns: vectors in registers, the whole grid; backward of group norm */
-    NORMFUSE_SCHEDULE_grid_pipeline,       /* columns: bulk copies, the whole grid; group norm */
-    NORMFUSE_SCHEDULE_grid_pipeline_batch, /* the same of batch norm, where the grid meets twice */
-    NORMFUSE_SCHEDULE_two_pass,            /* sums alone, or results from given statistics: nothing is held */
-    NORMFUSE_SCHEDULE_unaligned,   /* vectors aligned in memory though a row (columns: a sample) is no whole number of
-                                      them; columns: two passes */
-    NORMFUSE_SCHEDULE_elementwise, /* columns: given statistics or none */
-    NORMFUSE_SCHEDULE_elementwise_residual, /* the same with an addition before the activation */
-    NORMFUSE_SCHEDULE_general,              /* everything */
-    NORMFUSE_SCHEDULES
+#define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
+    NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES
+#undef NORMFUSE_SCHEDULE_ID
 };
 
 #include "kernels.def"
@@ -273,24 +263,20 @@ enum normfuse_cuda_view {
     NORMFUSE_VIEW_DPOST_ADD,
     NORMFUSE_VIEWS
 };
+/* Those that most calls read, on one line; and the rest. */
+#define NORMFUSE_COMMON_PARAMETER_LIST(PARAMETER)                                                                      \
+    PARAMETER(weight, WEIGHT) PARAMETER(bias, BIAS) PARAMETER(scale, SCALE) PARAMETER(shift, SHIFT)                    \
+    PARAMETER(pre_bias, PRE_BIAS) PARAMETER(mean, MEAN) PARAMETER(rstd, RSTD)
+#define NORMFUSE_RARE_PARAMETER_LIST(PARAMETER)                                                                        \
+    PARAMETER(running_mean, RUNNING_MEAN) PARAMETER(running_var, RUNNING_VAR) PARAMETER(dweight, DWEIGHT)              \
+    PARAMETER(dbias, DBIAS) PARAMETER(dscale, DSCALE) PARAMETER(dshift, DSHIFT) PARAMETER(slope, SLOPE)                \
+    PARAMETER(dslope, DSLOPE)
 enum normfuse_cuda_parameter {
-    NORMFUSE_PARAMETER_WEIGHT,
-    NORMFUSE_PARAMETER_BIAS,
-    NORMFUSE_PARAMETER_SCALE,
-    NORMFUSE_PARAMETER_SHIFT,
-    NORMFUSE_PARAMETER_PRE_BIAS,
-    NORMFUSE_PARAMETER_MEAN,
-    NORMFUSE_PARAMETER_RSTD,
-    NORMFUSE_COMMON_PARAMETERS,
-    NORMFUSE_PARAMETER_RUNNING_MEAN = NORMFUSE_COMMON_PARAMETERS,
-    NORMFUSE_PARAMETER_RUNNING_VAR,
-    NORMFUSE_PARAMETER_DWEIGHT,
-    NORMFUSE_PARAMETER_DBIAS,
-    NORMFUSE_PARAMETER_DSCALE,
-    NORMFUSE_PARAMETER_DSHIFT,
-    NORMFUSE_PARAMETER_SLOPE,
-    NORMFUSE_PARAMETER_DSLOPE,
-    NORMFUSE_PARAMETERS
+#define NORMFUSE_PARAMETER_ID(name, place) NORMFUSE_PARAMETER_##place,
+    NORMFUSE_COMMON_PARAMETER_LIST(NORMFUSE_PARAMETER_ID) NORMFUSE_COMMON_PARAMETERS,
+    NORMFUSE_BEFORE_RARE_PARAMETERS = NORMFUSE_COMMON_PARAMETERS - 1,
+    NORMFUSE_RARE_PARAMETER_LIST(NORMFUSE_PARAMETER_ID) NORMFUSE_PARAMETERS
+#undef NORMFUSE_PARAMETER_ID
 };
 struct normfuse_cuda_strides {
     int64_t batch, channel;
@@ -334,66 +320,33 @@ struct normfuse_cuda_problem {
 #define NORMFUSE_VIEW(name, place)                                                                                     \
     __device__ __forceinline__ normfuse_view name() const                                                              \
     {                                                                                                                  \
-        return {views[place], x_batch, x_channel, x_position};                                                         \
+        return {views[NORMFUSE_VIEW_##place], x_batch, x_channel, x_position};                                         \
     }
 #define NORMFUSE_PARAMETER(name, place)                                                                                \
     __device__ __forceinline__ normfuse_parameter name() const                                                         \
     {                                                                                                                  \
-        constexpr int rare = place - NORMFUSE_COMMON_PARAMETERS, at = rare < 0 ? place : rare;                         \
+        constexpr int given = NORMFUSE_PARAMETER_##place, rare = given - NORMFUSE_COMMON_PARAMETERS;                   \
+        constexpr int at = rare < 0 ? given : rare;                                                                    \
         const normfuse_cuda_strides &of = rare < 0 ? strides[at] : rare_strides[at];                                   \
         return {rare < 0 ? parameters[at] : rare_parameters[at], of.batch, of.channel,                                 \
                 rare < 0 ? types[at] : rare_types[at]};                                                                \
     }
-    NORMFUSE_VIEW(x, NORMFUSE_VIEW_X)
-    NORMFUSE_VIEW(y, NORMFUSE_VIEW_OUT)
-    NORMFUSE_VIEW(dx, NORMFUSE_VIEW_OUT)
-    NORMFUSE_VIEW(dy, NORMFUSE_VIEW_DY)
-    NORMFUSE_VIEW(post_add, NORMFUSE_VIEW_POST_ADD)
-    NORMFUSE_VIEW(pre_add, NORMFUSE_VIEW_PRE_ADD)
-    NORMFUSE_VIEW(u, NORMFUSE_VIEW_U)
-    NORMFUSE_VIEW(du, NORMFUSE_VIEW_U)
-    NORMFUSE_VIEW(dpost_add, NORMFUSE_VIEW_DPOST_ADD)
-    NORMFUSE_PARAMETER(weight, NORMFUSE_PARAMETER_WEIGHT)
-    NORMFUSE_PARAMETER(bias, NORMFUSE_PARAMETER_BIAS)
-    NORMFUSE_PARAMETER(scale, NORMFUSE_PARAMETER_SCALE)
-    NORMFUSE_PARAMETER(shift, NORMFUSE_PARAMETER_SHIFT)
-    NORMFUSE_PARAMETER(pre_bias, NORMFUSE_PARAMETER_PRE_BIAS)
-    NORMFUSE_PARAMETER(mean, NORMFUSE_PARAMETER_MEAN)
-    NORMFUSE_PARAMETER(rstd, NORMFUSE_PARAMETER_RSTD)
-    NORMFUSE_PARAMETER(running_mean, NORMFUSE_PARAMETER_RUNNING_MEAN)
-    NORMFUSE_PARAMETER(running_var, NORMFUSE_PARAMETER_RUNNING_VAR)
-    NORMFUSE_PARAMETER(dweight, NORMFUSE_PARAMETER_DWEIGHT)
-    NORMFUSE_PARAMETER(dbias, NORMFUSE_PARAMETER_DBIAS)
-    NORMFUSE_PARAMETER(dscale, NORMFUSE_PARAMETER_DSCALE)
-    NORMFUSE_PARAMETER(dshift, NORMFUSE_PARAMETER_DSHIFT)
-    NORMFUSE_PARAMETER(slope, NORMFUSE_PARAMETER_SLOPE)
-    NORMFUSE_PARAMETER(dslope, NORMFUSE_PARAMETER_DSLOPE)
+#define NORMFUSE_FLAG(name, flag)                                                                                      \
+    __device__ __forceinline__ bool name() const                                                                       \
+    {                                                                                                                  \
+        return (flags & NORMFUSE_FLAG_##flag) != 0;                                                                    \
+    }
+    NORMFUSE_VIEW(x, X) NORMFUSE_VIEW(y, OUT) NORMFUSE_VIEW(dx, OUT) NORMFUSE_VIEW(dy, DY) NORMFUSE_VIEW(u, U)
+    NORMFUSE_VIEW(du, U) NORMFUSE_VIEW(pre_add, PRE_ADD) NORMFUSE_VIEW(post_add, POST_ADD)
+    NORMFUSE_VIEW(dpost_add, DPOST_ADD)
+    NORMFUSE_COMMON_PARAMETER_LIST(NORMFUSE_PARAMETER)
+    NORMFUSE_RARE_PARAMETER_LIST(NORMFUSE_PARAMETER)
+    NORMFUSE_FLAG(columns, COLUMNS) NORMFUSE_FLAG(evaluate, EVALUATE) NORMFUSE_FLAG(from_y, FROM_Y)
+    NORMFUSE_FLAG(accumulate, ACCUMULATE) NORMFUSE_FLAG(accumulate_slope, ACCUMULATE_SLOPE)
+    NORMFUSE_FLAG(has_running_momentum, RUNNING_MOMENTUM)
 #undef NORMFUSE_VIEW
 #undef NORMFUSE_PARAMETER
-    __device__ __forceinline__ bool columns() const
-    {
-        return (flags & NORMFUSE_FLAG_COLUMNS) != 0;
-    }
-    __device__ __forceinline__ bool accumulate() const
-    {
-        return (flags & NORMFUSE_FLAG_ACCUMULATE) != 0;
-    }
-    __device__ __forceinline__ bool accumulate_slope() const
-    {
-        return (flags & NORMFUSE_FLAG_ACCUMULATE_SLOPE) != 0;
-    }
-    __device__ __forceinline__ bool has_running_momentum() const
-    {
-        return (flags & NORMFUSE_FLAG_RUNNING_MOMENTUM) != 0;
-    }
-    __device__ __forceinline__ bool from_y() const
-    {
-        return (flags & NORMFUSE_FLAG_FROM_Y) != 0;
-    }
-    __device__ __forceinline__ bool evaluate() const
-    {
-        return (flags & NORMFUSE_FLAG_EVALUATE) != 0;
-    }
+#undef NORMFUSE_FLAG
     __device__ __forceinline__ int phases() const
     {
         return flags >> NORMFUSE_FLAG_PHASES_SHIFT;

@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +32,8 @@ const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-/* Answers about occupancy: see occupancy_key. A call requests a handful; few enough slots to stay in the cache. */
-enum { OCCUPANCY_SLOTS = 512, OCCUPANCY_PROBES = 8 };
+/* Answers about occupancy: see occupancy_key. A plan asks for some hundred; few enough slots to stay in the cache. */
+enum { OCCUPANCY_BITS = 10, OCCUPANCY_SLOTS = 1 << OCCUPANCY_BITS };
 
 struct device {
     struct normfuse_cuda_device facts; /* first: a pointer to it is a pointer to the device */
@@ -47,7 +46,6 @@ struct device {
 };
 
 struct loaded {
-    struct normfuse_cuda_driver driver;
     normfuse_status status; /* of finding the driver; if not OK, `problem` says why and nothing else is set */
     int32_t version;        /* as cuDriverGetVersion says it: 13000 */
     int32_t devices;        /* 0 where the status is not OK */
@@ -65,17 +63,24 @@ struct loaded {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct loaded *) newest;
+static struct normfuse_cuda_driver driver; /* written under the mutex, before any device is found */
 static const struct normfuse_cuda_driver *stand_in;
 /* What a call finds where there is no memory for more. */
 #define NO_MEMORY "no memory for the list of devices"
 static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = NO_MEMORY, .state = NO_MEMORY};
 
-static const char *error_text(const struct loaded *loaded, CUresult result)
+/* What the driver refuses is the caller's answer. */
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        const CUresult tried = (call);                                                                                 \
+        if (tried != CUDA_SUCCESS)                                                                                     \
+            return tried;                                                                                              \
+    } while (false)
+
+static const char *error_text(CUresult result)
 {
     const char *text = NULL;
-    if (loaded->driver.cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
-        return "unknown error";
-    return text;
+    return driver.cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL ? "unknown error" : text;
 }
 
 /* ---- the driver ----------------------------------------------------------------------------------------------- */
@@ -87,50 +92,38 @@ static bool look_up(void *library, const char *name, void *entry)
     return address != NULL;
 }
 
-/* Returns `status`; the words are loaded->problem. */
-__attribute__((format(printf, 3, 4))) static normfuse_status fail(struct loaded *loaded, normfuse_status status,
-                                                                  const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(loaded->problem, sizeof loaded->problem, format, arguments);
-    va_end(arguments);
-    return status;
-}
+/* Gives `status`; the words are loaded->problem. */
+#define FAIL(loaded, status, ...) (snprintf((loaded)->problem, sizeof(loaded)->problem, __VA_ARGS__), (status))
 
 /* Fills loaded->driver. The version is requested first: an older driver lacks some of the rest. */
 static normfuse_status find_entries(struct loaded *loaded)
 {
-    static void *opened; /* for good; under the mutex */
-    void *library = NULL;
+    static void *library; /* opened for good; under the mutex */
     if (stand_in != NULL) {
-        loaded->driver = *stand_in;
+        driver = *stand_in;
     } else {
-        if (opened == NULL)
-            opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-        library = opened;
+        if (library == NULL)
+            library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         if (library == NULL) {
             const char *const reason = dlerror();
-            return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
+            return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
                         reason != NULL ? reason : "libcuda.so.1 cannot be opened");
         }
-        if (!look_up(library, "cuDriverGetVersion", &loaded->driver.cuDriverGetVersion))
-            return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
+        if (!look_up(library, "cuDriverGetVersion", &driver.cuDriverGetVersion))
+            return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
     }
     int version = 0;
-    if (loaded->driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
+    if (driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
         version = 0;
     loaded->version = version;
     if (version / 1000 < DRIVER_MAJOR)
-        return fail(loaded, NORMFUSE_OLD_DRIVER,
+        return FAIL(loaded, NORMFUSE_OLD_DRIVER,
                     "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", version / 1000,
                     version % 1000 / 10, (int)DRIVER_MAJOR);
-    if (library == NULL)
-        return NORMFUSE_OK;
 #define TEXT(name) #name
 #define LOOK_UP(name)                                                                                                  \
-    if (!look_up(library, TEXT(name), &loaded->driver.name))                                                           \
-        return fail(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
+    if (stand_in == NULL && !look_up(library, TEXT(name), &driver.name))                                               \
+        return FAIL(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
                     version / 1000, version % 1000 / 10, TEXT(name));
     NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
 #undef LOOK_UP
@@ -141,23 +134,12 @@ static normfuse_status find_entries(struct loaded *loaded)
  */
 static void read_module_version(char *text, size_t bytes)
 {
-    text[0] = '\0';
     FILE *const file = stand_in == NULL ? fopen("/sys/module/nvidia/version", "re") : NULL;
-    if (file == NULL)
-        return;
-    if (fgets(text, (int)bytes, file) == NULL)
+    if (file == NULL || fgets(text, (int)bytes, file) == NULL)
         text[0] = '\0';
     text[strcspn(text, "\n")] = '\0';
-    fclose(file);
-}
-
-__attribute__((format(printf, 2, 3))) static void append(struct loaded *loaded, const char *format, ...)
-{
-    const size_t length = strlen(loaded->state);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(loaded->state + length, sizeof loaded->state - length, format, arguments);
-    va_end(arguments);
+    if (file != NULL)
+        fclose(file);
 }
 
 /* 0, and *result, where the driver does not say. */
@@ -165,7 +147,7 @@ static int read_attribute(const struct device *device, CUdevice_attribute attrib
 {
     int value = 0;
     if (*result == CUDA_SUCCESS)
-        *result = device->loaded->driver.cuDeviceGetAttribute(&value, attribute, device->handle);
+        *result = driver.cuDeviceGetAttribute(&value, attribute, device->handle);
     return value;
 }
 
@@ -173,9 +155,9 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
 {
     static _Atomic(uint64_t) readings;
     device->loaded = loaded;
-    CUresult result = loaded->driver.cuDeviceGet(&device->handle, ordinal);
+    CUresult result = driver.cuDeviceGet(&device->handle, ordinal);
     if (result == CUDA_SUCCESS)
-        result = loaded->driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
+        result = driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
 #define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
     const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
     device->facts =
@@ -183,20 +165,15 @@ static normfuse_status read_facts(struct loaded *loaded, struct device *device, 
                                       .ordinal = ordinal,
                                       .capability = capability,
                                       .multiprocessors = READ(MULTIPROCESSOR_COUNT),
-                                      .threads_per_multiprocessor = READ(MAX_THREADS_PER_MULTIPROCESSOR),
-                                      .registers_per_multiprocessor = READ(MAX_REGISTERS_PER_MULTIPROCESSOR),
-                                      .shared_per_multiprocessor = (size_t)READ(MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
                                       .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-                                      .shared_reserved = (size_t)READ(RESERVED_SHARED_MEMORY_PER_BLOCK),
-                                      .l2_bytes = (size_t)READ(L2_CACHE_SIZE),
                                       .clusters = READ(CLUSTER_LAUNCH) != 0,
                                       .general_alone =
                                           normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
                                       .name = device->name};
 #undef READ
     if (result != CUDA_SUCCESS)
-        return fail(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
-                    error_text(loaded, result));
+        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
+                    error_text(result));
     return NORMFUSE_OK;
 }
 
@@ -205,22 +182,22 @@ static normfuse_status find_driver(struct loaded *loaded)
     const normfuse_status status = find_entries(loaded);
     if (status != NORMFUSE_OK)
         return status;
-    const CUresult result = loaded->driver.cuInit(0);
+    const CUresult result = driver.cuInit(0);
     if (result == CUDA_ERROR_STUB_LIBRARY)
-        return fail(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
+        return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
     /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
      */
     if (result == CUDA_ERROR_NO_DEVICE)
         return NORMFUSE_OK;
     int count = 0;
-    const CUresult counted = result == CUDA_SUCCESS ? loaded->driver.cuDeviceGetCount(&count) : result;
+    const CUresult counted = result == CUDA_SUCCESS ? driver.cuDeviceGetCount(&count) : result;
     if (counted != CUDA_SUCCESS)
-        return fail(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(loaded, counted));
+        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(counted));
     if (count <= 0)
         return NORMFUSE_OK;
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
     if (loaded->device == NULL)
-        return fail(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
+        return FAIL(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
     for (int32_t i = 0; i < count; i++) {
         const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
         if (read != NORMFUSE_OK)
@@ -232,20 +209,23 @@ static normfuse_status find_driver(struct loaded *loaded)
 
 static void describe(struct loaded *loaded)
 {
-    if (loaded->status != NORMFUSE_OK) {
-        append(loaded, "%s; built for " NORMFUSE_CUDA_BUILT_FOR, loaded->problem);
-        return;
+#define SAY(...)                                                                                                       \
+    snprintf(loaded->state + strlen(loaded->state), sizeof loaded->state - strlen(loaded->state), __VA_ARGS__)
+    if (loaded->status == NORMFUSE_OK) {
+        char module[32];
+        read_module_version(module, sizeof module);
+        SAY("driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
+            loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
+    } else {
+        SAY("%s", loaded->problem);
     }
-    char module[32];
-    read_module_version(module, sizeof module);
-    append(loaded, "driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
-           loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
     for (int32_t i = 0; i < loaded->devices; i++) {
         const struct normfuse_cuda_device *const facts = &loaded->device[i].facts;
-        append(loaded, "%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
-               (int)facts->capability % 10);
+        SAY("%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
+            (int)facts->capability % 10);
     }
-    append(loaded, "; built for " NORMFUSE_CUDA_BUILT_FOR);
+    SAY("; built for " NORMFUSE_CUDA_BUILT_FOR);
+#undef SAY
 }
 
 static void forget(struct loaded *loaded)
@@ -309,38 +289,29 @@ static struct loaded *current_driver(void)
  * whether leave() has one to take away again. */
 static CUresult enter(struct device *device, bool *pushed)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
+    CUcontext current = NULL, other = NULL;
+    CUdevice of_current;
     *pushed = false;
-    CUcontext current = NULL;
-    CUresult result = driver->cuCtxGetCurrent(&current);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (current != NULL) {
-        CUdevice of_current;
-        result = driver->cuCtxGetDevice(&of_current);
-        if (result == CUDA_SUCCESS && of_current == device->handle)
-            return result;
-    }
+    TRY(driver.cuCtxGetCurrent(&current));
+    if (current != NULL && driver.cuCtxGetDevice(&of_current) == CUDA_SUCCESS && of_current == device->handle)
+        return CUDA_SUCCESS;
     CUcontext primary = atomic_load_explicit(&device->primary, memory_order_acquire);
     if (primary == NULL) {
-        result = driver->cuDevicePrimaryCtxRetain(&primary, device->handle);
-        if (result != CUDA_SUCCESS)
-            return result;
-        CUcontext other = NULL;
+        TRY(driver.cuDevicePrimaryCtxRetain(&primary, device->handle));
         /* Another thread was first: one reference is enough. */
         if (!atomic_compare_exchange_strong(&device->primary, &other, primary))
-            driver->cuDevicePrimaryCtxRelease(device->handle);
+            driver.cuDevicePrimaryCtxRelease(device->handle);
     }
-    result = driver->cuCtxPushCurrent(primary);
-    *pushed = result == CUDA_SUCCESS;
-    return result;
+    TRY(driver.cuCtxPushCurrent(primary));
+    *pushed = true;
+    return CUDA_SUCCESS;
 }
 
-static void leave(const struct device *device, bool pushed)
+static void leave(bool pushed)
 {
     CUcontext popped;
     if (pushed)
-        device->loaded->driver.cuCtxPopCurrent(&popped);
+        driver.cuCtxPopCurrent(&popped);
 }
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
@@ -348,7 +319,7 @@ static void leave(const struct device *device, bool pushed)
 static normfuse_status refuse_kernels(const char *call, const struct device *device, const char *kernel,
                                       CUresult result)
 {
-    const char *const error = error_text(device->loaded, result);
+    const char *const error = error_text(result);
     const int ordinal = device->facts.ordinal, capability = device->facts.capability;
     switch (result) {
     case CUDA_ERROR_INVALID_IMAGE:
@@ -382,7 +353,6 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
 {
     enum { MAX_IMAGES = 64 };
     struct loaded *const loaded = device->loaded;
-    const struct normfuse_cuda_driver *const driver = &loaded->driver;
     const bool general_alone = device->facts.general_alone;
     const size_t max_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MAX_IMAGES;
     CUkernel *const kernels = loaded->kernels[general_alone].of;
@@ -392,7 +362,7 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
     CUresult result = CUDA_SUCCESS;
     while (result == CUDA_SUCCESS && images < max_images && normfuse_cuda_images[images] != NULL) {
         result =
-            driver->cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
+            driver.cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
         images += result == CUDA_SUCCESS;
     }
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
@@ -401,14 +371,14 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
         refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = CUDA_ERROR_NOT_FOUND;
         for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
-            result = driver->cuLibraryGetKernel(&kernels[i], libraries[image], refused);
+            result = driver.cuLibraryGetKernel(&kernels[i], libraries[image], refused);
     }
     loaded->kernels[general_alone].found = result == CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     /* Another device may still be served, so the next call tries again. */
     while (images > 0)
-        driver->cuLibraryUnload(libraries[--images]);
+        driver.cuLibraryUnload(libraries[--images]);
     return refuse_kernels(call, device, refused, result);
 }
 
@@ -421,22 +391,19 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
 /* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
 static CUresult allow_max_shared(const struct device *device, CUkernel kernel)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     int fixed = 0;
-    CUresult result = driver->cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                              (int)device->facts.shared_per_block - fixed, kernel, device->handle);
-    if (result == CUDA_SUCCESS && device->facts.clusters)
-        result = driver->cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel,
-                                              device->handle);
-    return result;
+    TRY(driver.cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle));
+    TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                    (int)device->facts.shared_per_block - fixed, kernel, device->handle));
+    if (device->facts.clusters)
+        TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel,
+                                        device->handle));
+    return CUDA_SUCCESS;
 }
 
 /* Into the context that a call of this thread would use; *refused is what was. */
 static CUresult load_into_context(struct device *device, const char **refused)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     bool pushed = false;
     *refused = "its context";
     CUresult result = enter(device, &pushed);
@@ -446,13 +413,13 @@ static CUresult load_into_context(struct device *device, const char **refused)
         if (kernel == NULL)
             continue;
         *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = driver->cuKernelGetFunction(&function, kernel);
+        result = driver.cuKernelGetFunction(&function, kernel);
         if (result == CUDA_SUCCESS)
-            result = driver->cuFuncLoad(function);
+            result = driver.cuFuncLoad(function);
         if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
             result = allow_max_shared(device, kernel);
     }
-    leave(device, pushed);
+    leave(pushed);
     return result;
 }
 
@@ -465,7 +432,7 @@ static normfuse_status load_kernels(const char *call, struct device *device)
     CUcontext primary;
     /* A device reset destroys what is in the primary context, and retaining it again revives it. */
     if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
-        device->loaded->driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
+        driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
         atomic_store_explicit(&device->primary, primary, memory_order_release);
         result = load_into_context(device, &refused);
     }
@@ -475,37 +442,33 @@ static normfuse_status load_kernels(const char *call, struct device *device)
     return NORMFUSE_OK;
 }
 
-static normfuse_status find_device(const char *call, int32_t ordinal, struct device **device)
+/* A device with every kernel that it has loaded. `again`: into this context, though a call before has done so. */
+static normfuse_status prepare(const char *call, int32_t ordinal, bool again, struct device **found)
 {
-    struct loaded *const driver = current_driver();
-    if (driver->status != NORMFUSE_OK)
-        return normfuse_refuse(driver->status, "%s: %s", call, driver->problem);
-    if (ordinal < 0 || ordinal >= driver->devices)
+    struct loaded *const loaded = current_driver();
+    if (loaded->status != NORMFUSE_OK)
+        return normfuse_refuse(loaded->status, "%s: %s", call, loaded->problem);
+    if (ordinal < 0 || ordinal >= loaded->devices)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
-                               driver->devices);
-    *device = &driver->device[ordinal];
-    return NORMFUSE_OK;
-}
-
-/* `again`: also where another call has done so. */
-static normfuse_status prepare(const char *call, struct device *device, bool again)
-{
-    struct loaded *const loaded = device->loaded;
+                               loaded->devices);
+    struct device *const device = *found = &loaded->device[ordinal];
+    if (!again && atomic_load_explicit(&device->ready, memory_order_acquire))
+        return NORMFUSE_OK;
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
      * that say that it does not. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    const bool is_relaxed = loaded->driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    const bool is_relaxed = driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
-    const bool found = loaded->kernels[device->facts.general_alone].found;
-    normfuse_status status = found ? NORMFUSE_OK : find_kernels(call, device);
+    normfuse_status status =
+        loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
     if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
         status = load_kernels(call, device);
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
-        (void)loaded->driver.cuThreadExchangeStreamCaptureMode(&mode);
+        (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
     pthread_setcancelstate(state, NULL);
     return status;
 }
@@ -513,20 +476,16 @@ static normfuse_status prepare(const char *call, struct device *device, bool aga
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
 {
     struct device *found = NULL;
-    normfuse_status status = find_device(call, ordinal, &found);
-    if (status != NORMFUSE_OK)
-        return status;
-    if (!atomic_load_explicit(&found->ready, memory_order_acquire))
-        status = prepare(call, found, false);
-    *device = &found->facts;
+    const normfuse_status status = prepare(call, ordinal, false, &found);
+    if (found != NULL)
+        *device = &found->facts;
     return status;
 }
 
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 {
-    struct device *device = NULL;
-    const normfuse_status status = find_device(call, ordinal, &device);
-    return status != NORMFUSE_OK ? status : prepare(call, device, true);
+    struct device *device;
+    return prepare(call, ordinal, true, &device);
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------- */
@@ -551,23 +510,16 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
     if (launch->dependent)
         attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                   .value.programmaticStreamSerializationAllowed = 1};
-    return (CUlaunchConfig){.gridDimX = launch->grid,
-                            .gridDimY = 1,
-                            .gridDimZ = 1,
-                            .blockDimX = launch->threads,
-                            .blockDimY = 1,
-                            .blockDimZ = 1,
-                            .sharedMemBytes = (unsigned)launch->shared,
-                            .hStream = stream,
-                            .attrs = attributes,
-                            .numAttrs = count};
+    return (CUlaunchConfig){
+        .gridDimX = launch->grid, .gridDimY = 1, .gridDimZ = 1,
+        .blockDimX = launch->threads, .blockDimY = 1, .blockDimZ = 1,
+        .sharedMemBytes = (unsigned)launch->shared, .hStream = stream, .attrs = attributes, .numAttrs = count};
 }
 
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
     struct device *const found = own(device);
-    const struct normfuse_cuda_driver *const driver = &found->loaded->driver;
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
@@ -578,8 +530,8 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     CUresult result = enter(found, &pushed);
     /* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
     if (result == CUDA_SUCCESS)
-        result = driver->cuLaunchKernelEx(&config, (CUfunction)kernel_of(found, launch->kernel), parameters, NULL);
-    leave(found, pushed);
+        result = driver.cuLaunchKernelEx(&config, (CUfunction)kernel_of(found, launch->kernel), parameters, NULL);
+    leave(pushed);
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
@@ -587,38 +539,33 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
                            call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
                            launch->grid, launch->threads, launch->cluster, launch->shared,
-                           error_text(found->loaded, result));
+                           error_text(result));
 }
 
 /* ---- occupancy ------------------------------------------------------------------------------------------------ */
 
 /* Question and answer are one word, so that neither can be seen without the other: the answer in the low 16 bits,
  * above it shared memory (18 bits), cluster (5), threads (11) and kernel + 1 (14). A word of 0 is an empty slot. */
-static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch, uint32_t cluster)
+static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch)
 {
-    return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)cluster << 34 |
+    _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
+    return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)launch->cluster << 34 |
            (uint64_t)launch->shared << 16;
 }
 
-_Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
-
-static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch,
-                                  uint32_t cluster, int *answer)
+static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch, int *answer)
 {
-    const struct normfuse_cuda_driver *const driver = &device->loaded->driver;
     const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
-    if (cluster == 0)
-        return driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
-                                                                   launch->shared);
+    if (launch->cluster == 0)
+        return driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
+                                                                  launch->shared);
+    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
+     * some of which the driver refuses to answer. */
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
-    struct normfuse_cuda_launch alone = *launch;
-    /* Residency does not depend on these, but the driver refuses to answer for some of them. */
-    alone.cooperative = false;
-    alone.dependent = false;
-    /* Nor on the grid, but the driver wants one. */
-    alone.grid = cluster;
+    const struct normfuse_cuda_launch alone = {
+        .grid = launch->cluster, .threads = launch->threads, .cluster = launch->cluster, .shared = launch->shared};
     const CUlaunchConfig config = configure(&alone, NULL, attributes);
-    return driver->cuOccupancyMaxActiveClusters(answer, function, &config);
+    return driver.cuOccupancyMaxActiveClusters(answer, function, &config);
 }
 
 static _Thread_local bool lacks_answers;
@@ -630,40 +577,30 @@ bool normfuse_cuda_lacks_answers(void)
     return lacking;
 }
 
-/* cluster 0: blocks of one multiprocessor; else clusters of the device. */
-static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch,
-                         uint32_t cluster)
+/* Clusters of the device, or without them blocks of one multiprocessor. */
+static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch)
 {
     struct device *const found = own(device);
     if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block ||
-        launch->shared >= 1u << 18 || cluster > 16 ||
-        kernel_of(found, launch->kernel) == NULL)
+        launch->shared >= 1u << 18 || launch->cluster > 16 || kernel_of(found, launch->kernel) == NULL)
         return 0;
-    const uint64_t key = occupancy_key(launch, cluster);
-    const uint64_t hash = key * UINT64_C(0x9e3779b97f4a7c15) >> 32;
-    _Atomic(uint64_t) *slot = NULL;
-    for (uint64_t probe = 0; probe < OCCUPANCY_PROBES; probe++) {
-        slot = &found->occupancy[(hash + probe) % OCCUPANCY_SLOTS];
-        const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
-        if ((word & ~UINT64_C(0xffff)) == key)
-            return (int32_t)(word & 0xffff);
-        if (word == 0)
-            break;
-    }
+    const uint64_t key = occupancy_key(launch);
+    _Atomic(uint64_t) *const slot = &found->occupancy[key * UINT64_C(0x9e3779b97f4a7c15) >> (64 - OCCUPANCY_BITS)];
+    const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
+    if ((word & ~UINT64_C(0xffff)) == key)
+        return (int32_t)(word & 0xffff);
     bool pushed;
     int answer = 0;
     CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = request_occupancy(found, launch, cluster, &answer);
-    leave(found, pushed);
+        result = request_occupancy(found, launch, &answer);
+    leave(pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
     if (result != CUDA_SUCCESS || answer < 0) {
         lacks_answers = true;
         return 0;
     }
-    if (answer > 0xffff)
-        answer = 0xffff;
-    /* Where every slot of the probe is taken, the last one's answer is given up. */
+    answer = answer < 0xffff ? answer : 0xffff;
     atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
     return answer;
 }
@@ -672,15 +609,16 @@ int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_devic
                                                 enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared)
 {
     const struct normfuse_cuda_launch launch = {.kernel = kernel, .threads = threads, .shared = shared};
-    return occupancy(device, &launch, 0);
+    return occupancy(device, &launch);
 }
 
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch)
 {
     if (launch->cluster > 1)
-        return device->clusters ? occupancy(device, launch, launch->cluster) : 0;
-    return device->multiprocessors * occupancy(device, launch, 0);
+        return device->clusters ? occupancy(device, launch) : 0;
+    return device->multiprocessors *
+           normfuse_cuda_blocks_per_multiprocessor(device, launch->kernel, launch->threads, launch->shared);
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */
@@ -690,11 +628,11 @@ const char *normfuse_cuda_state(void)
     return current_driver()->state;
 }
 
-void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver)
+void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *wanted)
 {
     for (struct loaded *loaded = atomic_exchange(&newest, NULL), *before; loaded != NULL; loaded = before) {
         before = loaded->before;
         forget(loaded);
     }
-    stand_in = driver;
+    stand_in = wanted;
 }

@@ -19,13 +19,8 @@ struct normfuse_cuda_device {
     int32_t ordinal;
     int32_t capability;      /* 10 * major + minor: 90 */
     int32_t multiprocessors; /* streaming multiprocessors */
-    int32_t threads_per_multiprocessor;
-    int32_t registers_per_multiprocessor;
-    size_t shared_per_multiprocessor;
     size_t shared_per_block; /* the most that a kernel can be given */
-    size_t shared_reserved;  /* that the driver takes of each block */
-    size_t l2_bytes;
-    bool clusters; /* capability 90 and later */
+    bool clusters;           /* capability 90 and later */
     bool general_alone;      /* it has the general kernels and no others, from PTX */
     const char *name;
 };

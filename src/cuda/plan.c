@@ -13,22 +13,18 @@
 /* Once everything else is known. */
 static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
 {
-    g->by_parts = normfuse_cuda_divisor_of(g->parts);
-    g->by_groups = normfuse_cuda_divisor_of(p->groups);
-    g->by_spans = normfuse_cuda_divisor_of(g->spans);
-    g->by_outer = normfuse_cuda_divisor_of(g->outer);
-    g->by_width = normfuse_cuda_divisor_of(g->width);
-    g->by_blocks_wide = normfuse_cuda_divisor_of(g->blocks_wide);
-    g->by_group = normfuse_cuda_divisor_of(g->group);
-    g->by_parts_a_sample = normfuse_cuda_divisor_of(g->parts_a_sample);
-    const int64_t at_once = g->width > 0 ? (int64_t)threads / g->width : 1;
-    g->by_rows_at_once = normfuse_cuda_divisor_of(g->unit_lanes > 0 ? g->unit_lanes : at_once);
-    g->by_set_channels = normfuse_cuda_divisor_of(group_of(p));
-    g->by_sum_slots = normfuse_cuda_divisor_of(g->sum_slots);
-    g->by_channels = normfuse_cuda_divisor_of(p->c);
-    g->by_joined_blocks = normfuse_cuda_divisor_of(g->joined_blocks);
-    g->by_row_step =
-        normfuse_cuda_divisor_of((int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1));
+    const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
+#define BY(name, value) g->by_##name = normfuse_cuda_divisor_of(value);
+#define BY_ITS_OWN(name) BY(name, g->name)
+    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(joined_blocks) BY_ITS_OWN(sum_slots)
+    BY_ITS_OWN(width) BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
+    BY(groups, p->groups)
+    BY(channels, p->c)
+    BY(set_channels, group_of(p))
+    BY(rows_at_once, at_once)
+    BY(row_step, (int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1))
+#undef BY_ITS_OWN
+#undef BY
 }
 
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
@@ -121,14 +117,14 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const bool by_batch = p->sets == NORMFUSE_SETS_BATCH;
-    const int64_t samples = g->sums_by_channel ? 1 : p->n;
-    const int64_t contributors = samples * g->parts, counters = by_batch ? p->c : p->groups;
+    const int64_t samples = g->sums_by_channel ? 1 : p->n, contributors = samples * g->parts;
+    const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
+    const bool spans_samples = is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, p->columns);
     if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
         is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
-        spans_samples(step, p->columns) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+        spans_samples || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -136,40 +132,40 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
 }
 
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
-static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source, bool holds)
+static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, int32_t source, bool holds)
 {
+    const int32_t of_sums = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
+    const bool sums = (phases & of_sums) != 0, applies = (phases & ~of_sums) != 0;
+    const struct normfuse_problem *const p = given->problem;
     struct step *const step = &plan->steps[plan->count];
+    struct shape shape = *given;
     *step = (struct step){0};
-    const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
-    const bool sums = (phases & first) != 0;
     bool found;
-    struct shape general = *shape;
-    if (holds && shape->unaligned_samples) {
-        general = normfuse_cuda_narrowed(shape);
-        shape = &general;
-    } else if (holds && shape->problem->columns && shape->direction == BACKWARD &&
-               is_rare(shape->problem->activation)) {
-        general.plain = general.compact = general.few_rows = general.batch = false;
-        shape = &general;
-    }
-    const bool sums_alone = sums && !(phases & ~first);
-    found = holds ? normfuse_cuda_hold(shape, step)
-            : (!shape->plain && !shape->residual) || normfuse_cuda_has_short_rows(shape)
-                ? normfuse_cuda_pass_general(shape, step, sums, !sums_alone)
-            : shape->problem->columns ? normfuse_cuda_pass_columns(shape, step, sums_alone)
-                                      : normfuse_cuda_pass_rows(shape, step, sums_alone);
-    if (!found && !holds) {
-        *step = (struct step){0};
-        found = normfuse_cuda_pass_general(shape, step, sums, !sums_alone);
+    if (holds) {
+        if (shape.unaligned_samples)
+            shape = normfuse_cuda_narrowed(given);
+        else if (p->columns && shape.direction == BACKWARD && is_rare(p->activation))
+            shape.plain = shape.compact = shape.few_rows = shape.batch = false;
+        found = normfuse_cuda_hold(&shape, step);
+    } else {
+        /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
+         * evaluation 106 us where the memory takes 3. */
+        const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
+                              shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
+        found = (shape.plain || shape.residual) && !is_short &&
+                (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies);
+        if (!found) {
+            *step = (struct step){0};
+            found = normfuse_cuda_pass_general(&shape, step, sums, applies);
+        }
     }
     if (!found)
         return false;
-    if (shape->explains)
-        fprintf(stderr, "normfuse: plan: %s: takes %s\n", shape->problem->name,
-                normfuse_cuda_kernel_name(step->kernel));
+    if (shape.explains)
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->kernel));
     step->phases = phases;
     step->source = source;
-    set_divisors(shape->problem, step->threads - step->without_vectors, &step->geometry);
+    set_divisors(p, step->threads - step->without_vectors, &step->geometry);
     plan->count++;
     return true;
 }
@@ -179,7 +175,7 @@ static size_t bytes_of_partials(const struct shape *shape, const struct step *st
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    return step->needs_grid_barriers ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
+    return step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
 }
 
 /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
@@ -188,126 +184,136 @@ static bool holds_residual(const struct shape *shape)
     return !shape->residual || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
 }
 
-static bool plan_forward(const struct shape *shape, struct plan *plan)
+/* Another problem of the same call. False: more than the kernels count. */
+static bool shape_of_other(const struct shape *shape, const struct normfuse_problem *p, struct shape *other)
+{
+    const bool fits = normfuse_cuda_shape_of(p, shape->device, shape->has_grid_barriers, other);
+    other->explains = shape->explains;
+    return fits;
+}
+
+/* Sums, statistics of them, and results from these: each where it is wanted. */
+static bool plan_statistics_and_results(const struct shape *shape, struct plan *plan, bool statistics, bool applies)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t sets = sets_of(p);
-    const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
-    const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
+    const int64_t sets = sets_of(p), d = group_of(p);
     const bool empty = p->n == 0 || p->s == 0;
-    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool instance = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, given, false);
-    bool held = false;
-    if (statistics && applies && p->y.data != NULL && !empty)
-        held =
-            holds_residual(shape) && add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true);
-    if (!held) {
-        const struct normfuse_cuda_geometry *summed = &nothing;
+    struct normfuse_cuda_geometry summed = {.group = (int32_t)d};
+    int64_t parts = statistics ? 0 : 1; /* of a set */
+    if (statistics && !empty) {
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
         bare.post_add.data = NULL;
         if (p->activation == NORMFUSE_PRELU)
             bare.activation = NORMFUSE_IDENTITY;
-        struct shape of_x = *shape, of_bare;
-        if ((p->post_add.data != NULL || p->activation == NORMFUSE_PRELU) && p->pre_add.data == NULL &&
-            normfuse_cuda_shape_of(&bare, shape->device, shape->has_grid_barriers, &of_bare) && of_bare.plain) {
-            of_x = of_bare;
-            of_x.explains = shape->explains;
-        }
-        if (statistics && !empty) {
-            if (!add_step(&of_x, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
-                return false;
-            summed = &plan->steps[plan->count - 1].geometry;
-            const int64_t split = nothing.group / summed->group;
-            plan->partials = (size_t)(sets * split * summed->parts * maximum(1, summed->copies)) * 24;
-        }
-        if (sets > 0)
-            add_statistics(plan, p, summed, sets,
-                           statistics ? nothing.group / summed->group * summed->parts * maximum(1, summed->copies) : 1);
-        if (applies && p->y.data != NULL && !empty) {
-            if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false))
-                return false;
-            plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
-        }
-    } else if (plan->steps[0].needs_grid_barriers) {
+        const bool is_bare = p->pre_add.data == NULL && (p->post_add.data != NULL || p->activation == NORMFUSE_PRELU);
+        struct shape of_bare;
+        const bool sums_bare = is_bare && shape_of_other(shape, &bare, &of_bare) && of_bare.plain;
+        if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
+            return false;
+        summed = plan->steps[plan->count - 1].geometry;
+        parts = d / summed.group * summed.parts * maximum(1, summed.copies);
+        plan->partials = (size_t)(sets * parts) * 24;
+    }
+    if (sets > 0)
+        add_statistics(plan, p, &summed, sets, parts);
+    if (!applies || empty)
+        return true;
+    plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+    return add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false);
+}
+
+static bool plan_forward(const struct shape *shape, struct plan *plan)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool empty = p->n == 0 || p->s == 0;
+    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return empty || p->y.data == NULL ||
+               add_step(shape, plan, NORMFUSE_PHASE_APPLY, p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE,
+                        false);
+    if (statistics && applies && !empty && holds_residual(shape) &&
+        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true))
         plan->partials = bytes_of_partials(shape, &plan->steps[0], 24);
-    }
-    if (instance && sets > 0) {
+    else if (!plan_statistics_and_results(shape, plan, statistics, applies))
+        return false;
+    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
+        const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
         add_small(plan, p, &nothing, NORMFUSE_CUDA_running, p->c, p->n);
-        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        plan->statistics = (size_t)sets_of(p) * sizeof(struct normfuse_cuda_statistics);
     }
+    return true;
+}
+
+/* Sums of dz, and dx from these or from given statistics: each where it is wanted. *wants_gradients: a later kernel has
+ * to find those of the parameters. */
+static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32_t source, bool wants_dx,
+                             bool *wants_gradients)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool centred = p->sets != NORMFUSE_SETS_NONE, sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
+    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL)) {
+        if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
+            return false;
+        plan->sums_geometry = plan->steps[0].geometry;
+    }
+    if (!wants_dx)
+        return true;
+    if (centred) {
+        add_gradients(plan, p, sets_of(p), *wants_gradients);
+        *wants_gradients = false;
+        plan->totals = (size_t)sets_of(p) * 16;
+    }
+    struct normfuse_problem rest = *p;
+    struct shape of_dz;
+    const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
+    if (stored) {
+        normfuse_cuda_go_on_from_dz(&rest);
+        (void)shape_of_other(shape, &rest, &of_dz);
+    }
+    if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
+        return false;
+    plan->steps[plan->count - 1].of_dpost_add = stored;
     return true;
 }
 
 static bool plan_backward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t sets = sets_of(p);
-    const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
-    const int32_t given = p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE;
-    const bool empty = p->n == 0 || p->c == 0 || p->s == 0;
+    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
+    const bool empty = p->n == 0 || p->c == 0 || p->s == 0, centred = p->sets != NORMFUSE_SETS_NONE;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
+    const int32_t source = centred       ? NORMFUSE_SOURCE_SAVED
+                           : p->evaluate ? NORMFUSE_SOURCE_RUNNING
+                                         : NORMFUSE_SOURCE_NONE;
     bool wants_gradients = shape->wants_gradients;
-    const bool centred = p->sets != NORMFUSE_SETS_NONE;
-    const int32_t source = centred ? NORMFUSE_SOURCE_SAVED : given;
-    const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    plan->sums_geometry = nothing;
-    if (!empty) {
-        bool held = false;
-        if (wants_dx && !centred && sums) {
+    struct step *const first = &plan->steps[0];
+    plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
+    if (empty) {
+        if (sums && wants_gradients) {
+            plan->sums = 64; /* none are read: every channel has no parts */
+            plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+        }
+    } else {
+        if (wants_dx && sums && !centred) {
             /* dx needs no sums: one reading in any case. */
-            held = add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false);
-            if (!held)
+            if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                 return false;
-            plan->sums_geometry = plan->steps[0].geometry;
-        } else if (wants_dx && centred && sums) {
-            held = holds_residual(shape) && add_step(shape, plan, both, source, true);
-            if (held) {
-                struct step *const step = &plan->steps[0];
-                plan->sums_geometry = step->geometry;
-                plan->partials = bytes_of_partials(shape, step, 16);
-                if (wants_gradients &&
-                    (finds_gradients(step) || holds_grid(step) || lets_last_block_finish(shape, step)))
-                    wants_gradients = false;
-            }
+            plan->sums_geometry = first->geometry;
+        } else if (wants_dx && sums && holds_residual(shape) && add_step(shape, plan, both, source, true)) {
+            plan->sums_geometry = first->geometry;
+            plan->partials = bytes_of_partials(shape, first, 16);
+            wants_gradients = wants_gradients && !finds_gradients(first) && !holds_grid(first) &&
+                              !lets_last_block_finish(shape, first);
+        } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
+            return false;
         }
-        if (!held) {
-            if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL)) {
-                if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
-                    return false;
-                plan->sums_geometry = plan->steps[0].geometry;
-            }
-            if (wants_dx) {
-                if (centred) {
-                    add_gradients(plan, p, sets, wants_gradients);
-                    wants_gradients = false;
-                    plan->totals = (size_t)sets * 16;
-                }
-                struct normfuse_problem rest = *p;
-                struct shape of_dz = *shape;
-                const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
-                if (stored) {
-                    normfuse_cuda_go_on_from_dz(&rest);
-                    (void)normfuse_cuda_shape_of(&rest, shape->device, shape->has_grid_barriers, &of_dz);
-                    of_dz.explains = shape->explains;
-                }
-                if (!add_step(&of_dz, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
-                    return false;
-                plan->steps[plan->count - 1].of_dpost_add = stored;
-            }
-        }
-        if (sums && (wants_gradients || plan->totals || plan->steps[0].geometry.contributors > 0))
+        if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
             plan->sums = (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c *
                                   plan->sums_geometry.sum_slots) * 16 * (p->dslope.data != NULL ? 2 : 1);
-    } else if (sums && wants_gradients) {
-        plan->sums = 64; /* none are read: every channel has no parts */
-        plan->sums_geometry.sum_slots = 0;
-        plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     }
     if (wants_gradients)
         add_gradients(plan, p, 0, true);
@@ -324,7 +330,7 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
     *plan = (struct plan){.count = 0};
     if (!normfuse_cuda_shape_of(problem, device, has_grid_barriers, &shape))
         return false;
-    shape.tuning = device->general_alone ? &normfuse_cuda_general_alone : normfuse_cuda_tuning_of(loaded, device);
+    shape.tuning = normfuse_cuda_tuning_of(loaded, device);
     shape.explains = explains;
     if (explains && device->general_alone)
         fprintf(stderr, "normfuse: plan: %s: the library has the general kernels alone for this GPU, as PTX\n",
@@ -350,125 +356,87 @@ void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct 
 
 /* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
  * 20 us, which a network of more layers than are remembered pays at every layer. So all threads together remember the
- * last plans, and each its own last one, which it need not lock. Of a pointer what the plan depends on is compared. */
+ * last plans, and each its own last one, which it need not lock. */
 enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
-struct cached_plan {
-    struct normfuse_problem key;
-    uint64_t device;                           /* its serial number; 0: nothing is known here */
+/* What a plan depends on, and nothing else: keys are compared byte by byte, padding too. */
+struct plan_key {
+    struct normfuse_problem problem;
+    uint64_t device; /* its serial number; 0: no plan is here */
     const struct normfuse_cuda_tuning *tuning; /* that was loaded */
-    bool has_grid_barriers, found;
+    uint64_t has_grid_barriers;
+};
+
+struct cached_plan {
+    struct plan_key key;
+    bool found;
     struct plan plan;
 };
 
-static struct {
-    pthread_mutex_t mutex;
-    struct cached_plan *plans[PLANS_KEPT]; /* each in one of a few places after that of its hash */
-    unsigned next;                         /* of these, the one that is given up where all are taken */
-} remembered = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct cached_plan remembered[PLANS_KEPT]; /* each in one of a few places after that of its hash */
 
-static struct normfuse_problem key_of(const struct normfuse_problem *problem)
+/* Of a pointer: whether it is there, and where in a vector of 16 bytes it points. */
+static char *place_of(const char *data)
 {
-    static const char places[17];
-    struct normfuse_problem key;
-    memset(&key, 0, sizeof key); /* padding is compared, too */
-    key.name = problem->name;
-    key.sets = problem->sets;
-    key.phases = problem->phases;
-    key.type = problem->type;
-    key.columns = problem->columns;
-    key.has_running_momentum = problem->has_running_momentum;
-    key.activation = problem->activation;
-    key.n = problem->n;
-    key.c = problem->c;
-    key.s = problem->s;
-    key.groups = problem->groups;
-    key.evaluate = problem->evaluate;
-    key.device = problem->device;
-    struct normfuse_problem of = *problem;
-    struct normfuse_view *from[VIEWS], *to[VIEWS];
-    normfuse_cuda_views(&of, from);
-    normfuse_cuda_views(&key, to);
-    for (int i = 0; i < VIEWS; i++)
-        if (from[i]->data != NULL)
-            *to[i] = (struct normfuse_view){(char *)(uintptr_t)(places + 1 + (uintptr_t)from[i]->data % 16),
-                                            from[i]->batch, from[i]->channel, from[i]->position};
-    const struct normfuse_parameter *const given[] = {
-        &problem->weight, &problem->bias,   &problem->scale,  &problem->shift, &problem->pre_bias,
-        &problem->dweight, &problem->dbias, &problem->dscale, &problem->dshift, &problem->mean,
-        &problem->rstd,   &problem->running_mean, &problem->running_var, &problem->slope, &problem->dslope};
-    struct normfuse_parameter *const of_key[] = {&key.weight, &key.bias,   &key.scale,  &key.shift, &key.pre_bias,
-                                                 &key.dweight, &key.dbias, &key.dscale, &key.dshift, &key.mean,
-                                                 &key.rstd,   &key.running_mean, &key.running_var,
-                                                 &key.slope,  &key.dslope};
-    for (size_t i = 0; i < sizeof of_key / sizeof *of_key; i++) {
-        if (given[i]->data != NULL) {
-            of_key[i]->data = (char *)(uintptr_t)(places + 1 + (uintptr_t)given[i]->data % 16);
-            of_key[i]->channel = given[i]->channel;
-            of_key[i]->type = given[i]->type;
-        }
-        of_key[i]->batch = given[i]->batch;
-    }
-    return key;
+    return (char *)(data != NULL ? 1 + (uintptr_t)data % 16 : 0);
 }
 
-static uint64_t hash_of(const struct normfuse_problem *key)
+static void keep_view(struct normfuse_view *key, const struct normfuse_view *given)
 {
-    const char *const bytes = (const char *)key;
-    uint64_t hash = 0, word;
-    for (size_t i = 0; i + sizeof word <= sizeof *key; i += sizeof word) {
-        memcpy(&word, bytes + i, sizeof word);
-        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+    if (given->data != NULL)
+        *key = (struct normfuse_view){place_of(given->data), given->batch, given->channel, given->position};
+}
+
+static void keep_parameter(struct normfuse_parameter *key, const struct normfuse_parameter *given)
+{
+    key->batch = given->batch;
+    if (given->data == NULL)
+        return;
+    key->data = place_of(given->data);
+    key->channel = given->channel;
+    key->type = given->type;
+}
+
+static void make_key(const struct normfuse_problem *problem, struct plan_key *of)
+{
+    struct normfuse_problem *const key = &of->problem;
+    memset(of, 0, sizeof *of);
+#define KEEP(name) key->name = problem->name;
+    KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
+    KEEP(has_running_momentum) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
+#undef KEEP
+#define KEEP(name) keep_view(&key->name, &problem->name);
+    NORMFUSE_CUDA_TENSORS(KEEP)
+#undef KEEP
+#define KEEP(name, place) keep_parameter(&key->name, &problem->name);
+    NORMFUSE_COMMON_PARAMETER_LIST(KEEP)
+    NORMFUSE_RARE_PARAMETER_LIST(KEEP)
+#undef KEEP
+}
+
+/* Where the plan of this key is, or would be. Under the mutex. */
+static struct cached_plan *find_place(const struct plan_key *key)
+{
+    static unsigned next; /* of the places, the one that is given up where all are taken */
+    _Static_assert(sizeof *key % sizeof(uint64_t) == 0, "a key is hashed word by word");
+    uint64_t hash = 0, words[sizeof *key / sizeof(uint64_t)];
+    memcpy(words, key, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        hash = (hash ^ words[i]) * UINT64_C(0x9e3779b97f4a7c15);
         hash ^= hash >> 29;
     }
-    return hash;
-}
-
-static bool is_plan_of(const struct cached_plan *cached, const struct normfuse_problem *key, uint64_t device,
-                       const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
-{
-    return cached->device == device && cached->tuning == tuning && cached->has_grid_barriers == has_grid_barriers &&
-           memcmp(&cached->key, key, sizeof *key) == 0;
-}
-
-static bool recall(struct cached_plan *cached, uint64_t hash, const struct normfuse_problem *key, uint64_t device,
-                   const struct normfuse_cuda_tuning *tuning, bool has_grid_barriers)
-{
-    bool found = false;
-    pthread_mutex_lock(&remembered.mutex);
-    for (unsigned i = 0; i < PLACES_OF_A_PLAN && !found; i++) {
-        const struct cached_plan *const here = remembered.plans[(hash + i) % PLANS_KEPT];
-        found = here != NULL && is_plan_of(here, key, device, tuning, has_grid_barriers);
-        if (found)
-            *cached = *here;
+    for (unsigned i = 0; i < PLACES_OF_A_PLAN; i++) {
+        struct cached_plan *const place = &remembered[(hash + i) % PLANS_KEPT];
+        if (place->key.device == 0 || memcmp(&place->key, key, sizeof *key) == 0)
+            return place;
     }
-    pthread_mutex_unlock(&remembered.mutex);
-    return found;
-}
-
-/* Nothing is remembered where there is no memory. */
-static void remember(const struct cached_plan *cached, uint64_t hash)
-{
-    struct cached_plan *mine = malloc(sizeof *mine);
-    if (mine == NULL)
-        return;
-    *mine = *cached;
-    pthread_mutex_lock(&remembered.mutex);
-    struct cached_plan **place = NULL;
-    for (unsigned i = 0; i < PLACES_OF_A_PLAN && place == NULL; i++)
-        if (remembered.plans[(hash + i) % PLANS_KEPT] == NULL)
-            place = &remembered.plans[(hash + i) % PLANS_KEPT];
-    if (place == NULL)
-        place = &remembered.plans[(hash + remembered.next++ % PLACES_OF_A_PLAN) % PLANS_KEPT];
-    struct cached_plan *const before = *place;
-    *place = mine;
-    pthread_mutex_unlock(&remembered.mutex);
-    free(before);
+    return &remembered[(hash + next++ % PLACES_OF_A_PLAN) % PLANS_KEPT];
 }
 
 void normfuse_cuda_plans_after_fork(void)
 {
-    pthread_mutex_init(&remembered.mutex, NULL);
+    pthread_mutex_init(&mutex, NULL);
 }
 
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
@@ -476,24 +444,27 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          bool *is_certain)
 {
     static _Thread_local struct cached_plan last;
+    struct plan_key key;
+    make_key(problem, &key);
+    key.device = device->serial;
+    key.tuning = normfuse_cuda_loaded_tuning();
+    key.has_grid_barriers = has_grid_barriers;
     *is_certain = true;
-    const struct normfuse_problem key = key_of(problem);
-    const struct normfuse_cuda_tuning *const tuning = normfuse_cuda_loaded_tuning();
-    if (!is_plan_of(&last, &key, device->serial, tuning, has_grid_barriers)) {
-        const uint64_t hash = hash_of(&key);
-        if (!recall(&last, hash, &key, device->serial, tuning, has_grid_barriers)) {
-            last.key = key;
-            last.device = device->serial;
-            last.tuning = tuning;
-            last.has_grid_barriers = has_grid_barriers;
-            (void)normfuse_cuda_lacks_answers();
-            last.found = make_plan(problem, device, has_grid_barriers, tuning, false, &last.plan);
-            *is_certain = !normfuse_cuda_lacks_answers();
-            if (*is_certain)
-                remember(&last, hash);
-            else
-                last.device = 0;
-        }
+    if (memcmp(&last.key, &key, sizeof key) != 0) {
+        pthread_mutex_lock(&mutex);
+        last = *find_place(&key);
+        pthread_mutex_unlock(&mutex);
+    }
+    if (memcmp(&last.key, &key, sizeof key) != 0) {
+        (void)normfuse_cuda_lacks_answers();
+        last.key = key;
+        last.found = make_plan(problem, device, has_grid_barriers, key.tuning, false, &last.plan);
+        *is_certain = !normfuse_cuda_lacks_answers();
+        pthread_mutex_lock(&mutex);
+        if (*is_certain)
+            *find_place(&key) = last;
+        pthread_mutex_unlock(&mutex);
+        last.key.device = *is_certain ? key.device : 0;
     }
     return last.found ? &last.plan : NULL;
 }

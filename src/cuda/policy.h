@@ -18,7 +18,6 @@ struct normfuse_cuda_policy {
     /* Threads of a block that holds a norm group by itself, most first; 0: no more. */
     int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
-    int32_t max_cluster[2];
     int32_t passing_slots[2][2]; /* vectors in shared memory of tiles that are not held; applying, summing */
     double min_round_bytes;      /* of x that a block of the whole grid holds, where the grid goes round */
     double cycles_a_microsecond; /* of a multiprocessor, about */
@@ -46,7 +45,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
       * 63, 160 67.7 */
      .whole_threads = {{448, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
-     .max_cluster = {8, 8},
      .passing_slots = {{0, 8}, {8, 8}},
      .min_round_bytes = 48e3,
      .cycles_a_microsecond = 1800,
@@ -67,7 +65,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
      .small_part_bytes = {0, 0},
      .whole_threads = {{256, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 32 << 10,
-     .max_cluster = {1, 1},
      .passing_slots = {{0, 4}, {4, 4}},
      .min_round_bytes = 24e3,
      .cycles_a_microsecond = 1400,

@@ -16,39 +16,28 @@ struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
 
 int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step)
 {
-    if (step->cluster > 1) {
-        const struct normfuse_cuda_launch launch = {.kernel = step->kernel,
-                                                    .grid = step->cluster,
-                                                    .threads = step->threads,
-                                                    .cluster = step->cluster,
-                                                    .shared = step->shared};
-        return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * step->cluster;
-    }
-    return (int64_t)normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared) *
-           shape->device->multiprocessors;
-}
-
-/* Rows: norm groups whose values meet more roundings in two passes than docs/numerics.md says of so few. */
-static bool has_few_values(const struct shape *shape)
-{
-    enum { FEW_VALUES = 64 };
-    const struct normfuse_problem *const p = shape->problem;
-    return !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
+    const struct normfuse_cuda_launch launch = {
+        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
+    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
 }
 
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
-    const int needs = schedule->needs;
-    return schedule->configure == NULL && has_few_values(shape) ? "a norm group is small"
-           : (needs & TAKES_BIAS) == 0 && shape->problem->pre_bias.data != NULL ? "it adds no pre_bias"
-           : (needs & TAKES_SLOPES) == 0 && shape->problem->activation == NORMFUSE_PRELU ? "it has no slopes of prelu"
-           : (needs & NEEDS_PLAIN) != 0 && !shape->plain        ? "it takes plain tensors"
-           : (needs & NEEDS_COMPACT) != 0 && !shape->compact
+    enum { FEW_VALUES = 64 }; /* of rows, that meet more roundings in two passes than docs/numerics.md says */
+    const struct normfuse_problem *const p = shape->problem;
+    const int lacks = ~schedule->needs, needs = schedule->needs;
+    const bool is_small = !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
+    return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
+           : schedule->configure == NULL && is_small                    ? "a norm group is small"
+           : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
+           : (lacks & IS_GENERAL) && p->activation == NORMFUSE_PRELU    ? "it has no slopes of prelu"
+           : (needs & NEEDS_PLAIN) && !shape->plain                     ? "it takes plain tensors"
+           : (needs & NEEDS_COMPACT) && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"
-           : (needs & NEEDS_CLUSTERS) != 0 && !shape->device->clusters       ? "the device is older than 9.0"
-           : (needs & NEEDS_GRID_BARRIERS) != 0 && !shape->has_grid_barriers ? "there is no sync memory"
-           : schedule->refuse != NULL                                        ? schedule->refuse(shape)
-                                                                             : NULL;
+           : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"
+           : (needs & NEEDS_GRID_BARRIERS) && !shape->has_grid_barriers ? "there is no sync memory"
+           : schedule->refuse != NULL                                   ? schedule->refuse(shape)
+                                                                        : NULL;
 }
 
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape)
@@ -83,21 +72,20 @@ static const char *try_schedule(const struct schedule *schedule, const struct sh
 
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double multiprocessors = shape->device->multiprocessors;
     /* Forward each warp of a norm group reads what all of its blocks found, from the same lines of the L2: 1x24x651x168
      * f32 with two groups, 132 blocks each, 21.6 us, 1x249x42x84 with three 14.3, 1x256x64x64 with 32 8.3. */
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
     const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
     /* Half of the multiprocessors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / multiprocessors);
-    double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) + normfuse_cuda_start[shape->direction];
+    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / shape->device->multiprocessors);
+    double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach * filled) +
+                  normfuse_cuda_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
-        time += policy->grid_wait[shape->direction] * (double)divide_up(g->all_block_groups, g->block_groups) +
+        time += shape->policy->grid_wait[shape->direction] * (double)divide_up(g->all_block_groups, g->block_groups) +
                 part_wait * g->parts;
     return time;
 }
@@ -106,16 +94,6 @@ struct normfuse_cuda_choice *normfuse_cuda_last_choice(void)
 {
     static _Thread_local struct normfuse_cuda_choice last;
     return &last;
-}
-
-static void say(const struct shape *shape, const struct schedule *schedule, const char *reason, double time,
-                const char *why)
-{
-    const char *const call = shape->problem->name;
-    if (reason != NULL)
-        fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", call, schedule->name, reason);
-    else
-        fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", call, schedule->name, time, why);
 }
 
 bool normfuse_cuda_hold(const struct shape *given, struct step *best)
@@ -133,7 +111,9 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     for (; *list != NULL && (lowest > 0.0 || shape.explains); list++) {
         const struct schedule *const schedule = *list;
         const struct normfuse_cuda_tuning_line *const line =
-            normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
+            shape.device->general_alone
+                ? NULL
+                : normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
         double own = INFINITY;
         const char *const reason = try_schedule(schedule, &shape, &step, &own);
         /* What was measured takes the place of order, and no order holds where two passes take less: 1x24x651x168 f32
@@ -142,8 +122,11 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
         const bool in_order = schedule->in_order && line == NULL && 0.95 * own <= twice;
         const double tuned = line != NULL ? fmax(1e-3, line->start + line->factor * own) : own;
         const double time = in_order ? 0.0 : tuned;
-        if (shape.explains)
-            say(&shape, schedule, reason, tuned, in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
+        if (shape.explains && reason != NULL)
+            fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", shape.problem->name, schedule->name, reason);
+        else if (shape.explains)
+            fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", shape.problem->name, schedule->name, tuned,
+                    in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
         if (time < lowest) {
             lowest = time;
             taken = schedule;

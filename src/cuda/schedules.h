@@ -23,7 +23,7 @@ struct step {
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
-    bool cooperative, needs_grid_barriers;
+    bool cooperative;  /* all blocks wait for one another, at grid barriers */
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
@@ -33,8 +33,8 @@ enum {
     NEEDS_COMPACT = 2, /* shape.compact */
     NEEDS_CLUSTERS = 4,
     NEEDS_GRID_BARRIERS = 8,
-    TAKES_BIAS = 16,  /* pre_bias; the others refuse it */
-    TAKES_SLOPES = 32 /* prelu; the others refuse it */
+    TAKES_BIAS = 16, /* pre_bias; the others refuse it */
+    IS_GENERAL = 32  /* takes prelu; the others refuse it. A GPU may lack the others */
 };
 
 /* One way of holding norm groups on the chip. */
@@ -77,23 +77,23 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
-/* Whether these are the better ones for a plain gradient without statistics. */
-bool normfuse_cuda_has_short_rows(const struct shape *shape);
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
 /* Blocks of a step that run at the same time. */
 int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
-/* Columns: vectors of what is walked as a row; `width` of them a block, in which `group` channels are joined; vectors
- * of a row that have channels of one group, at most. */
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
+/* Columns: `width` vectors a block, in which `group` channels are joined; vectors of a row that have channels of one
+ * group, at most. */
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group);
 int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
 
+/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_tile;
+    return normfuse_cuda_kernel_of(p->columns && !has_both, schedule, shape->direction == BACKWARD, p->type,
+                                   shape->elements > 1 && !has_both);
 }
 
 /* What most schedules begin with; most variants are refused before they need it. */
@@ -105,10 +105,19 @@ static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
     return &step->geometry;
 }
 
-/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
-static inline enum normfuse_cuda_kernel kernel_of_both(const struct shape *shape, enum normfuse_cuda_schedule schedule)
+/* Blocks of `width` of all that is side by side in a row, which join `group` channels over so many rows. */
+static inline void set_width(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t all, int64_t width,
+                             int64_t group, int64_t rows)
 {
-    return normfuse_cuda_kernel_of(false, schedule, shape->direction == BACKWARD, shape->problem->type, false);
+    const struct normfuse_problem *const p = shape->problem;
+    g->rows = (int32_t)rows;
+    g->group = (int32_t)group;
+    g->width = (int32_t)width;
+    g->blocks_wide = (int32_t)divide_up(all, width);
+    g->folded = shape->folded;
+    g->row_channels = (int32_t)(p->c * shape->folded);
+    g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
+    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
 }
 
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
@@ -142,16 +151,19 @@ static inline bool holds_columns_in_lanes(const struct step *step, bool columns)
     return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
 }
 
-/* Blocks that go from sample to sample. */
-static inline bool spans_samples(const struct step *step, bool columns)
-{
-    return is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, columns);
-}
-
 /* Whether its blocks run at the same time all, as those that wait for one another must. */
 static inline bool is_resident(const struct shape *shape, const struct step *step)
 {
     return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+}
+
+/* The fewest bits of which 2^bits is `count` or more. */
+static inline int32_t bits_for(int64_t count)
+{
+    int32_t bits = 0;
+    while (INT64_C(1) << bits < count)
+        bits++;
+    return bits;
 }
 
 /* 2^bits lanes of a warp for each of `count`, as many as `threads` allow. */
@@ -197,7 +209,7 @@ static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 static inline void exchange_by_grid(struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
-    step->cooperative = step->needs_grid_barriers = true;
+    step->cooperative = true;
 }
 
 #endif

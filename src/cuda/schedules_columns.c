@@ -12,45 +12,21 @@ enum {
     PASSING_THREADS = 256
 };
 
-/* Vectors of what is walked as a row, and how many of them a block can have: as few as hold whole groups, times any
- * number, or of rows folded all. */
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
-{
-    return shape->problem->c * shape->folded / shape->elements;
-}
-
+/* How many vectors of a row a block can have: as few as hold whole groups, times any number, or of rows folded all. */
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 {
     return shape->folded > 1 ? normfuse_cuda_vectors_of_row(shape)
                              : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
 }
 
-/* `width` vectors a block; `group` channels are joined in it. */
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group)
 {
-    const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    g->width = (int32_t)width;
-    g->blocks_wide = (int32_t)divide_up(normfuse_cuda_vectors_of_row(shape), width);
-    g->all_samples = normfuse_cuda_takes_all_samples(p);
-    g->folded = shape->folded;
-    g->row_channels = (int32_t)(p->c * shape->folded);
-    g->row_values = (int32_t)(group * shape->folded);
-    /* A sample begins up to all but one elements into its first vector. */
-    g->rows = (int32_t)(shape->unaligned_samples ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
-                                                 : p->s / shape->folded);
-    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
-    g->group = (int32_t)group;
-    g->sums_by_channel = g->all_samples;
+    set_width(shape, g, normfuse_cuda_vectors_of_row(shape), width, group,
+              normfuse_cuda_rows_of_sample(shape, shape->unaligned_samples));
+    g->row_values = g->group * shape->folded;
     return g;
-}
-
-/* A kernel that holds nothing: a thread walks any number of vectors. */
-static bool streams(enum normfuse_cuda_schedule schedule)
-{
-    return schedule == NORMFUSE_SCHEDULE_elementwise || schedule == NORMFUSE_SCHEDULE_elementwise_residual ||
-           schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
 }
 
 static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
@@ -68,13 +44,15 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
+    const int64_t at_once = (int64_t)threads / g->width, channels = (int64_t)g->width * shape->elements;
     const int registers = vectors_of(shape, schedule);
-    const int64_t at_once = (int64_t)threads / g->width;
+    /* Two passes hold nothing: what passes goes through a pipeline of each thread, or registers. */
+    const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
+    const bool holds = schedule == NORMFUSE_SCHEDULE_cluster || schedule == NORMFUSE_SCHEDULE_split;
     step->kernel = kernel_of(shape, schedule);
     step->threads = threads;
     part_rows_of(shape, step, part_rows);
-    g->held_shared = streams(schedule) ? 0 : (int32_t)maximum(0, divide_up(part_rows, at_once) - registers);
-    const int64_t channels = (int64_t)g->width * shape->elements;
+    g->held_shared = holds ? (int32_t)maximum(0, divide_up(part_rows, at_once) - registers) : 0;
     int64_t groups = channels / g->group;
     set_joins(shape, g, groups / g->folded, channels / g->folded, threads, !shape->unaligned_samples);
     /* Once more, for rows that begin inside of vectors. */
@@ -82,29 +60,23 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         groups += groups / g->folded;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
-    int64_t words, doubles = 0;
-    /* What passes goes through a pipeline of each thread. */
-    const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
+    int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
-        words = 4 * groups + 4 * channels + 2 * at_once * channels + 2 * channels + 2 * groups + 2 * in_cluster;
+        words = 6 * groups + (6 + 2 * at_once) * channels + 2 * in_cluster;
     } else if (joins) {
-        const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
+        const bool modulated = p->scale.data != NULL || p->shift.data != NULL, biased = p->pre_bias.data != NULL;
         const size_t subvectors =
             (size_t)(4 * at_once * (shape->elements >> g->subvector_bits) * g->width) * shape->value_bytes;
         /* Pipelines are done with when sums are joined. */
-        vectors = pipelines ? (vectors > subvectors ? vectors : subvectors) : vectors + subvectors;
-        words = 4 * groups;
-        words += (3 + modulated + (p->pre_bias.data != NULL)) * channels + 2 * in_cluster;
+        vectors = !pipelines ? vectors + subvectors : vectors > subvectors ? vectors : subvectors;
+        words = 4 * groups + (3 + modulated + biased) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
-    } else {
-        words = 3 * channels;
     }
     step->shared = vectors + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
-/* The vectors of a row that have channels of one group, at most. */
 int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
 {
     int64_t vectors = 0;
@@ -137,8 +109,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
     const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true) ||
-        g->held_shared > 0)
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true))
         return false;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
@@ -167,13 +138,8 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const enum normfuse_cuda_schedule schedule =
         p->s == 1 && d >= shape->elements ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
     const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, schedule)];
-    const int64_t max_rows = row->vectors;
-    const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / max_rows;
-    int lane_bits = 0, row_bits = 0;
-    while (INT64_C(1) << lane_bits < vectors)
-        lane_bits++;
-    while (max_rows << row_bits < p->s && row_bits <= 5)
-        row_bits++;
+    const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / row->vectors;
+    const int lane_bits = bits_for(vectors), row_bits = bits_for(divide_up(p->s, row->vectors));
     /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 vectors: 23.6 us, compact 20.5. */
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return "a part of a warp does not hold a group";
@@ -186,10 +152,9 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     step->at_once = 1 << row_bits;
     step->of.lanes = (struct normfuse_cuda_lanes){
         (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
-    const int64_t channels = units_here * vectors * shape->elements;
-    step->shared = shape->wants_gradients
-                       ? (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, (int32_t)channels).bytes
-                       : 0;
+    const int32_t channels = g->width * shape->elements;
+    if (shape->wants_gradients)
+        step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->sets_a_block = (int32_t)samples;
@@ -321,188 +286,164 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
 }
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
- * all it holds; and the same with twice as many threads. */
+ * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
+ * twice as many threads. */
 enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
 
-struct variant {
-    bool grid;
-    int64_t parts;   /* blocks a block group */
-    int64_t at_most; /* rows at once */
-    bool twice;      /* as many threads */
-};
-
-/* Block groups of as many blocks as share a multiprocessor's shared memory once, twice or four times; fewer groups of
- * more blocks until a part fits. */
-static void choose_block_groups(const struct shape *shape, int bits, struct normfuse_cuda_geometry *g, int64_t *parts)
+static bool is_of_grid(const struct step *step)
 {
-    const int64_t resident = (int64_t)shape->device->multiprocessors << bits,
-                  bytes = (int64_t)g->width * 16 * shape->tensors;
-    int64_t block_groups = minimum(g->all_block_groups, resident);
-    *parts = resident / block_groups;
-    while (block_groups > 1 && divide_up(g->rows, *parts) * bytes > (int64_t)shape->policy->resident_bytes >> bits) {
-        block_groups = (block_groups + 1) / 2;
-        *parts = resident / block_groups;
-    }
-    g->block_groups = (int32_t)block_groups;
+    return step->variant % 8 >= 5;
 }
 
-static const char *begin_variant(const struct shape *shape, struct step *step, struct variant *variant)
+/* *parts: blocks a block group. */
+static const char *begin_variant(const struct shape *shape, struct step *step, int64_t *parts)
 {
-    static const int32_t clusters[] = {1, 2, 4, 8, 16, 0, 0, 0};
-    const int way = step->variant % WAYS % 8;
-    const int64_t d = group_of(shape->problem);
-    const int64_t units = INT64_C(1) << step->variant / WAYS, unit = vectors_of_unit(shape, d),
-                  vectors = normfuse_cuda_vectors_of_row(shape), width = minimum(units * unit, vectors);
+    const bool grid = is_of_grid(step);
+    const int bits = step->variant % 8 - (grid ? 5 : 0);
+    const int64_t d = group_of(shape->problem), units = INT64_C(1) << step->variant / WAYS;
+    const int64_t unit = vectors_of_unit(shape, d), vectors = normfuse_cuda_vectors_of_row(shape);
+    const int64_t width = minimum(units * unit, vectors);
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
-    *variant = (struct variant){.grid = way >= 5, .parts = clusters[way], .twice = step->variant % WAYS >= 8};
-    variant->at_most =
-        minimum(maximum(1, (COLUMN_THREADS << variant->twice) / width), normfuse_cuda_max_at_once(shape, d));
+    if (grid && !shape->has_grid_barriers)
+        return "there is no sync memory";
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
      * else 24.3.
      */
-    if (variant->grid && (!shape->has_grid_barriers || (shape->has_pipeline && !shape->batch)))
-        return shape->has_grid_barriers ? "grid_pipeline does it better" : "there is no sync memory";
-    if (clusters[way] > 1 && !shape->device->clusters)
+    if (grid && shape->has_pipeline && !shape->batch)
+        return "grid_pipeline does it better";
+    if (!grid && bits > 0 && !shape->device->clusters)
         return "the device is older than 9.0";
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
-    if (variant->grid)
-        choose_block_groups(shape, way - 5, g, &variant->parts);
-    return variant->parts > g->rows || variant->parts < 1 ? "rows are fewer than blocks" : NULL;
+    *parts = INT64_C(1) << bits;
+    if (grid) {
+        /* Fewer block groups of more blocks until a part fits. */
+        const int64_t resident = (int64_t)shape->device->multiprocessors << bits;
+        const int64_t max_rows = ((int64_t)shape->policy->resident_bytes >> bits) / (width * 16 * shape->tensors);
+        int64_t block_groups = minimum(g->all_block_groups, resident);
+        while (block_groups > 1 && divide_up(g->rows, resident / block_groups) > max_rows)
+            block_groups = (block_groups + 1) / 2;
+        g->block_groups = (int32_t)block_groups;
+        *parts = resident / block_groups;
+    }
+    return *parts > g->rows ? "rows are fewer than blocks" : NULL;
 }
 
 /* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7. */
-static bool begin_cluster(const struct shape *shape, struct step *step, const struct variant *variant)
+static bool begin_cluster(const struct shape *shape, struct step *step, int64_t parts)
 {
-    return !variant->grid && settle_cluster(shape, step, variant->parts, variant->twice != (variant->parts > 1));
+    const bool twice = step->variant % WAYS >= 8;
+    return !is_of_grid(step) && settle_cluster(shape, step, parts, twice != (parts > 1));
 }
 
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    struct variant variant;
-    const char *const reason = begin_variant(shape, step, &variant);
-    return reason != NULL ? reason : begin_cluster(shape, step, &variant) ? NULL : "registers do not hold whole groups";
+    int64_t parts;
+    const char *const reason = begin_variant(shape, step, &parts);
+    return reason != NULL ? reason : begin_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
 }
 
 static const char *configure_split(const struct shape *shape, struct step *step)
 {
-    struct variant variant;
-    const char *const reason = begin_variant(shape, step, &variant);
+    int64_t parts;
+    const char *const reason = begin_variant(shape, step, &parts);
     if (reason != NULL)
         return reason;
     struct step other = *step;
-    if (begin_cluster(shape, &other, &variant))
+    if (begin_cluster(shape, &other, parts))
         return "cluster does it better";
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t parts = variant.parts;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t part_rows = divide_up(g->rows, parts), slots = divide_up(part_rows, variant.at_most);
-    const int64_t at_once = divide_up(part_rows, slots);
+    const int64_t max_threads = step->variant % WAYS >= 8 ? 2 * COLUMN_THREADS : COLUMN_THREADS;
+    const int64_t at_most =
+        minimum(maximum(1, max_threads / g->width), normfuse_cuda_max_at_once(shape, group_of(shape->problem)));
+    const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
-                        variant.grid ? 1 : (int32_t)parts, true))
+                        is_of_grid(step) ? 1 : (int32_t)parts, true))
         return "shared memory does not hold it";
-    if (variant.grid) {
+    if (is_of_grid(step)) {
         if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
             return "blocks are too few, or block groups too many";
         exchange_by_grid(step);
         step->blocks = (int64_t)g->block_groups * g->parts;
         return is_resident(shape, step) ? NULL : "its blocks are not resident together";
     }
-    if (g->parts != parts) {
-        g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-        step->blocks = (int64_t)g->all_block_groups * parts;
-    }
+    /* Parts that round away would leave blocks of the cluster without rows. */
+    g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+    step->blocks = (int64_t)g->all_block_groups * parts;
     exchange_by_cluster(step, parts);
     return NULL;
 }
 
 const struct schedule normfuse_cuda_two_pass = {
     .name = "two_pass", .needs = NEEDS_PLAIN | TAKES_BIAS, .estimate = estimate_two_pass};
-static const struct schedule lanes = {.name = "lanes",
-                                      .configure = configure_lanes,
-                                      .estimate = normfuse_cuda_estimate_once,
-                                      .in_order = true},
-                             cluster = {.name = "cluster",
-                                        .needs = NEEDS_COMPACT,
-                                        .variants = WIDTHS * WAYS,
-                                        .configure = configure_cluster,
-                                        .estimate = estimate},
-                             split = {.name = "split",
-                                      .needs = NEEDS_PLAIN | TAKES_BIAS,
-                                      .variants = WIDTHS * WAYS,
-                                      .configure = configure_split,
-                                      .estimate = estimate};
+static const struct schedule lanes = {
+    .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
+#define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
+static const struct schedule
+    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, VARIANTS},
+    split = {.name = "split", .needs = NEEDS_PLAIN | TAKES_BIAS, .configure = configure_split, VARIANTS};
 
-const struct schedule *const normfuse_cuda_columns_schedules[] = {&normfuse_cuda_two_pass,
-                                                                  &normfuse_cuda_lines,
-                                                                  &normfuse_cuda_tile,
-                                                                  &lanes,
-                                                                  &cluster,
-                                                                  &split,
-                                                                  &normfuse_cuda_grid_pipeline,
-                                                                  &normfuse_cuda_grid_registers,
-                                                                  &normfuse_cuda_general_passes,
-                                                                  &normfuse_cuda_general,
-                                                                  NULL};
+const struct schedule *const normfuse_cuda_columns_schedules[] = {
+    &normfuse_cuda_two_pass,       &normfuse_cuda_lines, &normfuse_cuda_tile,
+    &lanes,                        &cluster,             &split,
+    &normfuse_cuda_grid_pipeline,  &normfuse_cuda_grid_registers,
+    &normfuse_cuda_general_passes, &normfuse_cuda_general, NULL};
 
 /* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
-    const struct normfuse_problem *const p = shape->problem;
     /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
      * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
      * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
-    static const int32_t elementwise_threads[2] = {256, 512}, elementwise_waves[2] = {4, 2},
-                         elementwise_passes[2] = {1, 8}, residual_passes[2] = {4, 8};
-    enum { PARTED_WAVES = 2 };
-    const bool elementwise = shape->given || shape->residual;
-    const enum normfuse_cuda_schedule small = shape->given               ? NORMFUSE_SCHEDULE_elementwise
-                                              : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
-                                              : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
-                                                                         : NORMFUSE_SCHEDULE_two_pass;
-    const int64_t slots = vectors_of(shape, small);
+    static const struct kind {
+        enum normfuse_cuda_schedule schedule;
+        int32_t threads[2], waves[2], passes[2]; /* of a block at most; of results: of blocks at least, tiles at most */
+    } elementwise = {NORMFUSE_SCHEDULE_elementwise, {256, 512}, {4, 2}, {1, 8}},
+      residual = {NORMFUSE_SCHEDULE_elementwise_residual, {256, 512}, {4, 2}, {4, 8}},
+      unaligned = {NORMFUSE_SCHEDULE_unaligned, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
+      whole = {NORMFUSE_SCHEDULE_two_pass, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
+      /* Where rows are parted among blocks those are larger, if their pipelines find room. */
+      parted = {NORMFUSE_SCHEDULE_two_pass, {2 * PASSING_THREADS, 2 * PASSING_THREADS}, {2, 2}, {4, 4}};
+    enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
+    const int direction = shape->direction;
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, group);
-    const int64_t at_most = sums || shape->direction == BACKWARD ? normfuse_cuda_max_at_once(shape, group) : INT64_MAX;
-    /* Where rows are parted among blocks those are larger, if their pipelines find room. */
-    const bool parted = g->blocks_wide > 1 && shape->plain;
-    int64_t max_threads = (elementwise ? elementwise_threads[shape->direction]
-                           : parted    ? 2 * PASSING_THREADS
-                                       : PASSING_THREADS);
+    const struct kind *const kind = shape->given               ? &elementwise
+                                    : shape->residual          ? &residual
+                                    : shape->unaligned_samples ? &unaligned
+                                    : g->blocks_wide > 1       ? &parted
+                                                               : &whole;
+    const int64_t slots = vectors_of(shape, kind->schedule);
+    const int64_t at_most = sums || direction == BACKWARD ? normfuse_cuda_max_at_once(shape, group) : INT64_MAX;
+    int64_t max_threads = kind->threads[direction];
     uint32_t threads;
     for (;; max_threads = PASSING_THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, small, threads / width * slots, threads, 1, sums))
+        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, 1, sums))
             break;
         if (max_threads <= PASSING_THREADS)
             return false;
     }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
-    const int64_t resident = maximum(1, normfuse_cuda_resident_blocks(shape, step));
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = (elementwise && !sums ? elementwise_waves[shape->direction]
-                           : parted && !sums    ? PARTED_WAVES
-                                                : normfuse_cuda_passing_waves[sums]);
-    int64_t passes = maximum(1, tiles * g->all_block_groups / (waves * resident));
-    /* A thread's sums grow no longer than docs/numerics.md says. */
-    passes = minimum(passes, sums              ? maximum(1, 128 / slots)
-                             : shape->residual ? residual_passes[shape->direction]
-                             : shape->given    ? elementwise_passes[shape->direction]
-                                               : 4);
-    g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
+    const int64_t waves = sums ? normfuse_cuda_passing_waves[sums] : kind->waves[direction];
+    const int64_t wanted = waves * maximum(1, normfuse_cuda_resident_blocks(shape, step));
     if (sums) {
+        const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
         const int64_t parts =
-            maximum(divide_up(g->rows, 128 * at_once),
-                    minimum(tiles, maximum(1, waves * resident / (g->all_block_groups * (g->all_samples ? p->n : 1)))));
+            maximum(divide_up(g->rows, MAX_SUMMED * at_once), minimum(tiles, maximum(1, wanted / samples)));
         g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
-        passes = divide_up(g->part_rows, tile_rows);
+        g->passes = (int32_t)divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;
+    } else {
+        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), kind->passes[direction]);
+        g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
+        g->backwards = 1;
     }
-    g->passes = (int32_t)passes;
     part_rows_of(shape, step, g->part_rows);
-    g->backwards = !sums;
     return true;
 }
 
@@ -518,12 +459,10 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     int64_t width = minimum(vectors, widest);
     if (vectors > widest && unit <= 512)
         width = maximum(1, widest / unit) * unit;
-    if (unit <= 512 || vectors <= widest) {
-        /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
-        const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
-        if (pass_width(shape, step, sums, width, group))
-            return true;
-    }
+    /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
+    const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
+    if ((unit <= 512 || vectors <= widest) && pass_width(shape, step, sums, width, group))
+        return true;
     if (shape->folded > 1)
         return false;
     /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */

@@ -51,34 +51,19 @@ static int64_t largest_divisor(int64_t value, int64_t at_most)
     return divisor;
 }
 
-static int64_t power_of_two_below(int64_t value)
-{
-    int64_t power = 1;
-    while (2 * power <= value)
-        power *= 2;
-    return power;
-}
-
-/* Tensors that are walked through, and what of them moves in bytes. */
+/* Tensors that are walked through, and those that are written. */
 static int tensors_of(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const int both = 1 + (p->pre_add.data != NULL);
-    return shape->direction == FORWARD ? both + (p->post_add.data != NULL)
-                                       : both + 1 + (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
-                                             (p->du.data != NULL && p->dx.data != NULL);
+    const bool forward = shape->direction == FORWARD;
+    return 1 + (p->pre_add.data != NULL) + !forward + (!forward && p->du.data != NULL && p->dx.data != NULL) +
+           (p->post_add.data != NULL && (forward || p->activation != NORMFUSE_IDENTITY));
 }
 
 static int results_of(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
-}
-
-static double tensor_bytes(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type);
 }
 
 /* Vectors of a thread whose values one sum may have, by docs/numerics.md. */
@@ -89,15 +74,15 @@ static int64_t max_vectors(const struct shape *shape)
 }
 
 /* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
- * cluster has the rest, equal shares; `wide`: so many vectors of a row (columns). */
-static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometry *g, bool joins, int64_t wide,
-                         int64_t lanes)
+ * cluster has the rest, equal shares; `size`: vectors of a row (columns), or threads that share a channel (rows). */
+static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometry *g, bool joins, int64_t size)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int64_t d = joins ? group_of(p) : 1;
-    int64_t width, group = d;
+    int64_t rows, all = p->c, width, group = d, lanes;
     if (p->columns) {
-        const int64_t vectors = p->c * shape->folded / shape->elements;
+        rows = normfuse_cuda_rows_of_sample(shape, shape->unaligned);
+        all = normfuse_cuda_vectors_of_row(shape);
         int64_t unit = normfuse_cuda_common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
             if (d % shape->elements != 0)
@@ -105,32 +90,22 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
             unit = largest_divisor(d / shape->elements, THREADS);
             group = unit * shape->elements;
         }
-        const int64_t units = vectors / unit, max_units = maximum(1, minimum(units, minimum(wide, THREADS) / unit));
+        const int64_t units = all / unit, max_units = maximum(1, minimum(units, minimum(size, THREADS) / unit));
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
         width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
-        const int64_t rows = shape->unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded)
-                                              : p->s / shape->folded;
         lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
-        g->rows = (int32_t)rows;
     } else {
-        const int64_t rows =
-            shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements;
+        rows = shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements;
+        lanes = size;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
         group = largest_divisor(d, maximum(1, THREADS / lanes));
         width = group < d ? group : group * maximum(1, minimum(p->c / group, THREADS / lanes / group));
-        g->rows = (int32_t)rows;
     }
-    g->group = (int32_t)group;
-    g->width = (int32_t)width;
+    set_width(shape, g, all, width, group, rows);
     g->unit_lanes = (int32_t)lanes;
-    g->blocks_wide = (int32_t)divide_up(p->columns ? p->c * shape->folded / shape->elements : p->c, width);
-    g->folded = g->copies = shape->folded;
-    g->row_channels = (int32_t)(p->c * shape->folded);
+    g->copies = shape->folded;
     g->unaligned = shape->unaligned;
-    g->all_samples = normfuse_cuda_takes_all_samples(p);
-    g->sums_by_channel = g->all_samples;
-    g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
     g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
@@ -201,14 +176,13 @@ static const char *configure(const struct shape *given, struct step *step)
     const struct shape held = held_of(given), *const shape = &held;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    static const int64_t sizes[2][WIDTHS] = {{4, 16, 64, 256}, {8, 16, 64, 256}};
     const int64_t blocks = INT64_C(1) << step->variant % CLUSTERS;
-    const int width = step->variant / CLUSTERS;
-    static const int64_t shares[WIDTHS] = {8, 16, 64, 256};
-    static const int64_t lanes[WIDTHS] = {4, 16, 64, 256};
+    const int64_t size = sizes[p->columns][step->variant / CLUSTERS];
     if (blocks > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
     *step = (struct step){.variant = step->variant};
-    if (!choose_block(shape, g, true, shares[width] * (shape->elements == 1 ? 4 : 1), lanes[width]))
+    if (!choose_block(shape, g, true, p->columns && shape->elements == 1 ? 4 * size : size))
         return "a norm group is too wide for a block, and no whole number of vectors";
     const int64_t shares_of_group = group_of(p) / g->group;
     if (shares_of_group > blocks || blocks % shares_of_group != 0)
@@ -230,15 +204,13 @@ static const char *configure(const struct shape *given, struct step *step)
 static double estimate(const struct shape *given, const struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    const struct normfuse_cuda_device *const device = shape->device;
     const double resident = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
-    const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
+    const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
     const bool holds = step->geometry.general.holds;
     const double missed = holds || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
-    const double reach = fmin(1.0, running * step->threads / (320.0 * device->multiprocessors));
+    const double reach = fmin(1.0, running * step->threads / (320.0 * shape->device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
@@ -259,11 +231,13 @@ static double estimate(const struct shape *given, const struct step *step)
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
     /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5
      * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9; 6x64x12x30 bf16 backward with post_add, 16 blocks 13.3, 48
-     * 10.5. Clusters over columns have other reasons to be slow: 8x320x64x64 f16 NHWC with pre_add 59, in two passes 62. */
-    const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) * (shape->direction == BACKWARD ? 1.5 : 1.0);
+     * 10.5. Over columns clusters win though their threads walk far: 8x320x64x64 f16 with pre_add 59, two passes 62. */
+    const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) *
+                        (shape->direction == BACKWARD ? 1.5 : 1.0);
     const double walk = shape->problem->columns ? 0.0 : each * waves * (double)vectors_of_thread(&step->geometry);
-    double time = fmax(walk, moved / (policy->bytes_a_microsecond * reach) * unaligned_samples * narrow * derivative * thin) +
-                  3.0 + first + once * (waves - 1.0);
+    const double bandwidth = shape->policy->bytes_a_microsecond * reach;
+    double time = fmax(walk, moved / bandwidth * unaligned_samples * narrow * derivative * thin) + 3.0 + first +
+                  once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
     return time;
@@ -272,7 +246,7 @@ static double estimate(const struct shape *given, const struct step *step)
 static double estimate_passes(const struct shape *shape, const struct step *step)
 {
     (void)step;
-    const double bytes = tensor_bytes(shape), reads = bytes * tensors_of(shape), writes = bytes * results_of(shape);
+    const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
     /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9; 16x256x32x32 f32 NCHW with pre_add
@@ -292,31 +266,11 @@ static double estimate_passes(const struct shape *shape, const struct step *step
                        shape->policy->bytes_a_microsecond;
 }
 
+#define GENERAL .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse
 const struct schedule normfuse_cuda_general = {
-    .name = "general",
-    .needs = TAKES_BIAS | TAKES_SLOPES,
-    .refuse = refuse,
-    .variants = CLUSTERS * WIDTHS,
-    .configure = configure,
-    .estimate = estimate};
+    .name = "general", GENERAL, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {
-    .name = "general, two passes", .needs = TAKES_BIAS | TAKES_SLOPES, .refuse = refuse, .estimate = estimate_passes};
-
-/* Whether the second pass goes on from what the first one wrote to dpost_add. */
-static bool goes_on_from_dz(const struct normfuse_problem *p)
-{
-    return has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL &&
-           p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
-}
-
-/* Rows whose gradients are summed channel by channel by the other kernels, one after the other: 277x1003x1x2 f32 in
- * evaluation 106 us where the memory takes 3. */
-bool normfuse_cuda_has_short_rows(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return !p->columns && shape->direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE && shape->wants_gradients &&
-           p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
-}
+    .name = "general, two passes", GENERAL, .estimate = estimate_passes};
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
@@ -325,12 +279,13 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool joins =
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
-    const int64_t rows = p->columns ? p->s : p->s / shape->elements;
+    int64_t size = 64 * (shape->elements == 1 ? 2 : 1);
     /* Threads that share a channel have some vectors each. */
-    int64_t lanes = power_of_two_below(maximum(1, minimum(THREADS, divide_up(rows, 8))));
-    if (!choose_block(shape, g, joins, 64 * (shape->elements == 1 ? 2 : 1), lanes) ||
-        (p->columns && g->group < (joins ? group_of(p) : 1)))
-        choose_block(shape, g, false, 64 * (shape->elements == 1 ? 2 : 1), lanes);
+    if (!p->columns)
+        for (size = 1; 2 * size <= minimum(THREADS, divide_up(p->s / shape->elements, 8)); size *= 2)
+            continue;
+    if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
+        choose_block(shape, g, false, size);
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
@@ -348,6 +303,9 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
     g->interleaved = p->columns;
     g->backwards = !sums;
-    g->stores_dz = sums && !applies && shape->direction == BACKWARD && goes_on_from_dz(p);
+    /* The second pass then goes on from it. */
+    g->stores_dz = sums && !applies && shape->direction == BACKWARD && has_both_phases(p) &&
+                   p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL && p->pre_add.data == NULL &&
+                   p->dx.data != NULL && is_dz_exact(p);
     return settle(shape, step, sums, applies);
 }

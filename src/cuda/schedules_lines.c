@@ -19,13 +19,6 @@ static bool is_adjacent(const struct normfuse_problem *p)
     return p->groups == 1 && p->x.channel == 1 && p->x.position == p->c;
 }
 
-/* Columns: whether a part of a warp holds a norm group of vectors. 12751x704, two groups, f32 backward 62.8 us, by
- * clusters 335; 8192x1024, four, 64.2, 312. */
-static bool is_of_lanes(const struct shape *shape)
-{
-    return shape->few_rows && group_of(shape->problem) <= 32 * shape->elements;
-}
-
 /* Whether other schedules have no vectors of 16 bytes for this, or are slow with them. */
 static bool pays(const struct shape *shape)
 {
@@ -59,9 +52,12 @@ static bool pays(const struct shape *shape)
     /* The backward of rows goes through its channels one after the other. */
     if (!p->columns)
         return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
-    /* Whole blocks for each sample: of rows that are walked as one, of what `lanes` does not take. */
+    /* Whole blocks for each sample: of rows that are walked as one; and of what `lanes` does not take, since no part of
+     * a warp holds a norm group of vectors: 12751x704, two groups, f32 backward 62.8 us, by clusters 335; 8192x1024,
+     * four, 64.2, 312. */
+    const bool is_of_lanes = shape->few_rows && group_of(p) <= 32 * shape->elements;
     return (shape->folded > 1 && values_of_line(shape) <= FEW_VALUES) ||
-           (p->s == 1 && !is_of_lanes(shape) && p->n > 4 * (int64_t)shape->device->multiprocessors);
+           (p->s == 1 && !is_of_lanes && p->n > 4 * (int64_t)shape->device->multiprocessors);
 }
 
 static const char *refuse(const struct shape *shape)
@@ -71,8 +67,7 @@ static const char *refuse(const struct shape *shape)
         return "it takes group norm of fewer than 2^28 samples";
     if (!shape->short_offsets || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or a block's are 2^31 bytes or more";
-    if (values_of_line(shape) >
-        MAX_LANES * (int64_t)normfuse_cuda_kernel_table[kernel_of_both(shape, NORMFUSE_SCHEDULE_lines)].vectors)
+    if (values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, NORMFUSE_SCHEDULE_lines))
         return "a norm group has more values than a block holds";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
@@ -81,38 +76,27 @@ static const char *refuse(const struct shape *shape)
     return pays(shape) ? NULL : "others have vectors of 16 bytes for it";
 }
 
-/* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too few
- * lines for the device. */
-static int bits_of_line(const struct shape *shape, int64_t values, int64_t max_slots)
-{
-    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
-    const struct normfuse_problem *const p = shape->problem;
-    const int64_t wanted = p->type == NORMFUSE_F64 ? minimum(4, max_slots) : max_slots;
-    const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
-    int bits = 0;
-    while (values > max_slots << bits || (values > wanted << bits && bits < WARP_BITS))
-        bits++;
-    while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
-        bits++;
-    return bits;
-}
-
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { THREADS = 128, MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
+    enum { THREADS = 128, WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
+    enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_lines);
-    const int64_t max_slots = normfuse_cuda_kernel_table[kernel].vectors;
+    const int64_t max_slots = vectors_of(shape, NORMFUSE_SCHEDULE_lines);
     const int64_t values = values_of_line(shape), d = group_of(p);
-    const int bits = bits_of_line(shape, values, max_slots);
+    /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too
+     * few lines for the device. */
+    const int64_t wanted = p->type == NORMFUSE_F64 ? minimum(4, max_slots) : max_slots;
+    const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
+    int bits = bits_for(divide_up(values, max_slots));
+    bits = (int)maximum(bits, minimum(bits_for(divide_up(values, wanted)), WARP_BITS));
+    while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
+        bits++;
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
-    if (slots > max_slots || INT64_C(1) << bits > MAX_LANES)
-        return "lanes are too few or too many";
     const int64_t threads = maximum(THREADS, INT64_C(1) << bits), lines = threads >> bits;
     const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
     const int64_t samples = minimum(lines / width, p->n);
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->kernel = kernel;
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
     step->threads = (uint32_t)threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;

@@ -5,30 +5,19 @@
 
 #include <math.h>
 
-static struct normfuse_cuda_geometry rows_geometry(const struct shape *shape)
+static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry g = {
-        .parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1};
-    g.spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
-    g.outer = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->c / p->groups
-                        : p->sets == NORMFUSE_SETS_BATCH ? p->n
-                                                         : p->c);
-    g.all_block_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP   ? p->n * p->groups
-                                   : p->sets == NORMFUSE_SETS_BATCH ? p->c
-                                                                    : p->n);
-    const int64_t rows = (int64_t)g.outer * g.spans;
-    g.rows = is_countable(rows) ? (int32_t)rows : 0;
-    g.part_rows = g.rows;
-    g.group = p->sets == NORMFUSE_SETS_GROUP ? g.outer : 1;
-    g.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    const bool none = p->sets == NORMFUSE_SETS_NONE;
+    g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    g->spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
+    g->group = (int32_t)group_of(p);
+    g->outer = (int32_t)(none ? p->c : g->sums_by_channel ? p->n : g->group);
+    g->all_block_groups = (int32_t)(none ? p->n : sets_of(p));
+    const int64_t rows = (int64_t)g->outer * g->spans;
+    g->rows = g->part_rows = is_countable(rows) ? (int32_t)rows : 0;
     return g;
-}
-
-/* A kernel that holds nothing: a thread walks any number of vectors. */
-static bool streams(const struct shape *shape, enum normfuse_cuda_schedule schedule)
-{
-    return schedule == NORMFUSE_SCHEDULE_two_pass && shape->direction == FORWARD;
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
@@ -36,33 +25,31 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
                         int64_t part_rows, uint32_t threads)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct normfuse_problem *const p = shape->problem;
-    const int registers = vectors_of(shape, schedule);
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
-    const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
-
+    const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
+    /* Two passes forward hold nothing: a thread walks any number of vectors. */
+    const bool holds = !(forward && schedule == NORMFUSE_SCHEDULE_two_pass);
     step->kernel = kernel_of(shape, schedule);
     step->threads = threads;
-    g->passes = 1;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
-    g->segment_rows = (int32_t)(shape->direction == FORWARD ? each : 32 * each);
-    g->held_shared = streams(shape, schedule) ? 0 : (int32_t)maximum(0, each - registers);
-    const int64_t touched = by_sample ? 1 : minimum(g->outer, (part_rows - 1) / g->spans + 2);
-    g->coefficients = (int32_t)touched;
-    g->channels_a_segment = shape->direction == BACKWARD ? (by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2) : 0;
+    g->segment_rows = (int32_t)(forward ? each : 32 * each);
+    g->held_shared = holds ? (int32_t)maximum(0, each - vectors_of(shape, schedule)) : 0;
+    g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
+    g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
     step->blocks = (int64_t)g->all_block_groups * g->parts;
-    const int64_t numbers = shape->direction == FORWARD ? 4 * touched : 4 * touched + 2 * warps * g->channels_a_segment;
+    const int64_t numbers = 4 * (int64_t)g->coefficients + 2 * warps * g->channels_a_segment;
     step->shared =
         (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
     return step->shared + 2048 <= shape->device->shared_per_block;
 }
 
-/* Sets so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so a warp
- * that has one to itself would gain nothing by vectors. */
-static bool settle_lanes(const struct shape *given, struct step *step)
+/* Norm groups so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so
+ * a warp that has one to itself would gain nothing by vectors. */
+static const char *configure_lanes(const struct shape *given, struct step *step)
 {
+    enum { THREADS = 128, MIN_SETS_A_MULTIPROCESSOR = 1024 };
     const struct normfuse_problem *const p = given->problem;
     struct shape shape = *given;
     if (given->unaligned || (given->wide && p->type == NORMFUSE_F64)) {
@@ -74,31 +61,21 @@ static bool settle_lanes(const struct shape *given, struct step *step)
             shape.vector_bytes = given->vector_bytes;
         }
     }
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    *g = rows_geometry(&shape);
-    const int min_vectors = vectors_of(&shape, NORMFUSE_SCHEDULE_lanes);
-    int32_t lane_bits = 0;
-    while (INT64_C(1) << lane_bits < divide_up(g->rows, min_vectors))
-        lane_bits++;
-    if (g->rows == 0 || lane_bits > 5 ||
-        (int64_t)g->all_block_groups << lane_bits < INT64_C(1024) * shape.device->multiprocessors)
-        return false;
-    g->lane_bits = lane_bits;
-    const uint32_t threads = 128;
-    const bool by_sample = p->sets == NORMFUSE_SETS_BATCH;
+    struct normfuse_cuda_geometry *const g = begin_rows(&shape, step);
+    g->lane_bits = bits_for(divide_up(g->rows, vectors_of(&shape, NORMFUSE_SCHEDULE_lanes)));
+    if (g->rows == 0 || g->lane_bits > 5 || (int64_t)g->all_block_groups << g->lane_bits <
+                                                MIN_SETS_A_MULTIPROCESSOR * (int64_t)shape.device->multiprocessors)
+        return "norm groups are too large, or too few";
     step->kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
-    step->threads = threads;
-    g->sets_a_block = (int32_t)(threads >> g->lane_bits);
-    g->segment_rows = (int32_t)g->rows;
-    g->coefficients = g->sets_a_block * (by_sample ? 1 : (int32_t)g->outer);
-    g->channels_a_segment = by_sample ? 1 : (int32_t)g->outer;
+    step->threads = THREADS;
+    g->sets_a_block = THREADS >> g->lane_bits;
+    g->segment_rows = g->rows;
+    g->channels_a_segment = g->sums_by_channel ? 1 : g->outer;
+    g->coefficients = g->sets_a_block * g->channels_a_segment;
     g->sum_slots = 1;
     step->blocks = divide_up(g->all_block_groups, g->sets_a_block);
-    step->shared =
-        (size_t)(shape.direction == FORWARD ? 4 * g->coefficients
-                                            : 4 * g->coefficients + 2 * g->sets_a_block * g->channels_a_segment) *
-        shape.value_bytes;
-    return true;
+    step->shared = (size_t)((shape.direction == FORWARD ? 4 : 6) * g->coefficients) * shape.value_bytes;
+    return NULL;
 }
 
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
@@ -108,75 +85,39 @@ static double microseconds_a_round(const struct shape *shape, const struct step 
            shape->policy->bytes_a_microsecond;
 }
 
-/* `block_groups` sets at a time, with all blocks of the grid resident, two a multiprocessor. */
-static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                        uint32_t threads, int64_t block_groups)
-{
-    const struct normfuse_cuda_device *const device = shape->device;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    struct step trial = {.geometry = rows_geometry(shape)};
-    const int64_t blocks = 2 * (int64_t)device->multiprocessors / block_groups;
-    if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > trial.geometry.rows ||
-        !settle_rows(shape, &trial, schedule, divide_up(trial.geometry.rows, blocks), threads) ||
-        trial.shared > policy->shared_a_block)
-        return false;
-    trial.blocks = block_groups * trial.geometry.parts;
-    /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
-     * rows allow no vectors: 2375 us against 700). */
-    const bool rounds = block_groups < trial.geometry.all_block_groups;
-    if (rounds && (double)trial.geometry.part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
-        return false;
-    if (!is_resident(shape, &trial))
-        return false;
-    trial.geometry.block_groups = (int32_t)block_groups;
-    exchange_by_grid(&trial);
-    trial.geometry.staggered_blocks = device->multiprocessors;
-    if (rounds)
-        trial.geometry.stagger_cycles =
-            (int32_t)(microseconds_a_round(shape, &trial) * shape->tensors * policy->cycles_a_microsecond);
-    *step = trial;
-    return true;
-}
-
-/* Of norm groups that one block cannot hold, or that are too few. */
+/* Of norm groups that one block cannot hold, or that are too few. The backward has more to do between reading and
+ * writing, so its clusters are of more and smaller blocks, side by side. */
 struct split {
     enum normfuse_cuda_schedule schedule;
-    int64_t parts;    /* blocks a norm group; 1: it may be one block's */
-    uint32_t threads; /* of each */
-    int64_t cluster; /* and of the blocks of a cluster: the backward has more to do between reading and writing, so more
-                        and smaller blocks side by side */
-    uint32_t cluster_threads;
+    int64_t parts;                /* blocks a norm group; 1: it may be one block's */
+    int64_t cluster, max_cluster; /* the same in clusters, at least and at most */
+    uint32_t threads, cluster_threads;
 };
-
-static int64_t max_cluster_of(const struct shape *shape)
-{
-    return shape->device->clusters ? minimum(NORMFUSE_CUDA_ROW_CLUSTER, shape->policy->max_cluster[shape->direction])
-                                   : 1;
-}
 
 static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
     enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const int d = shape->direction;
+    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
-    int64_t parts = divide_up(set_bytes, policy->part_bytes[shape->direction]);
+    int64_t parts = divide_up(set_bytes, policy->part_bytes[d]);
     if (g->all_block_groups * parts < blocks_wanted)
         parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
     parts = maximum(1, parts);
-    struct split split = {.schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
-                          .parts = parts};
-    int64_t threads = 256;
+    struct split split = {
+        .schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
+        .parts = parts,
+        .cluster = parts,
+        .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
+    int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
         threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.schedule))));
-    if (set_bytes <= policy->small_set_bytes)
-        threads = minimum(threads, 128);
     split.threads = split.cluster_threads = (uint32_t)threads;
-    split.cluster = parts;
-    const int64_t small_bytes = policy->small_part_bytes[shape->direction];
-    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= max_cluster_of(shape)) {
+    const int64_t small_bytes = policy->small_part_bytes[d];
+    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= split.max_cluster) {
         split.cluster = maximum(parts, divide_up(set_bytes, small_bytes));
         split.cluster_threads = 128;
     }
@@ -185,41 +126,31 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
 
 static const char *refuse(const struct shape *shape)
 {
-    return rows_geometry(shape).rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
-}
-
-static const char *configure_lanes(const struct shape *shape, struct step *step)
-{
-    return settle_lanes(shape, step) ? NULL : "norm groups are too large, or too few";
-}
-
-/* The schedule of blocks that hold few vectors a thread. */
-static enum normfuse_cuda_schedule small_schedule(const struct shape *shape)
-{
-    return shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
+    struct step step = {0};
+    return begin_rows(shape, &step)->rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
 }
 
 /* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
  * largest. */
-static bool settle_whole(const struct shape *shape, struct step *step)
+static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    const struct normfuse_cuda_device *const device = shape->device;
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const enum normfuse_cuda_schedule whole = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
-    const int64_t each = vectors_of(shape, whole);
-    const int32_t *const sizes = policy->whole_threads[shape->direction];
+    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
+    const enum normfuse_cuda_schedule schedule =
+        shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
+    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, schedule)));
+    const int32_t *const sizes = shape->policy->whole_threads[shape->direction];
+    if (split_of(shape, g).parts > 1)
+        return "a norm group is too large for a block, or norm groups are too few";
     int64_t max_blocks = 0;
     double best = 0.0;
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
-        const int64_t threads = minimum(sizes[i], whole_warps(divide_up(g->rows, each)));
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, whole, g->rows, (uint32_t)threads) || trial.shared > policy->shared_a_block)
+        if (!settle_rows(shape, &trial, schedule, g->rows, (uint32_t)minimum(sizes[i], wanted)) ||
+            trial.shared > shape->policy->shared_a_block)
             continue;
-        const int64_t blocks =
-            normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared);
-        const double waves = blocks > 0 ? (double)trial.blocks / (double)(blocks * device->multiprocessors) : INFINITY;
+        const int64_t blocks = normfuse_cuda_resident_blocks(shape, &trial);
+        const double waves = blocks > 0 ? (double)trial.blocks / (double)blocks : INFINITY;
         const double filled = waves / ceil(waves);
         if (blocks > max_blocks && filled >= 0.9 * best) {
             max_blocks = blocks;
@@ -228,45 +159,64 @@ static bool settle_whole(const struct shape *shape, struct step *step)
         }
     }
     *step = fit;
-    return fit.threads > 0;
+    return max_blocks > 0 ? NULL : "a block has no room for a norm group";
 }
 
-static const char *configure_block(const struct shape *shape, struct step *step)
+/* `block_groups` norm groups at a time, with all blocks of the grid resident, two a multiprocessor. */
+static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
+                        uint32_t threads, int64_t block_groups)
 {
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    *g = rows_geometry(shape);
-    if (split_of(shape, g).parts > 1)
-        return "a norm group is too large for a block, or norm groups are too few";
-    return settle_whole(shape, step) ? NULL : "a block has no room for a norm group";
+    const struct normfuse_cuda_policy *const policy = shape->policy;
+    const int32_t multiprocessors = shape->device->multiprocessors;
+    struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
+    const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
+    if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
+        !settle_rows(shape, step, schedule, divide_up(g->rows, blocks), threads) ||
+        step->shared > policy->shared_a_block)
+        return false;
+    step->blocks = block_groups * g->parts;
+    /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
+     * rows allow no vectors: 2375 us against 700). */
+    const bool rounds = block_groups < g->all_block_groups;
+    if (rounds && (double)g->part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
+        return false;
+    g->block_groups = (int32_t)block_groups;
+    g->staggered_blocks = multiprocessors;
+    if (rounds)
+        g->stagger_cycles =
+            (int32_t)(microseconds_a_round(shape, step) * shape->tensors * policy->cycles_a_microsecond);
+    exchange_by_grid(step);
+    return is_resident(shape, step);
 }
 
 static const char *configure_grid(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry g = rows_geometry(shape);
-    const struct split split = split_of(shape, &g);
-    return split.parts < 4                                                   ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.schedule, split.threads, g.all_block_groups) ? NULL
-                                                                             : "its blocks are not resident together";
+    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
+    const struct split split = split_of(shape, g);
+    return split.parts < 4 ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.schedule, split.threads, g->all_block_groups)
+               ? NULL
+               : "its blocks are not resident together";
 }
 
-/* As many sets at a time as take the least time in all. */
+/* As many norm groups at a time as take the least time in all. */
 static const char *configure_rounds(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry g = rows_geometry(shape);
-    const struct split split = split_of(shape, &g);
-    const int64_t sets = g.all_block_groups;
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
+    static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
+    const struct normfuse_cuda_geometry g = *begin_rows(shape, step);
+    const struct split split = split_of(shape, &g);
+    const int64_t sets = g.all_block_groups;
     if (g.rows < FEW_VECTORS)
         return "a norm group is small";
-    static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
     double min_time = INFINITY;
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
      * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
     for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
          block_groups--) {
-        struct step trial;
+        struct step trial = {0};
         if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, block_groups))
             continue;
         const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
@@ -282,24 +232,20 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
 /* A block, or a cluster of few, with vectors in shared memory, too. */
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    const struct normfuse_cuda_device *const device = shape->device;
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    *g = rows_geometry(shape);
+    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const struct split split = split_of(shape, g);
-    const int64_t max_cluster = max_cluster_of(shape);
     struct step fit = {0};
     int64_t min_time = INT64_MAX;
-    for (int64_t cluster = split.cluster; cluster <= max_cluster && cluster <= g->rows; cluster++) {
+    for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads))
+        if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads) ||
+            (trial.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
-        if (trial.shared > policy->shared_a_block && cluster < max_cluster)
-            continue;
+        const int64_t resident = maximum(1, normfuse_cuda_resident_blocks(shape, &trial));
         if (cluster > 1) {
             /* Parts that round away would leave blocks of the cluster without rows. */
             trial.geometry.parts = (int32_t)cluster;
-            if (shape->problem->sets == NORMFUSE_SETS_BATCH)
+            if (g->sums_by_channel)
                 trial.geometry.sum_slots = trial.geometry.parts;
             trial.blocks = (int64_t)g->all_block_groups * cluster;
             exchange_by_cluster(&trial, cluster);
@@ -307,9 +253,6 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
-        const int64_t resident = maximum(
-            1, (int64_t)normfuse_cuda_blocks_per_multiprocessor(device, trial.kernel, trial.threads, trial.shared) *
-                   device->multiprocessors);
         const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
         if (time < min_time) {
             min_time = time;
@@ -332,46 +275,44 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 /* Tiles that only sum, or that only write from given statistics. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
 {
-    if (!sums && settle_lanes(shape, step))
+    if (!sums && configure_lanes(shape, step) == NULL)
         return true;
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    *g = rows_geometry(shape);
+    struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     if (g->rows == 0)
         return false;
-    const enum normfuse_cuda_schedule small = small_schedule(shape);
-    const bool stream = streams(shape, small);
+    const bool forward = shape->direction == FORWARD, streams = forward && !shape->unaligned;
+    const enum normfuse_cuda_schedule schedule =
+        shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
     /* Vectors in shared memory are requested with the others: more in flight for each wait. */
-    const int64_t more = stream ? 0 : shape->policy->passing_slots[shape->direction][sums];
-    const int64_t slots = vectors_of(shape, small) + more;
+    const int64_t slots =
+        vectors_of(shape, schedule) + (streams ? 0 : shape->policy->passing_slots[shape->direction][sums]);
     /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142.
      */
-    const int64_t threads = minimum(stream && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
-    const int64_t tile_rows = threads * slots;
-    const int64_t tiles = divide_up(g->rows, tile_rows);
+    const int64_t threads = minimum(streams && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
+    const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
+    const int64_t all = tiles * g->all_block_groups;
     /* Forward sums go on in registers from tile to tile. */
     int64_t passes = 1;
-    if (stream) {
-        const int64_t waves = normfuse_cuda_passing_waves[sums];
-        const int64_t resident = (int64_t)normfuse_cuda_blocks_per_multiprocessor(
-                                     shape->device, kernel_of(shape, small), (uint32_t)threads, 1024) *
-                                 shape->device->multiprocessors;
-        passes = tiles * g->all_block_groups / (waves * maximum(1, resident));
-        passes = maximum(1, minimum(minimum(passes, tiles), sums ? 128 / slots : 2));
-    } else if (sums && shape->direction == FORWARD) {
-        passes = maximum(1, minimum(maximum(1, 128 / slots),
-                                    tiles * g->all_block_groups / (8 * (int64_t)shape->device->multiprocessors)));
+    if (streams) {
+        const int64_t resident = (int64_t)shape->device->multiprocessors *
+                                 normfuse_cuda_blocks_per_multiprocessor(shape->device, kernel_of(shape, schedule),
+                                                                         (uint32_t)threads, 1024);
+        passes = minimum(all / (normfuse_cuda_passing_waves[sums] * maximum(1, resident)), tiles);
+        passes = maximum(1, minimum(passes, sums ? 128 / slots : 2));
+    } else if (sums && forward) {
+        passes = maximum(1, minimum(128 / slots, all / (8 * (int64_t)shape->device->multiprocessors)));
     }
     /* Sums have no coefficients to keep, whatever the number of channels. */
-    while (!settle_rows(shape, step, small, stream && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
+    while (!settle_rows(shape, step, schedule, streams && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
         if (sums || passes == 1)
             return false;
         passes /= 2;
     }
     g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
-    g->segment_rows = (int32_t)(shape->direction == FORWARD ? slots : 32 * slots);
+    g->segment_rows = (int32_t)(forward ? slots : 32 * slots);
     g->passes = (int32_t)passes;
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
-    if (shape->problem->sets == NORMFUSE_SETS_BATCH)
+    if (g->sums_by_channel)
         g->sum_slots = g->parts;
     step->blocks = (int64_t)g->all_block_groups * g->parts;
     g->backwards = !sums;
@@ -386,14 +327,8 @@ static const struct schedule
     cluster = {.name = "cluster", .needs = NEEDS_PLAIN, .configure = configure_cluster, IN_ORDER},
     rounds = {.name = "grid in rounds", .needs = NEEDS_PLAIN, .configure = configure_rounds, IN_ORDER};
 
-const struct schedule *const normfuse_cuda_rows_schedules[] = {&normfuse_cuda_lines,
-                                                               &normfuse_cuda_tile_rows,
-                                                               &lanes,
-                                                               &block,
-                                                               &grid,
-                                                               &cluster,
-                                                               &rounds,
-                                                               &normfuse_cuda_two_pass,
-                                                               &normfuse_cuda_general_passes,
-                                                               &normfuse_cuda_general,
-                                                               NULL};
+const struct schedule *const normfuse_cuda_rows_schedules[] = {
+    &normfuse_cuda_lines,   &normfuse_cuda_tile_rows, &lanes,
+    &block,                 &grid,                    &cluster,
+    &rounds,                &normfuse_cuda_two_pass,  &normfuse_cuda_general_passes,
+    &normfuse_cuda_general, NULL};

@@ -13,43 +13,31 @@ struct view {
     int64_t length; /* not 0: a norm group is so many adjacent values, which are cut into rows of a block's width */
 };
 
-static struct view view_of(const struct normfuse_problem *p)
+/* `width`: of rows that a norm group is cut into. */
+static struct view view_of(const struct normfuse_problem *p, int64_t width)
 {
     const int64_t d = group_of(p);
-    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
     if (p->columns)
         return (struct view){p->n, p->s, p->c, p->x.batch, p->x.position, d, 1, 0};
-    if (batch)
+    if (p->sets == NORMFUSE_SETS_BATCH)
         return (struct view){1, p->n, p->c * p->s, 0, p->x.batch, p->s, p->s, 0};
-    return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s, d == 1 ? p->s : 0};
-}
-
-static struct view cut(const struct view *view, int64_t width)
-{
-    struct view rows = *view;
-    rows.rows = divide_up(view->length, width);
-    rows.row = rows.group = rows.channel_columns = width;
-    rows.columns = view->columns / view->length * width;
-    return rows;
-}
-
-static bool is_adjacent(const struct normfuse_problem *p)
-{
-    return p->columns ? p->c == 1 || p->x.channel == 1
-                      : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
+    if (d > 1)
+        return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s, 0};
+    return (struct view){p->n, divide_up(p->s, width), p->c * width, p->x.batch, width, width, width, p->s};
 }
 
 static const char *refuse(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const struct view view = view_of(p);
-    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
-    if (!shape->short_offsets || !is_adjacent(p))
+    const struct view view = view_of(p, p->s);
+    const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1
+                                        : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
+    if (!shape->short_offsets || !is_adjacent)
         return "channels, or positions of a sample, are not adjacent, or a block's are 2^31 bytes or more";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)
         return "others have vectors of 16 bytes for it";
-    if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
+    if (p->sets == NORMFUSE_SETS_BATCH && (is_modulated(p) || (p->columns && p->n > 1)))
         return "samples of batch norm are apart, or count each for itself";
     if (view.rows == 1 && view.length == 0)
         return "a norm group is one row";
@@ -63,11 +51,9 @@ static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
-    struct view view = view_of(shape->problem);
     const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
-    if (view.length > 0)
-        view = cut(&view, minimum(threads, view.length));
+    const struct view view = view_of(shape->problem, minimum(threads, shape->problem->s));
     const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
     const int64_t sets = minimum(maximum(1, wanted / view.group), all);
     const int64_t width = sets * view.group, at_once = minimum(threads / width, divide_up(view.rows, parts));
@@ -78,8 +64,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (sets > 32 || at_once == 0)
         return "a norm group is wider than a block, or a warp has too many";
     const int64_t part_rows = divide_up(view.rows, parts), slots = divide_up(part_rows, at_once);
-    const enum normfuse_cuda_kernel kernel = kernel_of_both(shape, NORMFUSE_SCHEDULE_tile);
-    if (slots > normfuse_cuda_kernel_table[kernel].vectors)
+    if (slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile))
         return "registers do not hold its rows";
     if ((parts - 1) * part_rows >= view.rows)
         return "rows are fewer than blocks";
@@ -87,7 +72,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * maximum(1, samples);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
-    step->kernel = kernel;
+    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);
     const int64_t blocks_wide = divide_up(view.columns, width),
                   bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
@@ -136,15 +121,6 @@ static const char *configure(const struct shape *shape, struct step *step)
     return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
-/* Lanes of a warp that read sums of several norm groups from the same banks of shared memory, in a phase of 128 bytes.
- */
-static double conflicts(const struct shape *shape, const struct normfuse_cuda_tile *tile)
-{
-    const int64_t in_phase = shape->direction == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
-    const int64_t groups = maximum(1, in_phase >> tile->lane_bits);
-    return (double)minimum(groups, minimum(in_phase, of_group & -of_group));
-}
-
 /* Microseconds: one warp by itself, and as long again for each further one that its scheduler has; clusters meet; what
  * moves. The figures are fitted to 474 variants of 200 problems on an H200: the root of the mean square of the
  * logarithms is 13 %, and what is taken by them is 2 % slower than the best variant. */
@@ -163,8 +139,12 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
-    const double joined = (double)divide_up((int64_t)tile->group * tile->at_once, INT64_C(1) << tile->lane_bits) *
-                          (1.0 + 0.69 * (conflicts(shape, tile) - 1.0));
+    /* Lanes of a warp read sums of several norm groups from the same banks of shared memory, 128 bytes at a time. */
+    const int64_t in_phase = d == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
+    const int64_t conflicts =
+        minimum(maximum(1, in_phase >> tile->lane_bits), minimum(in_phase, of_group & -of_group));
+    const double joined =
+        (double)divide_up(of_group, INT64_C(1) << tile->lane_bits) * (1.0 + 0.69 * ((double)conflicts - 1.0));
     const double first = warp[d].first + warp[d].value * values + warp[d].joined * joined;
     const double others =
         further * (warp[d].further + warp[d].further_value * values + warp[d].further_joined * joined);
@@ -190,14 +170,6 @@ static const char *refuse_rows(const struct shape *shape)
     return refuse(shape);
 }
 
-const struct schedule normfuse_cuda_tile = {.name = "tile",
-                                            .refuse = refuse,
-                                            .variants = WIDTHS * CLUSTERS * THREADS,
-                                            .configure = configure,
-                                            .estimate = estimate};
-const struct schedule normfuse_cuda_tile_rows = {.name = "tile",
-                                                 .refuse = refuse_rows,
-                                                 .variants = WIDTHS * CLUSTERS * THREADS,
-                                                 .configure = configure,
-                                                 .estimate = estimate,
-                                                 .in_order = true};
+#define TILE .name = "tile", .variants = WIDTHS * CLUSTERS * THREADS, .configure = configure, .estimate = estimate
+const struct schedule normfuse_cuda_tile = {TILE, .refuse = refuse};
+const struct schedule normfuse_cuda_tile_rows = {TILE, .refuse = refuse_rows, .in_order = true};

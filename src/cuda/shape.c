@@ -5,20 +5,16 @@
 
 void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
 {
-    struct normfuse_view *const all[VIEWS] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
-                                              &p->dy, &p->du,      &p->dx,       &p->dpost_add};
-    for (int i = 0; i < VIEWS; i++)
-        views[i] = all[i];
+#define PUT(name) *views++ = &p->name;
+    NORMFUSE_CUDA_TENSORS(PUT)
+#undef PUT
 }
 
-/* Whether all tensors begin where a vector of 16 bytes does. */
 static bool are_aligned(const struct normfuse_problem *p)
 {
-    struct normfuse_view *views[VIEWS];
-    uintptr_t places = 0;
-    normfuse_cuda_views((struct normfuse_problem *)(uintptr_t)p, views);
-    for (int i = 0; i < VIEWS; i++)
-        places |= (uintptr_t)views[i]->data;
+#define PLACE(name) | (uintptr_t)p->name.data
+    const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
+#undef PLACE
     return places % 16 == 0;
 }
 
@@ -72,6 +68,17 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
     return in_lane / shape->folded * 32 / subvectors;
 }
 
+int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
+{
+    return shape->problem->c * shape->folded / shape->elements;
+}
+
+int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
+}
+
 /* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
  * one reads through. */
 static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples)
@@ -80,11 +87,8 @@ static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples
     if (x->batch < 0 || x->channel < 0 || x->position < 0)
         return false;
     const bool by_batch = p->columns ? all_samples : p->sets == NORMFUSE_SETS_BATCH;
-    const double max_channels = p->columns                       ? (double)p->c
-                                : p->sets == NORMFUSE_SETS_GROUP ? (double)(p->c / p->groups)
-                                : p->sets == NORMFUSE_SETS_BATCH ? 1.0
-                                                                 : (double)p->c;
-    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + max_channels * (double)x->channel +
+    const int64_t channels = p->columns || p->sets == NORMFUSE_SETS_NONE ? p->c : group_of(p);
+    const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + (double)channels * (double)x->channel +
                             (double)p->s * (double)x->position;
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
@@ -117,18 +121,13 @@ static bool allows_unaligned_vectors(const struct normfuse_problem *p, int eleme
            (p->sets == NORMFUSE_SETS_NONE ? p->s > 4 : normfuse_cuda_fills_vectors(p, elements, 0.5));
 }
 
-/* Whether a thread can read a parameter of its vector's channels at once. */
-static bool is_packed(const struct normfuse_parameter *of, int elements)
+/* Whether a thread can read a parameter of its vector's channels at once; `takes_double`: as doubles, too. */
+static bool is_packed(const struct normfuse_parameter *of, int elements, bool takes_double)
 {
-    const int64_t bytes = of->data != NULL ? (int64_t)normfuse_type_bytes(of->type) : 0;
-    const int64_t aligned = bytes * elements < 16 ? bytes * elements : 16;
-    return of->data == NULL || (of->type != NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
-                                of->batch * bytes % aligned == 0);
-}
-
-static bool is_packed_or_double(const struct normfuse_parameter *of, int elements)
-{
-    return is_packed(of, elements) || (of->type == NORMFUSE_F64 && of->channel == 1 && (intptr_t)of->data % 16 == 0);
+    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), aligned = minimum(16, bytes * elements);
+    return of->data == NULL ||
+           ((of->type != NORMFUSE_F64 || takes_double) && of->channel == 1 && (intptr_t)of->data % aligned == 0 &&
+            of->batch * bytes % aligned == 0);
 }
 
 /* Whether the `count` values of a sample are adjacent. */
@@ -140,7 +139,8 @@ static bool is_contiguous(const struct normfuse_parameter *of, int64_t count)
 /* Whether a thread can read the running statistics of its vector's channels at once, where there are any. */
 static bool reads_running(const struct normfuse_problem *p, int elements)
 {
-    return !p->evaluate || (is_packed(&p->running_mean, elements) && is_packed(&p->running_var, elements));
+    return !p->evaluate ||
+           (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
 /* Whether no vector has channels of more than two groups. */
@@ -164,9 +164,8 @@ bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
  * become one sample of more positions. */
 void normfuse_cuda_unite_samples(struct normfuse_problem *p)
 {
-    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9)
-        return;
-    if (p->s > 1 && p->x.batch != p->x.position * p->s)
+    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
+        (p->s > 1 && p->x.batch != p->x.position * p->s))
         return;
     struct normfuse_view *views[VIEWS];
     normfuse_cuda_views(p, views);
@@ -198,20 +197,18 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) ||
-        p->activation == NORMFUSE_PRELU || !shape->short_offsets ||
-        !reads_running(p, shape->elements))
+        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || p->activation == NORMFUSE_PRELU ||
+        !shape->short_offsets || !reads_running(p, shape->elements))
         return false;
     if (p->sets == NORMFUSE_SETS_NONE)
         return true;
-    if ((double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) < min_bytes)
+    if (shape->tensor_bytes < min_bytes)
         return false;
     return shape->direction == FORWARD
                ? p->y.data != NULL
                : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
 }
 
-/* The same shape element by element. */
 struct shape normfuse_cuda_narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
@@ -239,6 +236,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->direction = forward ? FORWARD : BACKWARD;
     shape->tensors = forward ? 1 : 2;
     shape->value_bytes = p->type == NORMFUSE_F64 ? 8 : 4;
+    shape->tensor_bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type);
+    shape->bytes = shape->tensor_bytes * (forward ? 2.0 : 3.0);
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->short_offsets = has_short_offsets(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
@@ -255,7 +254,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
-    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. */
+    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. These pay, or
+     * none is possible. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
                        allows_unaligned_vectors(p, shape->elements);
@@ -265,35 +265,29 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->folded = 1;
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
+    const int elements = shape->elements;
+    shape->vector_bytes = (size_t)elements * normfuse_type_bytes(p->type);
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool weights = is_packed(&p->weight, shape->elements) && is_packed(&p->bias, shape->elements) &&
-                         is_packed(&p->pre_bias, shape->elements);
+    const bool weights = is_packed(&p->weight, elements, false) && is_packed(&p->bias, elements, false) &&
+                         is_packed(&p->pre_bias, elements, false);
+    const bool modulation = is_packed(&p->scale, elements, false) && is_packed(&p->shift, elements, false);
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
-    const bool modulation = is_packed(&p->scale, shape->elements) && is_packed(&p->shift, shape->elements);
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
-    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, shape->elements);
+    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, elements);
     shape->few_rows =
-        groups && d > 0 && (d % shape->elements == 0 || shape->elements % d == 0) && !is_modulated(p) &&
-        (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32)) &&
-        !is_rare(p->activation);
-    shape->batch =
-        vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
-        p->shift.data == NULL &&
-        (forward || (is_packed_or_double(&p->mean, shape->elements) && is_packed(&p->rstd, shape->elements)));
-    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, shape->elements) &&
+        groups && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
+        (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
+    shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
+                   p->shift.data == NULL &&
+                   (forward || (is_packed(&p->mean, elements, true) && is_packed(&p->rstd, elements, false)));
+    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, elements) &&
                    !is_rare(p->activation);
-    shape->vector_bytes = (size_t)shape->elements * normfuse_type_bytes(p->type);
     shape->residual =
         shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
-    if (!is_countable(p->n) || !is_countable(p->c) ||
-        !is_countable(p->s / shape->elements * (p->columns ? shape->elements : 1)) ||
-        !is_countable(p->n * (p->sets == NORMFUSE_SETS_GROUP ? p->groups : 1)))
-        return false;
-    shape->bytes =
-        (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type) * (forward ? 2.0 : 3.0);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);
-    return true;
+    return is_countable(p->n) && is_countable(p->c) && is_countable(p->s / elements * (p->columns ? elements : 1)) &&
+           is_countable(p->sets == NORMFUSE_SETS_GROUP ? sets_of(p) : p->n);
 }

@@ -37,7 +37,7 @@ struct shape {
     bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */
     size_t vector_bytes;
-    double bytes; /* that must move at least */
+    double tensor_bytes, bytes; /* of x; that must move at least */
 };
 
 static inline int64_t divide_up(int64_t a, int64_t b)
@@ -111,12 +111,18 @@ static inline bool has_additions(const struct normfuse_problem *p)
 }
 
 /* The nine tensors that a problem may have. */
+#define NORMFUSE_CUDA_TENSORS(TENSOR)                                                                                  \
+    TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)
 enum { VIEWS = 9 };
 void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
 int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
 int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
 int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
+/* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
+ * one elements into its first vector. */
+int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
+int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned);
 /* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
 bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
 int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *problem, int elements);

@@ -64,14 +64,9 @@ const struct normfuse_cuda_tuning *normfuse_cuda_tuning_of(const struct normfuse
     return nearest;
 }
 
-const struct normfuse_cuda_tuning normfuse_cuda_general_alone = {.gpu = "GPUs with general kernels alone"};
-
 const struct normfuse_cuda_tuning_line *normfuse_cuda_tuning_line_of(const struct normfuse_cuda_tuning *tuning,
                                                                      const char *schedule, bool columns, bool backward)
 {
-    static const struct normfuse_cuda_tuning_line never = {.start = INFINITY, .factor = 1.0F};
-    if (tuning == &normfuse_cuda_general_alone && strncmp(schedule, "general", strlen("general")) != 0)
-        return &never;
     const uint16_t code = normfuse_cuda_schedule_code(schedule);
     for (int32_t i = 0; i < tuning->count; i++) {
         const struct normfuse_cuda_tuning_line *const line = &tuning->lines[i];
@@ -99,14 +94,15 @@ static double take_number(const char **text)
     double value = 0.0, unit = 1.0;
     int digits = 0;
     bool has_point = false;
-    for (; (**text >= '0' && **text <= '9') || (**text == '.' && !has_point); ++*text)
+    for (; (**text >= '0' && **text <= '9') || (**text == '.' && !has_point); ++*text) {
         if (**text == '.') {
             has_point = true;
-        } else {
-            value = 10.0 * value + (**text - '0');
-            unit *= has_point ? 10.0 : 1.0;
-            digits++;
+            continue;
         }
+        value = 10.0 * value + (**text - '0');
+        unit *= has_point ? 10.0 : 1.0;
+        digits++;
+    }
     return digits == 0 ? (double)NAN : (is_negative ? -value : value) / unit;
 }
 
@@ -138,12 +134,8 @@ static const char *take_schedule(const char *text, struct loaded *loaded)
         return "it must end in: start NUMBER factor NUMBER";
     if (!(fabs(start) <= max_start && factor >= min_factor && factor <= max_factor))
         return "start must be in -1000000 to 1000000, factor in 0.01 to 100";
-    struct normfuse_cuda_tuning_line *const line = &loaded->lines[tuning->count++];
-    line->schedule = normfuse_cuda_schedule_code((*list)->name);
-    line->columns = columns;
-    line->backward = backward;
-    line->start = (float)start;
-    line->factor = (float)factor;
+    loaded->lines[tuning->count++] = (struct normfuse_cuda_tuning_line){
+        normfuse_cuda_schedule_code((*list)->name), columns, backward, (float)start, (float)factor};
     return NULL;
 }
 
@@ -173,34 +165,26 @@ static const char *take_line(const char *text, int number, struct loaded *loaded
                                                                : NULL;
 }
 
-static const char *read_file(FILE *file, struct loaded *loaded, int *number)
-{
-    char text[LINE_BYTES];
-    bool ended = false;
-    while (fgets(text, sizeof text, file) != NULL) {
-        ++*number;
-        size_t length = strlen(text);
-        if (length == sizeof text - 1)
-            return "the line is too long";
-        while (length > 0 && strchr(" \r\n", text[length - 1]) != NULL)
-            text[--length] = '\0';
-        const char *const reason = take_line(text, *number, loaded, &ended);
-        if (reason != NULL)
-            return reason;
-    }
-    ++*number;
-    return ended ? NULL : "the file ends before its line: end";
-}
-
 static normfuse_status read_tuning(const char *call, const char *path, struct loaded *loaded)
 {
     FILE *const file = fopen(path, "re");
     if (file == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %.300s cannot be opened", call, path);
-    int number = 0;
     loaded->tuning.lines = loaded->lines;
-    const char *const reason = read_file(file, loaded, &number);
+    char text[LINE_BYTES];
+    const char *reason = NULL;
+    bool ended = false;
+    int number = 1;
+    for (; reason == NULL && fgets(text, sizeof text, file) != NULL; number += reason == NULL) {
+        size_t length = strlen(text);
+        const bool is_whole = length < sizeof text - 1;
+        while (length > 0 && strchr(" \r\n", text[length - 1]) != NULL)
+            text[--length] = '\0';
+        reason = is_whole ? take_line(text, number, loaded, &ended) : "the line is too long";
+    }
     fclose(file);
+    if (reason == NULL && !ended)
+        reason = "the file ends before its line: end";
     return reason == NULL
                ? NORMFUSE_OK
                : normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %.300s, line %d: %s", call, path, number, reason);

@@ -43,9 +43,6 @@ void normfuse_cuda_use_tuning(const struct normfuse_cuda_tuning *tuning);
  * capability, or of the nearest. */
 const struct normfuse_cuda_tuning *normfuse_cuda_tuning_of(const struct normfuse_cuda_tuning *loaded,
                                                            const struct normfuse_cuda_device *device);
-/* Of devices that have the general kernels alone, in place of any other: a line for each other schedule, so that it is
- * never taken. */
-extern const struct normfuse_cuda_tuning normfuse_cuda_general_alone;
 /* NULL: the tuning has none. */
 const struct normfuse_cuda_tuning_line *normfuse_cuda_tuning_line_of(const struct normfuse_cuda_tuning *tuning,
                                                                      const char *schedule, bool columns, bool backward);
