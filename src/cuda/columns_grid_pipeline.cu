@@ -7,9 +7,12 @@
  * again, the last first, since those are in L2. Copies by one thread leave the others nothing but the work on values:
  * by a load or a copy a vector, sums were bound by the unit that takes these. The first tiles of the next sample are on
  * their way while results of this one are written. */
-#include "columns_grid.cuh"
+#include "pipeline.cuh"
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* Of what a lane joins, how much it requests at once. */
+enum { HELD_PARTS = 9, HELD_SUMS = 4 };
 
 /* A value of each group that all blocks know: its first. */
 template <typename T>
@@ -28,77 +31,57 @@ template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> re
  * about them, which cannot cancel. */
 template <typename T, int V>
 __device__ __forceinline__ void write_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
-                                              int n, int block_group, int part, int parity, const float4 *entries,
-                                              float4 *of_groups, raw<T, 1> requested_base, int consumers)
+                                              int n, const grid_part &own, int parity, const float4 *entries,
+                                              float4 *of_groups, raw<T, 1> requested_base)
 {
     const normfuse_cuda_columns &a = all.columns;
-    const int groups_at_once = consumers / lanes_of_group;
-#pragma unroll 1
-    for (int round = 0; round < a.groups; round += groups_at_once) {
-        const joining_lane join(a, round);
-        const float base = receive_base<T>(round == 0 ? requested_base : request_base<T>(a, n, join.group));
+    share_groups<32>(a, [&](int group, bool exists, int lane, bool is_first) {
+        const float base = receive_base<T>(is_first ? requested_base : request_base<T>(a, n, group));
         int begin, count;
-        entries_of_group<V>(a, join.group, begin, count);
+        entries_of_group<V>(a, group, begin, count);
         const float2 found =
-            join_entries<held_sums>(entries + begin, join.lane, count, lanes_of_group, base, counts_of.part(a, part));
-        if (join.is_first()) {
-            __stcg(parts_of_group(all, block_group, parity, join.group) + part, found);
-            of_groups[join.group].x = base;
+            join_entries<HELD_SUMS>(entries + begin, lane, count, GROUP_LANES, base, counts_of.part(a, own.part));
+        if (exists && lane == 0) {
+            __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+            of_groups[group].x = base;
         }
-    }
+    });
 }
 
 /* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
 template <typename T>
 __device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
-                                             int n, int block_group, int part, int parity, float4 *of_groups,
-                                             int consumers)
+                                             int n, const grid_part &own, int parity, float4 *of_groups)
 {
     const normfuse_cuda_columns &a = all.columns;
-    const int groups_at_once = consumers / lanes_of_group;
-#pragma unroll 1
-    for (int round = 0; round < a.groups; round += groups_at_once) {
-        const joining_lane join(a, round);
+    share_groups<32>(a, [&](int group, bool exists, int lane, bool) {
         /* Not from x, in whose place another block may have put results by now. */
-        const float base = join.is_needed ? of_groups[join.group].x : 0.0f;
-        const float2 *const of_parts = parts_of_group(all, block_group, parity, join.group);
+        const float base = of_groups[group].x;
+        const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
         const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
         moments<float> joined = {};
-        const auto number = [&](int left, int k) {
-            const int behind = left - k * lanes_of_group; /* parts from this one on */
-            return behind <= 0 ? 0.0f : behind > a.parts - a.of.grid.first_parts ? counts_of.first : counts_of.other;
-        };
 #pragma unroll 1
-        for (int left = a.parts - join.lane; left > 0; left -= held_parts * lanes_of_group) {
-            float2 found[held_parts];
-            request_parts(of_parts + (a.parts - left), left, found);
-            moments<float> next = {};
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                next.count += number(left, k);
-                next.mean += number(left, k) * found[k].x;
-            }
-            next.mean *= reciprocal(next.count);
-#pragma unroll
-            for (int k = 0; k < held_parts; k++) {
-                const float distance = found[k].x - next.mean;
-                next.squares += found[k].y + number(left, k) * distance * distance;
-            }
-            append_near(joined, next);
+        for (int left = a.parts - lane; left > 0; left -= HELD_PARTS * GROUP_LANES) {
+            float2 found[HELD_PARTS];
+            request_parts<GROUP_LANES>(of_parts + (a.parts - left), 1, left, found);
+            append_parts(joined, found, [&](int k) {
+                const int behind = left - k * GROUP_LANES; /* parts from this one on */
+                return behind <= 0 ? 0.0f : behind > a.parts - a.of.grid.first_parts ? counts_of.first : counts_of.other;
+            });
         }
-        const float mean = (sum_few(joined.count * joined.mean, lanes_of_group) - counts_of.lacking * last.x) * a.share;
+        const float mean = (sum_few(joined.count * joined.mean, GROUP_LANES) - counts_of.lacking * last.x) * a.share;
         const float distance = joined.mean - mean, of_last = last.x - mean;
-        const float squares = sum_few(joined.squares + joined.count * distance * distance, lanes_of_group) -
+        const float squares = sum_few(joined.squares + joined.count * distance * distance, GROUP_LANES) -
                               counts_of.lacking * of_last * of_last;
         const float rstd = inverse_root(squares * a.share + a.eps);
-        if (join.is_first()) {
+        if (exists && lane == 0) {
             float rounded, rest;
             split_sum<T>(base, mean, rounded, rest);
-            of_groups[join.group] = make_float4(rounded, rest, rstd, 0.0f);
-            if (part == 0)
-                store_group(a, n, join.group, (double)base + (double)mean, rstd);
+            of_groups[group] = make_float4(rounded, rest, rstd, 0.0f);
+            if (own.part == 0)
+                store_group(a, n, group, (double)base + (double)mean, rstd);
         }
-    }
+    });
 }
 
 /* Sums about values of the thread's own, the first of its first group and the last of the other. */
@@ -151,7 +134,7 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
-    pipeline_place place;
+    consumer_place place;
     channel_parameters<V> parameters = {};
     if ((int)threadIdx.x < consumers) {
         place.find(a);
@@ -166,35 +149,31 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
                                                                         in_shared<float4>(dynamic, at.groups);
 
     if ((int)threadIdx.x >= consumers) {
-        const int lane = (int)threadIdx.x - consumers;
-        tile_producer<1> producer(barriers, dynamic, a.of.grid.l2_tiles);
-        open_pipeline(barriers, a, lane);
-        if (lane == 0) {
+        tile_producer<1> producer(a, barriers, dynamic, own, (int)threadIdx.x - consumers);
+        if ((int)threadIdx.x == consumers) {
 #pragma unroll 1
             for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups) {
-                producer.from[0] = a.x + n * a.batch_bytes;
-                producer.fill_all(own);
-                producer.fill_again(own);
+                producer.fill_all(n);
+                producer.fill_again();
             }
         }
         return;
     }
 
     place.find_groups<V>(a, place.column);
-    tile_consumer consumer(barriers);
+    tile_consumer consumer(a, barriers, dynamic, own, place);
+    grid_meeting meeting(all.grid_barriers + own.block_group * grid_barrier_stride);
     int parity = 0;
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
         parameters.request_modulation(a, n, place.column * V);
-        const raw<T, 1> requested_base = request_base<T>(a, n, joining_lane(a, 0).group);
-        uint32_t before = 0;
-        if (threadIdx.x == 0)
-            before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
+        const raw<T, 1> requested_base = request_base<T>(a, n, min((int)threadIdx.x / GROUP_LANES, a.groups - 1));
+        meeting.look();
         if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
         side_moments<T, V> found(place);
-        sum_moments(a, consumer, dynamic, own, place, found);
+        consumer.sum_moments(found);
         if (place.has_rows()) {
             entries[place.entry(a, 0)] = found.entry(0);
             if (place.split < V)
@@ -204,10 +183,9 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
 
         /* ---- the statistics of the groups ---- */
         const values_of_parts counts_of(a, a.group);
-        write_moments<T, V>(all, counts_of, n, own.block_group, own.part, parity, entries, of_groups, requested_base,
-                            consumers);
-        meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
-        join_moments<T>(all, counts_of, n, own.block_group, own.part, parity, of_groups, consumers);
+        write_moments<T, V>(all, counts_of, n, own, parity, entries, of_groups, requested_base);
+        meeting.meet_blocks(own.part, a.parts, consumers);
+        join_moments<T>(all, counts_of, n, own, parity, of_groups);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
@@ -218,39 +196,12 @@ template <typename T, int V> __device__ __forceinline__ void grid_forward(const 
         centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
                   side_values{{of_first.z, of_second.z}, place.split},
                   takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
-        store_results<T, V>(a, consumer, dynamic, own, place, a.out + n * a.batch_bytes,
-                            n + a.of.grid.block_groups >= a.n, means, slope, offset);
+        consumer.store_results<T, V>(a.out + n * a.batch_bytes, n + a.of.grid.block_groups >= a.n, means, slope,
+                                     offset);
     }
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
-
-/* The block's sums of channels into memory, one block's beside one another, by the producer's warp while the others
- * join those of groups; those of a next sample are added. Four channels a lane. */
-__device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &all, const float4 *plain,
-                                               const float4 *centred, const float2 *of_groups, int channels, int lane,
-                                               bool adds)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    const int quads = channels / 4;
-    double2 *const to = reinterpret_cast<double2 *>(all.sums) + (int64_t)blockIdx.x * channels;
-#pragma unroll 1
-    for (int quad = lane; quad < quads; quad += 32) {
-        float sum[4] = {}, product[4] = {};
-        sum_rows(plain, centred, quad, quads, 0, a.at_once, 1, sum, product);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
-            double2 pair = make_double2((double)sum[i], (double)((product[i] - of_group.x * sum[i]) * of_group.y));
-            if (adds) {
-                const double2 before = __ldcg(to + 4 * quad + i);
-                pair.x += before.x;
-                pair.y += before.y;
-            }
-            __stcg(to + 4 * quad + i, pair);
-        }
-    }
-}
 
 /* Of the block's share of the channels two after two, the next requested before these are added. By the producer's warp
  * alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for 15, but these
@@ -276,138 +227,96 @@ template <typename T, int V> __device__ __forceinline__ void grid_backward(const
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
-    const int consumers = (int)blockDim.x - 32, channels = a.width * V;
-    pipeline_place place;
+    const int consumers = (int)blockDim.x - 32;
+    consumer_place place;
     channel_parameters<V> parameters;
     if ((int)threadIdx.x < consumers) {
         place.find(a);
         parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
-    const bool gives = all.sums != nullptr;
-    /* After the pipeline: of each row and channel two sums, one after the other; two sums of each thread in a group; of
-     * each group what its mean leaves out and rstd, of this sample and of the one before, and what dx takes of x - mean
-     * and what else. */
-    const normfuse_grid_layout at = normfuse_lay_out_grid_backward(
-        2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, a.width, channels, a.groups, a.at_once, true, gives);
-    float *const of_plain = in_shared<float>(dynamic, at.plain), *const of_centred =
-                                                                     in_shared<float>(dynamic, at.centred);
-    float2 *const entries = in_shared<float2>(dynamic, at.entries), *const of_both =
-                                                                        in_shared<float2>(dynamic, at.groups);
-    float2 *const of_totals = in_shared<float2>(dynamic, at.totals);
-    int parity = 0;
-
+    group_backward<T, V, true> group(all, place, own.block_group, own.part, dynamic,
+                                     2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors);
     if ((int)threadIdx.x >= consumers) {
         const int lane = (int)threadIdx.x - consumers;
-        tile_producer<2> producer(barriers, dynamic, a.of.grid.l2_tiles);
+        tile_producer<2> producer(a, barriers, dynamic, own, lane);
         uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.block_groups * grid_barrier_stride;
         uint32_t before = 0;
-        open_pipeline(barriers, a, lane);
-        if (gives && lane == 0)
+        if (group.gives && lane == 0)
             before = look_at_grid_barrier(grid_barrier);
 #pragma unroll 1
-        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
-            producer.from[0] = a.x + n * a.batch_bytes;
-            producer.from[1] = a.dy + n * a.batch_bytes;
+        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, group.parity ^= 1) {
             if (lane == 0)
-                producer.fill_all(own);
+                producer.fill_all(n);
             __syncwarp();
-            if (gives) {
+            if (group.gives) {
+                /* While the others join the sums of groups. */
                 meet(SUMS_ARE_THERE, (int)blockDim.x);
-                write_channels(all, reinterpret_cast<const float4 *>(of_plain),
-                               reinterpret_cast<const float4 *>(of_centred), of_both + parity * a.groups, channels,
-                               lane, n != own.block_group);
+                group.template write_channels<double>(lane, 32, n != own.block_group);
                 __syncwarp();
                 if (n + a.of.grid.block_groups < a.n)
                     announce(CHANNELS_ARE_PUT, (int)blockDim.x);
             }
             if (lane == 0)
-                producer.fill_again(own);
+                producer.fill_again();
             __syncwarp();
         }
-        if (gives) {
+        if (group.gives) {
             if (lane == 0) {
                 add_release(grid_barrier, grid_barrier_share((int)blockIdx.x, (int)gridDim.x));
                 await_grid_barrier(grid_barrier, before);
             }
             __syncwarp();
-            finish_channels(all, channels);
+            finish_channels(all, group.channels);
         }
         return;
     }
 
     place.find_groups<V>(a, place.column);
-    const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
-    const bool are_wide = min(mean_type, rstd_type) >= 0 && mean_type <= NORMFUSE_F32 && rstd_type <= NORMFUSE_F32;
-    saved_statistic requested_means[2], requested_rstds[2];
-    const auto request_statistics = [&](int n) {
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
-            requested_means[side].request(a.mean, n * a.mean_batch + place.groups[side], mean_type);
-            requested_rstds[side].request(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
-        }
-    };
-    request_statistics(own.block_group);
-    tile_consumer consumer(barriers);
+    group.request_statistics(own.block_group);
+    tile_consumer consumer(a, barriers, dynamic, own, place);
+    grid_meeting meeting(all.grid_barriers + own.block_group * grid_barrier_stride);
 #pragma unroll 1
-    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
-        float2 *const of_groups = of_both + parity * a.groups;
-        side_values about = {{}, place.split}, rests = about, rstds = about;
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, group.parity ^= 1) {
+        const bool is_first = n == own.block_group, is_last = n + a.of.grid.block_groups >= a.n;
+        side_values about, rests, rstds, of_x, level;
         float slope[V], offset[V];
-        uint32_t before = 0;
-        if (threadIdx.x == 0)
-            before = look_at_grid_barrier(all.grid_barriers + own.block_group * grid_barrier_stride);
-        if (n == own.block_group)
+        meeting.look();
+        if (is_first)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
-            const int group = place.groups[side];
-            double mean = requested_means[side].receive(mean_type);
-            rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
-            if (!are_wide) {
-                mean = load_value<double>(a.mean, n * a.mean_batch + group, mean_type);
-                rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + group, rstd_type);
-            }
-            split_mean<T>(mean, about.of[side], rests.of[side]);
-        }
-        if (place.has_rows() && place.beside == 0) {
-            of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
-            of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
-        }
+        group.receive_statistics(n, about, rests, rstds);
         parameters.receive_weights(a, slope, offset);
         const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
         centre<V>(slope, offset, rests, rstds, factor);
-        const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
+        const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
+                                       float(&dy)[V]) {
+            unpack<T, V>(x_vector, x);
+            unpack<T, V>(dy_vector, dy);
             differentiate_channels<fast, V>(a.activation, a.act_param, chosen, about, slope, offset, x, dy);
         };
 
         /* ---- sums ---- */
         float first[V] = {}, second[V] = {};
-        sum_gradients<T, V>(a, consumer, dynamic, own, place, differentiate, first, second);
+        consumer.sum_gradients(differentiate, first, second);
         /* What the producer's warp reads of the sample before is not written over. */
-        if (gives && n != own.block_group)
+        if (group.gives && !is_first)
             meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-        if (place.has_rows())
-            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain,
-                                 of_centred);
-        if (gives)
+        group.write_sums(slope, first, second, factor);
+        if (group.gives)
             announce(SUMS_ARE_THERE, (int)blockDim.x);
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
-        write_totals<V>(all, own.block_group, own.part, parity, entries, consumers);
-        meet_blocks(all.grid_barriers + own.block_group * grid_barrier_stride, own.part, a.parts, before, consumers);
-        join_totals(all, own.block_group, parity, of_groups, of_totals, consumers);
+        group.write_totals();
+        meeting.meet_blocks(own.part, a.parts, consumers);
+        group.join_totals();
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
-        if (n + a.of.grid.block_groups < a.n)
-            request_statistics(n + a.of.grid.block_groups);
-        const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
-        const side_values of_x = {{of_first.x, of_second.x}, place.split};
-        const side_values level = {{of_first.y, of_second.y}, place.split};
-        store_gradients<T, V>(a, consumer, dynamic, own, place, a.out + n * a.batch_bytes,
-                              n + a.of.grid.block_groups >= a.n, differentiate, slope, of_x, level);
+        if (!is_last)
+            group.request_statistics(n + a.of.grid.block_groups);
+        group.totals(of_x, level);
+        consumer.store_gradients<T, V>(a.out + n * a.batch_bytes, is_last, differentiate, slope, of_x, level);
     }
 }
 

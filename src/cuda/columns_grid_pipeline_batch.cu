@@ -4,7 +4,6 @@
  * as in columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every
  * block to join: each joins that of its share of the channels, and the blocks meet a second time before they read what
  * all found. */
-#include "gradients.cuh"
 #include "pipeline.cuh"
 
 /* What a block has found of its channels, in shared memory: of each channel that of its threads beside one another, an
@@ -37,17 +36,18 @@ __device__ __forceinline__ void read_once(const Known *from, Known *to, int chan
     meet(MEETING_OF_CONSUMERS, consumers);
 }
 
-enum { held_parts = 5 }; /* by each lane of a warp: 160 blocks at once */
+enum { HELD_PARTS = 5 }; /* by each lane of a warp: 160 blocks at once */
 
-/* What every 32nd block found of a channel, from block `first` on; zeros where there are no more. */
-__device__ __forceinline__ void request_parts(const normfuse_cuda_columns &a, const float2 *of_channel, int channels,
-                                              int first, float2 (&parts)[held_parts])
+/* work(first part, what HELD_PARTS parts found, every 32nd) for all blocks' parts of a channel, by a warp. */
+template <typename Work>
+__device__ __forceinline__ void walk_parts(const normfuse_cuda_columns &a, const float2 *of_channel, int channels,
+                                           Work work)
 {
-#pragma unroll
-    for (int k = 0; k < held_parts; k++) {
-        parts[k] = make_float2(0.0f, 0.0f);
-        if (first + 32 * k < a.parts)
-            parts[k] = __ldcg(of_channel + (int64_t)(first + 32 * k) * channels);
+#pragma unroll 1
+    for (int first = (int)threadIdx.x % 32; first < a.parts; first += 32 * HELD_PARTS) {
+        float2 found[HELD_PARTS];
+        request_parts<32>(of_channel + (int64_t)first * channels, channels, a.parts - first, found);
+        work(first, found);
     }
 }
 
@@ -58,14 +58,10 @@ __device__ __forceinline__ void produce(const normfuse_cuda_columns &a, pipeline
                                         const grid_part &own, int channels, Store store)
 {
     const int lane = (int)threadIdx.x % 32;
-    tile_producer<tensors> producer(barriers, pipeline, a.of.grid.l2_tiles);
-    open_pipeline(barriers, a, lane);
+    tile_producer<tensors> producer(a, barriers, pipeline, own, lane);
     if (lane == 0) {
-        producer.from[0] = a.x;
-        if (tensors > 1)
-            producer.from[tensors - 1] = a.dy;
-        producer.fill_all(own);
-        producer.fill_again(own);
+        producer.fill_all(0);
+        producer.fill_again();
     }
     __syncwarp();
     meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
@@ -75,34 +71,15 @@ __device__ __forceinline__ void produce(const normfuse_cuda_columns &a, pipeline
         store(c);
 }
 
-/* The grid meets twice. */
-struct batch_barriers {
-    uint32_t *of_parts, before = 0, owners_before = 0;
+/* The grid meets twice: all blocks have found something of all channels; owners have joined theirs. */
+struct batch_meetings {
+    grid_meeting of_parts, of_owners;
 
-    __device__ __forceinline__ explicit batch_barriers(uint32_t *grid_barriers) : of_parts(grid_barriers)
+    __device__ __forceinline__ explicit batch_meetings(uint32_t *grid_barriers)
+        : of_parts(grid_barriers), of_owners(grid_barriers + grid_barrier_stride)
     {
-        if (threadIdx.x == 0) {
-            before = look_at_grid_barrier(of_parts);
-            owners_before = look_at_grid_barrier(of_parts + grid_barrier_stride);
-        }
-    }
-    /* All blocks have found something of all channels. */
-    __device__ __forceinline__ void meet_parts(const normfuse_cuda_columns &a, const grid_part &own,
-                                               int consumers) const
-    {
-        meet_blocks(of_parts, own.part, a.parts, before, consumers);
-    }
-    /* Owners have joined their channels: owners arrive, all wait. */
-    __device__ __forceinline__ void meet_owners(int owners, int consumers) const
-    {
-        meet(MEETING_OF_CONSUMERS, consumers);
-        if (threadIdx.x == 0) {
-            if ((int)blockIdx.x < owners)
-                add_release(of_parts + grid_barrier_stride, grid_barrier_share((int)blockIdx.x, owners));
-            await_grid_barrier(of_parts + grid_barrier_stride, owners_before);
-        }
-        meet(MEETING_OF_CONSUMERS, consumers);
-        announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+        of_parts.look();
+        of_owners.look();
     }
 };
 
@@ -146,25 +123,11 @@ __device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, c
                                                const float2 *of_channel, int channels, float share)
 {
     moments<float> joined = {};
-#pragma unroll 1
-    for (int round = (int)threadIdx.x % 32; round < a.parts; round += 32 * held_parts) {
-        const auto number = [&](int k) { return round + 32 * k >= a.parts ? 0.0f : rows_of.part(a, round + 32 * k); };
-        float2 part[held_parts];
-        moments<float> next = {};
-        request_parts(a, of_channel, channels, round, part);
-#pragma unroll
-        for (int k = 0; k < held_parts; k++) {
-            next.count += number(k);
-            next.mean += number(k) * part[k].x;
-        }
-        next.mean *= reciprocal(fmaxf(next.count, 1.0f));
-#pragma unroll
-        for (int k = 0; k < held_parts; k++) {
-            const float distance = part[k].x - next.mean;
-            next.squares += part[k].y + number(k) * distance * distance;
-        }
-        append_near(joined, next);
-    }
+    walk_parts(a, of_channel, channels, [&](int first, const float2(&found)[HELD_PARTS]) {
+        append_parts(joined, found, [&](int k) {
+            return first + 32 * k >= a.parts ? 0.0f : rows_of.part(a, first + 32 * k);
+        });
+    });
     const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
     return make_float2(mean, sum_few(joined.squares + joined.count * distance * distance, 32));
 }
@@ -193,13 +156,13 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         return;
     }
 
-    pipeline_place place;
+    consumer_place place;
     place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
     const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
-    const batch_barriers grid(all.grid_barriers);
+    const batch_meetings meetings(all.grid_barriers);
     /* After the pipeline: of each channel what results need; of each and a row of threads the mean, less the value that
      * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
@@ -207,12 +170,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float4 *const shared_channels = in_shared<float4>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     float *const counts = in_shared<float>(dynamic, at.counts);
-    tile_consumer consumer(barriers);
+    tile_consumer consumer(a, barriers, dynamic, own, place);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     /* ---- sums ---- */
     channel_moments<T, V> found;
-    sum_moments(a, consumer, dynamic, own, place, found);
+    consumer.sum_moments(found);
     const int apart = entries_apart(a);
     if (place.has_rows()) {
         float base[V];
@@ -246,7 +209,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         if (exists && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, make_float2(mean, squares));
     });
-    grid.meet_parts(a, own, consumers);
+    meetings.of_parts.meet_blocks(own.part, a.parts, consumers);
 
     /* ---- of all blocks ---- */
     const own_channels mine(a, channels);
@@ -262,7 +225,8 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             __stcg(of_channels + c, make_float4(rounded, rest, rstd, moments_here.y * share));
         }
     }
-    grid.meet_owners(mine.owners, consumers);
+    meetings.of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
+    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
     read_once(of_channels, shared_channels, channels, consumers);
@@ -276,7 +240,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         rstds[k] = of_channel.z;
     }
     centre<V>(slope, offset, rests, rstds, takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
-    store_results<T, V>(a, consumer, dynamic, own, place, a.out, true, shift, slope, offset);
+    consumer.store_results<T, V>(a.out, true, shift, slope, offset);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -313,16 +277,13 @@ __device__ __forceinline__ void join_products(const normfuse_cuda_columns &a, co
                                               int c, float2 *of_channels, double2 *of_parameters)
 {
     double sum = 0.0, product = 0.0;
-#pragma unroll 1
-    for (int round = (int)threadIdx.x % 32; round < a.parts; round += 32 * held_parts) {
-        float2 part[held_parts];
-        request_parts(a, of_parts + c, channels, round, part);
+    walk_parts(a, of_parts + c, channels, [&](int, const float2(&found)[HELD_PARTS]) {
 #pragma unroll
-        for (int k = 0; k < held_parts; k++) {
-            sum += (double)part[k].x;
-            product += (double)part[k].y;
+        for (int k = 0; k < HELD_PARTS; k++) {
+            sum += (double)found[k].x;
+            product += (double)found[k].y;
         }
-    }
+    });
     sum = sum_lanes(sum, 32);
     product = sum_lanes(product, 32);
     if ((int)threadIdx.x % 32 != 0)
@@ -359,19 +320,19 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         return;
     }
 
-    pipeline_place place;
+    consumer_place place;
     place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     const int mean_type = type_of(a, COLUMNS_MEAN);
     const saved_means<V> requested_means(a, place.column * V, mean_type);
     const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
-    const batch_barriers grid(all.grid_barriers);
+    const batch_meetings meetings(all.grid_barriers);
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
     float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
-    tile_consumer consumer(barriers);
+    tile_consumer consumer(a, barriers, dynamic, own, place);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float shift[V], slope[V], offset[V];
@@ -383,12 +344,15 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         parameters.receive_weights(a, slope, offset);
         centre<V>(slope, offset, rests, rstds, factor);
     }
-    const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
+    const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
+                                   float(&dy)[V]) {
+        unpack<T, V>(x_vector, x);
+        unpack<T, V>(dy_vector, dy);
         differentiate_channels<fast, V>(a.activation, a.act_param, chosen, shift, slope, offset, x, dy);
     };
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
-    sum_gradients<T, V>(a, consumer, dynamic, own, place, differentiate, first, second);
+    consumer.sum_gradients(differentiate, first, second);
     const int apart = entries_apart(a);
     if (place.has_rows()) {
 #pragma unroll
@@ -400,23 +364,17 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     /* ---- of the block, then of all ---- */
     share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
         const float2 *const of_channel = entries + c * apart;
-        float2 pair = make_float2(0.0f, 0.0f);
-#pragma unroll 4
-        for (int i = lane; i < a.at_once; i += lanes) {
-            pair.x += of_channel[i].x;
-            pair.y += of_channel[i].y;
-        }
-        pair.x = sum_few(pair.x, lanes);
-        pair.y = sum_few(pair.y, lanes);
+        const float2 pair = sum_pairs(of_channel, a.at_once, lane, lanes);
         if (exists && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, pair);
     });
-    grid.meet_parts(a, own, consumers);
+    meetings.of_parts.meet_blocks(own.part, a.parts, consumers);
     const own_channels mine(a, channels);
 #pragma unroll 1
     for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
         join_products<T>(a, of_parts, channels, c, of_channels, of_parameters);
-    grid.meet_owners(mine.owners, consumers);
+    meetings.of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
+    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
     read_once(of_channels, shared_channels, channels, consumers);
@@ -427,7 +385,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         of_x[k] = of_channel.x;
         level[k] = of_channel.y;
     }
-    store_gradients<T, V>(a, consumer, dynamic, own, place, a.out, true, differentiate, slope, of_x, level);
+    consumer.store_gradients<T, V>(a.out, true, differentiate, slope, of_x, level);
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \

@@ -6,7 +6,7 @@
  * one thread fills takes longer to begin. */
 #include "columns_grid.cuh"
 
-struct grid_registers_place : pipeline_place {
+struct grid_registers_place : consumer_place {
     int n, part;
     int left;      /* rows of the part from the thread's first on; not above 0: the thread has none */
     int64_t at;    /* bytes to the thread's first vector */
@@ -23,27 +23,6 @@ struct grid_registers_place : pipeline_place {
         step = (unsigned)a.at_once * a.row_bytes;
     }
 };
-
-/* The block's sums of channels, of this sample, into memory, one block's beside one another. Four channels a thread. */
-__device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &all, const float4 *plain,
-                                               const float4 *centred, const float2 *of_groups, int channels)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    const int quads = channels / 4;
-    float4 *const to = reinterpret_cast<float4 *>(all.sums) + (int64_t)blockIdx.x * (channels / 2);
-#pragma unroll 1
-    for (int quad = (int)threadIdx.x; quad < quads; quad += (int)blockDim.x) {
-        float sum[4] = {}, product[4] = {};
-        sum_rows(plain, centred, quad, quads, 0, a.at_once, 1, sum, product);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
-            product[i] = (product[i] - of_group.x * sum[i]) * of_group.y;
-        }
-        __stcg(to + 2 * quad, make_float4(sum[0], product[0], sum[1], product[1]));
-        __stcg(to + 2 * quad + 1, make_float4(sum[2], product[2], sum[3], product[3]));
-    }
-}
 
 /* As choose_activation: two loops, since each is a third of the kernel. None is leaky_relu of slope 1 here, and
  * hardswish and relu6 are left to other kernels. */
@@ -62,28 +41,13 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     const normfuse_cuda_columns &a = all.columns;
     constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    const int threads = (int)blockDim.x, channels = a.width * V;
-    const bool gives = all.sums != nullptr;
-    /* Of each row and channel two sums, one after the other; two sums of each thread in a group; of each group what its
-     * mean leaves out and rstd, and what dx takes of x - mean and what else. */
-    const normfuse_grid_layout at =
-        normfuse_lay_out_grid_backward(0, a.width, channels, a.groups, a.at_once, false, gives);
-    float *const of_plain = in_shared<float>(dynamic, at.plain), *const of_centred =
-                                                                     in_shared<float>(dynamic, at.centred);
-    float2 *const entries = in_shared<float2>(dynamic, at.entries), *const of_groups =
-                                                                        in_shared<float2>(dynamic, at.groups);
-    float2 *const of_totals = in_shared<float2>(dynamic, at.totals);
-
+    const int threads = (int)blockDim.x;
     grid_registers_place place(a);
+    group_backward<T, V, false> group(all, place, place.n, place.part, dynamic, 0);
+    const bool gives = group.gives;
     /* What is needed of the parameters comes first, so that vectors are summed as they come. */
     place.find_groups<V>(a, place.column);
-    const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
-    saved_statistic requested_means[2], requested_rstds[2];
-#pragma unroll
-    for (int side = 0; side < 2; side++) {
-        requested_means[side].request(a.mean, place.n * a.mean_batch + place.groups[side], mean_type);
-        requested_rstds[side].request(a.rstd, place.n * a.rstd_batch + place.groups[side], rstd_type);
-    }
+    group.request_statistics(place.n);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     const char *x_from = a.x + place.at, *dy_from = a.dy + place.at;
@@ -96,20 +60,10 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     };
     walk_rows<0, K>(place.left, a.at_once, load);
     /* Where parameters want gradients, blocks of all samples meet. */
-    uint32_t *const grid_barrier = all.grid_barriers + (gives ? 0 : place.n) * grid_barrier_stride;
-    uint32_t before = 0;
-    if (threadIdx.x == 0)
-        before = look_at_grid_barrier(grid_barrier);
-    side_values rests = {{}, place.split}, rstds = rests, about = rests;
-#pragma unroll
-    for (int side = 0; side < 2; side++) {
-        rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
-        split_mean<T>(requested_means[side].receive(mean_type), about.of[side], rests.of[side]);
-    }
-    if (place.has_rows() && place.beside == 0) {
-        of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
-        of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
-    }
+    grid_meeting meeting(all.grid_barriers + (gives ? 0 : place.n) * grid_barrier_stride);
+    meeting.look();
+    side_values about, rests, rstds, of_x, level;
+    group.receive_statistics(place.n, about, rests, rstds);
     float slope[V], offset[V];
     parameters.receive_weights(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
@@ -132,27 +86,24 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
         };
         walk_rows<0, K>(place.left, a.at_once, sum_up);
     });
-    if (place.has_rows())
-        write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+    group.write_sums(slope, first, second, factor);
     meet(MEETING_OF_CONSUMERS, threads);
 
     /* ---- the totals of the groups ---- */
-    write_totals<V>(all, place.n, place.part, 0, entries, threads);
+    group.write_totals();
     if (gives)
-        write_channels(all, reinterpret_cast<const float4 *>(of_plain), reinterpret_cast<const float4 *>(of_centred),
-                       of_groups, channels);
-    meet_blocks(grid_barrier, gives ? (int)blockIdx.x : place.part, gives ? (int)gridDim.x : a.parts, before, threads);
-    join_totals(all, place.n, 0, of_groups, of_totals, threads);
+        group.template write_channels<float>((int)threadIdx.x, threads, false);
+    meeting.meet_blocks(gives ? (int)blockIdx.x : place.part, gives ? (int)gridDim.x : a.parts, threads);
+    group.join_totals();
     /* Each warp of the grid has two channels; their sums arrive while results are written. */
-    channel_gradients<float> gradients(all, channels);
+    channel_gradients<float> gradients(all, group.channels);
     const int first_channel = 2 * ((int)threadIdx.x / 32 * (int)gridDim.x + (int)blockIdx.x);
     if (gives)
         gradients.request(first_channel);
     meet(MEETING_OF_CONSUMERS, threads);
 
     /* ---- results ---- */
-    const float2 of_first = of_totals[place.groups[0]], of_second = of_totals[place.groups[1]];
-    const side_values of_x = {{of_first.x, of_second.x}, place.split}, level = {{of_first.y, of_second.y}, place.split};
+    group.totals(of_x, level);
 #pragma unroll
     for (int k = 0; k < K; k++) {
         compiler_barrier(held_x[k]);
@@ -170,7 +121,7 @@ __device__ __forceinline__ void grid_registers_backward(const normfuse_cuda_argu
     });
     if (gives) {
 #pragma unroll 1
-        for (int c = first_channel; c < channels; c += 2 * (threads / 32) * (int)gridDim.x) {
+        for (int c = first_channel; c < group.channels; c += 2 * (threads / 32) * (int)gridDim.x) {
             if (c != first_channel)
                 gradients.request(c);
             gradients.give(all, c);
