@@ -71,18 +71,6 @@ __device__ __forceinline__ void produce(const normfuse_cuda_columns &a, pipeline
         store(c);
 }
 
-/* The grid meets twice: all blocks have found something of all channels; owners have joined theirs. */
-struct batch_meetings {
-    grid_meeting of_parts, of_owners;
-
-    __device__ __forceinline__ explicit batch_meetings(uint32_t *grid_barriers)
-        : of_parts(grid_barriers), of_owners(grid_barriers + grid_barrier_stride)
-    {
-        of_parts.look();
-        of_owners.look();
-    }
-};
-
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 /* Of a thread's channels: sums about values of its own, and what these came to so far. */
@@ -124,9 +112,8 @@ __device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, c
 {
     moments<float> joined = {};
     walk_parts(a, of_channel, channels, [&](int first, const float2(&found)[HELD_PARTS]) {
-        append_parts(joined, found, [&](int k) {
-            return first + 32 * k >= a.parts ? 0.0f : rows_of.part(a, first + 32 * k);
-        });
+        append_parts(joined, found,
+                     [&](int k) { return first + 32 * k >= a.parts ? 0.0f : rows_of.part(a, first + 32 * k); });
     });
     const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
     return make_float2(mean, sum_few(joined.squares + joined.count * distance * distance, 32));
@@ -162,7 +149,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
     const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
-    const batch_meetings meetings(all.grid_barriers);
+    const grid_meeting of_all(all.grid_barriers), of_owners(all.grid_barriers + grid_barrier_stride);
     /* After the pipeline: of each channel what results need; of each and a row of threads the mean, less the value that
      * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
@@ -209,7 +196,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         if (exists && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, make_float2(mean, squares));
     });
-    meetings.of_parts.meet_blocks(own.part, a.parts, consumers);
+    of_all.meet_blocks(own.part, a.parts, consumers);
 
     /* ---- of all blocks ---- */
     const own_channels mine(a, channels);
@@ -225,7 +212,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             __stcg(of_channels + c, make_float4(rounded, rest, rstd, moments_here.y * share));
         }
     }
-    meetings.of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
+    of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */
@@ -327,7 +314,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     const int mean_type = type_of(a, COLUMNS_MEAN);
     const saved_means<V> requested_means(a, place.column * V, mean_type);
     const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
-    const batch_meetings meetings(all.grid_barriers);
+    const grid_meeting of_all(all.grid_barriers), of_owners(all.grid_barriers + grid_barrier_stride);
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
     float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
@@ -368,12 +355,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         if (exists && lane == 0)
             __stcg(of_parts + (int64_t)own.part * channels + c, pair);
     });
-    meetings.of_parts.meet_blocks(own.part, a.parts, consumers);
+    of_all.meet_blocks(own.part, a.parts, consumers);
     const own_channels mine(a, channels);
 #pragma unroll 1
     for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
         join_products<T>(a, of_parts, channels, c, of_channels, of_parameters);
-    meetings.of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
+    of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
     announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
 
     /* ---- results ---- */

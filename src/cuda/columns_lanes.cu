@@ -100,8 +100,8 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
 
     __device__ __forceinline__ explicit lanes_samples(const normfuse_cuda_columns &a)
         : a(a), part(divide((int)blockIdx.x, a.by_blocks_wide)),
-          place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor),
-          samples_apart(a.parts * a.of.lanes.samples), step((unsigned)a.at_once * a.row_bytes)
+          place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor), samples_apart(a.parts * a.of.lanes.samples),
+          step((unsigned)a.at_once * a.row_bytes)
     {
         request(part * a.of.lanes.samples);
     }
@@ -233,8 +233,8 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
 /* The block's sums of its channels, of what its threads have in registers, into its place in memory. */
 template <typename T, int V, int S>
 __device__ __forceinline__ void write_channel_sums(const normfuse_cuda_arguments &all,
-                                                   const lanes_place<T, V, S> &place, int part,
-                                                   const float (&plain)[V], const float (&normalized)[V])
+                                                   const lanes_place<T, V, S> &place, int part, const float (&plain)[V],
+                                                   const float (&normalized)[V])
 {
     const normfuse_cuda_columns &a = all.columns;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -295,9 +295,9 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
             const int clamped = min(n, a.n - 1);
 #pragma unroll
             for (int i = 1; i < S; i++) {
-                split_mean<T>(load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i),
-                                                 type_of(a, COLUMNS_MEAN)),
-                              about[i], rest[i]);
+                split_mean<T>(
+                    load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i), type_of(a, COLUMNS_MEAN)),
+                    about[i], rest[i]);
                 rstd[i] = reinterpret_cast<const float *>(a.rstd)[clamped * a.rstd_batch + place.set_of(a, i)];
             }
         }

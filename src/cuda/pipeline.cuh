@@ -5,9 +5,13 @@
 #ifndef NORMFUSE_CUDA_PIPELINE_CUH
 #define NORMFUSE_CUDA_PIPELINE_CUH
 
-#include "columns_grid.cuh"
+#include "columns_parameters.cuh"
+#include "gradients.cuh"
 
 constexpr int max_stages = 32;
+
+/* Barriers of a block. */
+enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
 /* A stage is full when the bytes that its producer announced are there, empty when every warp is done with it. */
 struct pipeline_barriers {
@@ -127,6 +131,23 @@ template <int tensors> struct tile_producer {
             fill(tile, stage, policies.first);
             stage = stage == 0 ? own.stages - 1 : stage - 1;
         }
+    }
+};
+
+/* A consumer's place. */
+struct consumer_place : thread_place {
+    int vectors_at_once; /* of all threads */
+    int first;           /* the thread's first vector of adjacent rows; beyond all where it has none */
+
+    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
+    {
+        find_column(a);
+        vectors_at_once = a.at_once * a.width;
+        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
+    }
+    __device__ __forceinline__ bool has_rows() const
+    {
+        return first < 1 << 30;
     }
 };
 
@@ -285,7 +306,54 @@ struct tile_consumer {
     }
 };
 
-/* ---- forward: moments of parts ----------------------------------------------------------------------------------- */
+/* ---- what blocks exchange ---------------------------------------------------------------------------------------- */
+
+/* A grid barrier; what it says before is requested while data arrive, and known to thread 0. */
+struct grid_meeting {
+    uint32_t *barrier, before = 0;
+
+    __device__ __forceinline__ explicit grid_meeting(uint32_t *barrier) : barrier(barrier)
+    {
+        if (threadIdx.x == 0)
+            before = look_at_grid_barrier(barrier);
+    }
+    /* The consumers of a block: the first `parts` blocks arrive, and all wait for these. */
+    __device__ __forceinline__ void meet_blocks(int part, int parts, int consumers) const
+    {
+        meet(MEETING_OF_CONSUMERS, consumers);
+        if (threadIdx.x == 0) {
+            if (part < parts)
+                add_release(barrier, grid_barrier_share(part, parts));
+            await_grid_barrier(barrier, before);
+        }
+        meet(MEETING_OF_CONSUMERS, consumers);
+    }
+};
+
+/* Every lanes-th of `left` pairs, `apart` from one to the next, that other blocks wrote; zeros where there are no more.
+ */
+template <int lanes, int held>
+__device__ __forceinline__ void request_parts(const float2 *from, int apart, int left, float2 (&parts)[held])
+{
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        parts[k] = make_float2(0.0f, 0.0f);
+        if (k * lanes < left)
+            parts[k] = __ldcg(from + (int64_t)(k * lanes) * apart);
+    }
+}
+
+/* Over `lanes` lanes: the sums of `count` adjacent pairs. */
+__device__ __forceinline__ float2 sum_pairs(const float2 *pairs, int count, int lane, int lanes)
+{
+    float2 found = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+    for (int i = lane; i < count; i += lanes) {
+        found.x += pairs[i].x;
+        found.y += pairs[i].y;
+    }
+    return make_float2(sum_few(found.x, lanes), sum_few(found.y, lanes));
+}
 
 /* As append in join.cuh, by the hardware's reciprocal. */
 __device__ __forceinline__ void append_near(moments<float> &to, const moments<float> &next)
@@ -332,5 +400,12 @@ struct values_of_parts {
         return (i < a.of.grid.first_parts ? first : other) - (i == a.of.grid.first_parts - 1 ? lacking : 0.0f);
     }
 };
+
+/* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define NORMFUSE_PIPELINE_BODY(body) __trap()
+#else
+#define NORMFUSE_PIPELINE_BODY(body) body
+#endif
 
 #endif
