@@ -12,6 +12,7 @@
  * grid_registers: the backward of all samples at once, each spread over as many blocks as have a multiprocessor, whose
  * threads hold their rows in registers. A cluster's blocks are narrow, which memory is slow at, and a pipeline that one
  * thread fills takes longer to begin. */
+#include "columns_held.cuh"
 #include "pipeline.cuh"
 
 /* What threads, then blocks found of a group is joined by so many lanes of a warp. */
@@ -52,13 +53,6 @@ __device__ __forceinline__ raw<T, 1> request_base(const normfuse_cuda_columns &a
 {
     return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
 }
-template <typename T> __device__ __forceinline__ float receive_base(raw<T, 1> requested)
-{
-    float value[1];
-    unpack<T, 1>(requested, value);
-    return value[0];
-}
-
 /* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
  * about them, which cannot cancel. */
 template <typename T, int V>
@@ -68,14 +62,15 @@ __device__ __forceinline__ void write_moments(const normfuse_cuda_arguments &all
 {
     const normfuse_cuda_columns &a = all.columns;
     share_groups<32>(a, [&](int group, bool exists, int lane, bool is_first) {
-        const float base = receive_base<T>(is_first ? requested_base : request_base<T>(a, n, group));
+        float base[1];
+        unpack<T, 1>(is_first ? requested_base : request_base<T>(a, n, group), base);
         int begin, count;
         entries_of_group<V>(a, group, begin, count);
         const float2 found =
-            join_entries<HELD_SUMS>(entries + begin, lane, count, GROUP_LANES, base, counts_of.part(a, own.part));
+            join_entries<HELD_SUMS>(entries + begin, lane, count, GROUP_LANES, base[0], counts_of.part(a, own.part));
         if (exists && lane == 0) {
             __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
-            of_groups[group].x = base;
+            of_groups[group].x = base[0];
         }
     });
 }
@@ -334,7 +329,8 @@ template <typename Number> struct channel_gradients {
         while (c < channels) {
             channel_gradients<Number> next = *this;
             next.c += step;
-            next.request();
+            if (next.c < channels)
+                next.request();
             give();
             *this = next;
         }
@@ -440,76 +436,6 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
-
-/* As tile_consumer: what a thread has of its block's rows in registers. */
-template <int K> struct row_holder {
-    const normfuse_cuda_columns &a;
-    int left;      /* rows of the part from the thread's first on; not above 0: the thread has none */
-    unsigned at;   /* bytes from the sample's beginning to the thread's first vector */
-    unsigned step; /* from one row of the thread to the next */
-    uint4 x[K], dy[K];
-
-    __device__ __forceinline__ row_holder(const normfuse_cuda_columns &a, const grid_part &own,
-                                          const consumer_place &place)
-        : a(a), left(place.has_rows() ? min(a.part_rows, a.rows - own.part * a.part_rows) - place.beside : 0),
-          at(own.at + (unsigned)place.beside * a.row_bytes + (unsigned)place.column * 16u),
-          step((unsigned)a.at_once * a.row_bytes)
-    {
-    }
-    __device__ __forceinline__ void request(const char *x_from, const char *dy_from)
-    {
-        x_from += at;
-        dy_from += at;
-        const auto load = [&](int k) {
-            NORMFUSE_LOAD_UINT4(x[k], x_from);
-            NORMFUSE_LOAD_UINT4(dy[k], dy_from);
-            x_from += step;
-            dy_from += step;
-        };
-        walk_rows<0, K>(left, a.at_once, load);
-    }
-    /* As choose_activation: two loops, since each is a third of the kernel. None is leaky_relu of slope 1 here, and
-     * hardswish and relu6 are left to other kernels. */
-    template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const
-    {
-        if (a.activation == NORMFUSE_SILU)
-            work(chosen_activation<NORMFUSE_SILU>());
-        else
-            work(chosen_activation<NORMFUSE_LEAKY_RELU>());
-    }
-    template <int V, typename Differentiate>
-    __device__ __forceinline__ void sum_gradients(Differentiate differentiate, float (&first)[V], float (&second)[V])
-    {
-        choose_derivative([&](auto chosen) {
-            const auto sum_up = [&](int k) {
-                float x_here[V], dy_here[V];
-                differentiate(chosen, x[k], dy[k], x_here, dy_here);
-                add_products(x_here, dy_here, first, second);
-            };
-            walk_rows<0, K>(left, a.at_once, sum_up);
-        });
-    }
-    template <typename T, int V, typename Differentiate, typename Values>
-    __device__ __forceinline__ void store_gradients(char *to, bool, Differentiate differentiate,
-                                                    const float (&slope)[V], const Values &of_x, const Values &level)
-    {
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            compiler_barrier(x[k]);
-            compiler_barrier(dy[k]);
-        }
-        to += at;
-        choose_derivative([&](auto chosen) {
-            const auto give = [&](int k) {
-                float x_here[V], dy_here[V];
-                differentiate(chosen, x[k], dy[k], x_here, dy_here);
-                store_gradient<T, V>(slope, of_x, level, x_here, dy_here, to);
-                to += step;
-            };
-            walk_rows<0, K>(left, a.at_once, give);
-        });
-    }
-};
 
 /* The producer's warp: tiles, and the block's sums of channels while the others join those of groups; then what the
  * parameters get, alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for
@@ -670,8 +596,11 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
             differentiate_sample(consumer, n, n == own.block_group, n + a.of.grid.block_groups >= a.n, parity);
     } else {
         const int n = own.block_group;
-        row_holder<K> consumer(a, own, place);
-        consumer.request(a.x + n * a.batch_bytes, a.dy + n * a.batch_bytes);
+        const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
+        held_rows<K, true> consumer(a, place.has_rows() ? rows - place.beside : 0,
+                                    own.at + (unsigned)place.beside * a.row_bytes +
+                                        (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
+        consumer.template request<true>(a.x + n * a.batch_bytes, a.dy + n * a.batch_bytes);
         differentiate_sample(consumer, n, true, true, 0);
     }
 }

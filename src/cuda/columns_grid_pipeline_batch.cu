@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_pipeline_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from pipelines
- * as in columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every
+ * as in columns_grid.cu. Each channel is a norm group, so what the blocks found of all of them is too much for every
  * block to join: each joins that of its share of the channels, and the blocks meet a second time before they read what
  * all found. */
 #include "pipeline.cuh"
@@ -26,16 +26,6 @@ struct own_channels {
     }
 };
 
-/* Of all channels, by each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
-template <typename Known>
-__device__ __forceinline__ void read_once(const Known *from, Known *to, int channels, int consumers)
-{
-#pragma unroll 1
-    for (int c = (int)threadIdx.x; c < channels; c += consumers)
-        to[c] = __ldcg(from + c);
-    meet(MEETING_OF_CONSUMERS, consumers);
-}
-
 enum { HELD_PARTS = 5 }; /* by each lane of a warp: 160 blocks at once */
 
 /* work(first part, what HELD_PARTS parts found, every 32nd) for all blocks' parts of a channel, by a warp. */
@@ -49,6 +39,35 @@ __device__ __forceinline__ void walk_parts(const normfuse_cuda_columns &a, const
         request_parts<32>(of_channel + (int64_t)first * channels, channels, a.parts - first, found);
         work(first, found);
     }
+}
+
+/* What consumers found of the channels: add(a channel's entries, lane, lanes) of the block, then join(channel) by a
+ * warp, of all blocks, into of_channels. What results need of all channels is then in shared memory. */
+template <typename Known, typename Add, typename Join>
+__device__ __forceinline__ void exchange(const normfuse_cuda_columns &a, const grid_part &own, int channels,
+                                         const grid_meeting &of_all, const grid_meeting &of_owners,
+                                         const float2 *entries, float2 *of_parts, const Known *of_channels,
+                                         Known *shared_channels, Add add, Join join)
+{
+    const int consumers = (int)blockDim.x - 32;
+    meet(MEETING_OF_CONSUMERS, consumers);
+    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
+        const float2 found = add(entries + c * entries_apart(a), lane, lanes);
+        if (exists && lane == 0)
+            __stcg(of_parts + (int64_t)own.part * channels + c, found);
+    });
+    of_all.meet_blocks(own.part, a.parts, consumers);
+    const own_channels mine(a, channels);
+#pragma unroll 1
+    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
+        join(c);
+    of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
+    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    /* By each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
+#pragma unroll 1
+    for (int c = (int)threadIdx.x; c < channels; c += consumers)
+        shared_channels[c] = __ldcg(of_channels + c);
+    meet(MEETING_OF_CONSUMERS, consumers);
 }
 
 /* The producer's warp: tiles, then store(channel) of the block's share of the channels, beside the consumers, which
@@ -174,14 +193,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         if (place.column == 0)
             counts[place.beside] = found.count;
     }
-    meet(MEETING_OF_CONSUMERS, consumers);
 
-    /* ---- of the block: first means, then squares about them, which cannot cancel ---- */
+    /* ---- exchange: first means, then squares about them, which cannot cancel ---- */
     const float share = 1.0f / (float)a.rows;
     const values_of_parts rows_of(a, 1);
     const float count_part = rows_of.part(a, own.part);
-    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
-        const float2 *const of_channel = entries + c * apart;
+    const auto add = [&](const float2 *of_channel, int lane, int lanes) {
         float mean = 0.0f, squares = 0.0f;
 #pragma unroll 4
         for (int i = lane; i < a.at_once; i += lanes)
@@ -192,16 +209,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             const float distance = of_channel[i].x - mean;
             squares += of_channel[i].y + counts[i] * distance * distance;
         }
-        squares = sum_few(squares, lanes);
-        if (exists && lane == 0)
-            __stcg(of_parts + (int64_t)own.part * channels + c, make_float2(mean, squares));
-    });
-    of_all.meet_blocks(own.part, a.parts, consumers);
-
-    /* ---- of all blocks ---- */
-    const own_channels mine(a, channels);
-#pragma unroll 1
-    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
+        return make_float2(mean, sum_few(squares, lanes));
+    };
+    exchange(a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels, add, [&](int c) {
         float first_value[1];
         unpack<T, 1>(load_vector<T, 1>(a.x, c), first_value);
         const float2 moments_here = join_moments(a, rows_of, of_parts + c, channels, share);
@@ -211,12 +221,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             split_sum<T>(first_value[0], moments_here.x, rounded, rest);
             __stcg(of_channels + c, make_float4(rounded, rest, rstd, moments_here.y * share));
         }
-    }
-    of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
-    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    });
 
     /* ---- results ---- */
-    read_once(of_channels, shared_channels, channels, consumers);
     float slope[V], offset[V], shift[V], rests[V], rstds[V];
     parameters.receive_weights(a, slope, offset);
 #pragma unroll
@@ -346,25 +353,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         for (int k = 0; k < V; k++)
             entries[(place.column * V + k) * apart + place.beside] = make_float2(first[k] * factor, second[k] * factor);
     }
-    meet(MEETING_OF_CONSUMERS, consumers);
-
-    /* ---- of the block, then of all ---- */
-    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
-        const float2 *const of_channel = entries + c * apart;
-        const float2 pair = sum_pairs(of_channel, a.at_once, lane, lanes);
-        if (exists && lane == 0)
-            __stcg(of_parts + (int64_t)own.part * channels + c, pair);
-    });
-    of_all.meet_blocks(own.part, a.parts, consumers);
-    const own_channels mine(a, channels);
-#pragma unroll 1
-    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
-        join_products<T>(a, of_parts, channels, c, of_channels, of_parameters);
-    of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
-    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    exchange(
+        a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels,
+        [&](const float2 *of_channel, int lane, int lanes) { return sum_pairs(of_channel, a.at_once, lane, lanes); },
+        [&](int c) { join_products<T>(a, of_parts, channels, c, of_channels, of_parameters); });
 
     /* ---- results ---- */
-    read_once(of_channels, shared_channels, channels, consumers);
     float of_x[V], level[V];
 #pragma unroll
     for (int k = 0; k < V; k++) {
