@@ -74,51 +74,6 @@ __device__ __forceinline__ const float2 *exchange(const normfuse_cuda_columns &a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The thread's sums about values of its own, the first of its first group and the last of the other, for the block. */
-template <typename T, int V, typename Rows>
-__device__ __forceinline__ void store_entries(const normfuse_cuda_columns &a, const cluster_place &place,
-                                              const Rows &rows, float4 *entries)
-{
-    side_values about = {{}, place.split};
-    float sum[V] = {}, square[V] = {};
-    if (place.left > 0) {
-        float value[V];
-        unpack<T, V>(rows.x[0], value);
-        about.of[0] = value[0];
-        about.of[1] = value[V - 1];
-        rows.walk([&](int k) {
-            unpack<T, V>(rows.x[k], value);
-            add_squares<V>(value, about, sum, square);
-        });
-    }
-    const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
-#pragma unroll
-    for (int side = 0; side < 2; side++)
-        if (side == 0 || place.split < V) {
-            const moments<float> found = moments_of_side<V>(place, side, sum, square, own_rows);
-            entries[place.entry(a, side)] = make_float4(about.of[side], found.mean, found.squares, found.count);
-        }
-}
-
-/* The mean of the lane's group less `base`, and squares about it, of what the blocks found. */
-__device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, const cluster_place &place,
-                                               const float2 *of_group)
-{
-    const int lanes = 1 << a.lane_bits;
-    const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
-    float mean = 0.0f, squares = 0.0f;
-#pragma unroll 2
-    for (int i = place.of_group; i < a.parts; i += lanes)
-        mean += number(i) * of_group[i].x;
-    mean = sum_few(mean, lanes) * a.share;
-#pragma unroll 2
-    for (int i = place.of_group; i < a.parts; i += lanes) {
-        const float distance = of_group[i].x - mean;
-        squares += of_group[i].y + number(i) * distance * distance;
-    }
-    return make_float2(mean, sum_few(squares, lanes));
-}
-
 template <typename T, int V, int K> __device__ __forceinline__ void cluster_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -145,8 +100,28 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
         open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
-    if (place.beside < a.at_once)
-        store_entries<T, V>(a, place, rows, entries);
+    if (place.beside < a.at_once) {
+        /* The thread's sums about values of its own, the first of its first group and the last of the other. */
+        side_values own = {{}, place.split};
+        float sum[V] = {}, square[V] = {};
+        if (place.left > 0) {
+            float value[V];
+            unpack<T, V>(rows.x[0], value);
+            own.of[0] = value[0];
+            own.of[1] = value[V - 1];
+            rows.walk([&](int k) {
+                unpack<T, V>(rows.x[k], value);
+                add_squares<V>(value, own, sum, square);
+            });
+        }
+        const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            if (side == 0 || place.split < V) {
+                const moments<float> found = moments_of_side<V>(place, side, sum, square, own_rows);
+                entries[place.entry(a, side)] = make_float4(own.of[side], found.mean, found.squares, found.count);
+            }
+    }
     __syncthreads();
 
     /* ---- the statistics of the groups ---- */
@@ -162,7 +137,20 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
                                               (float)(place.rows * a.group));
     if (a.parts > 1) {
         await_open_mailboxes();
-        found = join_moments(a, place, exchange(a, place, mailbox, of_parts, found));
+        const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
+        const int lanes = 1 << a.lane_bits;
+        const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
+        float mean = 0.0f, squares = 0.0f;
+#pragma unroll 2
+        for (int i = place.of_group; i < a.parts; i += lanes)
+            mean += number(i) * of_group[i].x;
+        mean = sum_few(mean, lanes) * a.share;
+#pragma unroll 2
+        for (int i = place.of_group; i < a.parts; i += lanes) {
+            const float distance = of_group[i].x - mean;
+            squares += of_group[i].y + number(i) * distance * distance;
+        }
+        found = make_float2(mean, sum_few(squares, lanes));
     }
     const float rstd = inverse_root(found.y * a.share + a.eps);
     float rounded, rest;

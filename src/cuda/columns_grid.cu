@@ -47,72 +47,6 @@ enum { HELD_PARTS = 9, HELD_SUMS = 4 };
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* A value of each group that all blocks know: its first. */
-template <typename T>
-__device__ __forceinline__ raw<T, 1> request_base(const normfuse_cuda_columns &a, int n, int group)
-{
-    return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
-}
-/* What the block's threads found, of each group, into memory: means less the group's base, which is kept, then squares
- * about them, which cannot cancel. */
-template <typename T, int V>
-__device__ __forceinline__ void write_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
-                                              int n, const grid_part &own, int parity, const float4 *entries,
-                                              float4 *of_groups, raw<T, 1> requested_base)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    share_groups<32>(a, [&](int group, bool exists, int lane, bool is_first) {
-        float base[1];
-        unpack<T, 1>(is_first ? requested_base : request_base<T>(a, n, group), base);
-        int begin, count;
-        entries_of_group<V>(a, group, begin, count);
-        const float2 found =
-            join_entries<HELD_SUMS>(entries + begin, lane, count, GROUP_LANES, base[0], counts_of.part(a, own.part));
-        if (exists && lane == 0) {
-            __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
-            of_groups[group].x = base[0];
-        }
-    });
-}
-
-/* What all blocks of the sample found, into what results need of each group: its mean, what that leaves out, rstd. */
-template <typename T>
-__device__ __forceinline__ void join_moments(const normfuse_cuda_arguments &all, const values_of_parts &counts_of,
-                                             int n, const grid_part &own, int parity, float4 *of_groups)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    share_groups<32>(a, [&](int group, bool exists, int lane, bool) {
-        /* Not from x, in whose place another block may have put results by now. */
-        const float base = of_groups[group].x;
-        const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
-        const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
-        moments<float> joined = {};
-#pragma unroll 1
-        for (int left = a.parts - lane; left > 0; left -= HELD_PARTS * GROUP_LANES) {
-            float2 found[HELD_PARTS];
-            request_parts<GROUP_LANES>(of_parts + (a.parts - left), 1, left, found);
-            append_parts(joined, found, [&](int k) {
-                const int behind = left - k * GROUP_LANES; /* parts from this one on */
-                return behind <= 0                                ? 0.0f
-                       : behind > a.parts - a.of.grid.first_parts ? counts_of.first
-                                                                  : counts_of.other;
-            });
-        }
-        const float mean = (sum_few(joined.count * joined.mean, GROUP_LANES) - counts_of.lacking * last.x) * a.share;
-        const float distance = joined.mean - mean, of_last = last.x - mean;
-        const float squares = sum_few(joined.squares + joined.count * distance * distance, GROUP_LANES) -
-                              counts_of.lacking * of_last * of_last;
-        const float rstd = inverse_root(squares * a.share + a.eps);
-        if (exists && lane == 0) {
-            float rounded, rest;
-            split_sum<T>(base, mean, rounded, rest);
-            of_groups[group] = make_float4(rounded, rest, rstd, 0.0f);
-            if (own.part == 0)
-                store_group(a, n, group, (double)base + (double)mean, rstd);
-        }
-    });
-}
-
 /* Sums about values of the thread's own, the first of its first group and the last of the other. */
 template <typename T, int V> struct side_moments {
     const thread_place &place;
@@ -195,7 +129,11 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_forward
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
         parameters.request_modulation(a, n, place.column * V);
-        const raw<T, 1> requested_base = request_base<T>(a, n, min((int)threadIdx.x / GROUP_LANES, a.groups - 1));
+        /* A value of each group that all blocks know: its first. */
+        const auto request_base = [&](int group) {
+            return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
+        };
+        const raw<T, 1> requested_base = request_base(min((int)threadIdx.x / GROUP_LANES, a.groups - 1));
         const grid_meeting meeting(all.grid_barriers + own.block_group * grid_barrier_stride);
         if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
@@ -209,11 +147,55 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_forward
         }
         meet(MEETING_OF_CONSUMERS, consumers);
 
-        /* ---- the statistics of the groups ---- */
+        /* ---- of the block: means less the group's base, which is kept, then squares about them, which cannot cancel
+         */
         const values_of_parts counts_of(a, a.group);
-        write_moments<T, V>(all, counts_of, n, own, parity, entries, of_groups, requested_base);
+        share_groups<32>(a, [&](int group, bool exists, int lane, bool is_first) {
+            float base[1];
+            unpack<T, 1>(is_first ? requested_base : request_base(group), base);
+            int begin, count;
+            entries_of_group<V>(a, group, begin, count);
+            const float2 found = join_entries<HELD_SUMS>(entries + begin, lane, count, GROUP_LANES, base[0],
+                                                         counts_of.part(a, own.part));
+            if (exists && lane == 0) {
+                __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+                of_groups[group].x = base[0];
+            }
+        });
         meeting.meet_blocks(own.part, a.parts, consumers);
-        join_moments<T>(all, counts_of, n, own, parity, of_groups);
+
+        /* ---- of all blocks: what results need of each group, its mean, what that leaves out, rstd ---- */
+        share_groups<32>(a, [&](int group, bool exists, int lane, bool) {
+            /* Not from x, in whose place another block may have put results by now. */
+            const float base = of_groups[group].x;
+            const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
+            const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
+            moments<float> joined = {};
+#pragma unroll 1
+            for (int left = a.parts - lane; left > 0; left -= HELD_PARTS * GROUP_LANES) {
+                float2 found[HELD_PARTS];
+                request_parts<GROUP_LANES>(of_parts + (a.parts - left), 1, left, found);
+                append_parts(joined, found, [&](int k) {
+                    const int behind = left - k * GROUP_LANES; /* parts from this one on */
+                    return behind <= 0                                ? 0.0f
+                           : behind > a.parts - a.of.grid.first_parts ? counts_of.first
+                                                                      : counts_of.other;
+                });
+            }
+            const float mean =
+                (sum_few(joined.count * joined.mean, GROUP_LANES) - counts_of.lacking * last.x) * a.share;
+            const float distance = joined.mean - mean, of_last = last.x - mean;
+            const float squares = sum_few(joined.squares + joined.count * distance * distance, GROUP_LANES) -
+                                  counts_of.lacking * of_last * of_last;
+            const float rstd = inverse_root(squares * a.share + a.eps);
+            if (exists && lane == 0) {
+                float rounded, rest;
+                split_sum<T>(base, mean, rounded, rest);
+                of_groups[group] = make_float4(rounded, rest, rstd, 0.0f);
+                if (own.part == 0)
+                    store_group(a, n, group, (double)base + (double)mean, rstd);
+            }
+        });
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- results ---- */
@@ -337,20 +319,12 @@ template <typename Number> struct channel_gradients {
     }
 };
 
-/* Arrays in shared memory, and of what sample. */
+/* In shared memory: of each row and channel two sums, one after the other; two sums of each thread in a group; of each
+ * group what its mean leaves out and rstd, of a pipeline of this sample and of the one before; and what dx takes of
+ * x - mean and what else. */
 struct backward_sums {
-    /* Of each row and channel two sums, one after the other; two sums of each thread in a group; of each group what its
-     * mean leaves out and rstd, of a pipeline of this sample and of the one before; and what dx takes of x - mean and
-     * what else. */
     float *plain, *centred;
     float2 *entries, *groups, *totals;
-
-    __device__ __forceinline__ backward_sums(uint4 *dynamic, const normfuse_grid_layout &at)
-        : plain(in_shared<float>(dynamic, at.plain)), centred(in_shared<float>(dynamic, at.centred)),
-          entries(in_shared<float2>(dynamic, at.entries)), groups(in_shared<float2>(dynamic, at.groups)),
-          totals(in_shared<float2>(dynamic, at.totals))
-    {
-    }
 };
 
 /* The block's sums of channels into memory, one block's beside one another: every step-th four from the first-th on.
@@ -386,21 +360,6 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
             pairs[i].store(to_pair);
         }
     }
-}
-
-/* What the block's threads found, of each group, into memory. */
-template <int V, int others>
-__device__ __forceinline__ void write_totals(const normfuse_cuda_arguments &all, const grid_part &own, int parity,
-                                             const float2 *entries)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
-        int begin, count;
-        entries_of_group<V>(a, group, begin, count);
-        const float2 found = sum_pairs(entries + begin, count, lane, GROUP_LANES);
-        if (exists && lane == 0)
-            __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
-    });
 }
 
 /* What all blocks of the sample found, into what dx takes. */
@@ -500,9 +459,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
         parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
-    const backward_sums sums(
-        dynamic, normfuse_lay_out_grid(pipelined ? 2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors : 0,
-                                       a.width, a.groups, a.at_once, gives ? channels : 0, true, pipelined));
+    const normfuse_grid_layout at =
+        normfuse_lay_out_grid(pipelined ? 2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors : 0, a.width,
+                              a.groups, a.at_once, gives ? channels : 0, true, pipelined);
+    const backward_sums sums = {in_shared<float>(dynamic, at.plain), in_shared<float>(dynamic, at.centred),
+                                in_shared<float2>(dynamic, at.entries), in_shared<float2>(dynamic, at.groups),
+                                in_shared<float2>(dynamic, at.totals)};
     if (pipelined && (int)threadIdx.x >= consumers) {
         produce_backward(all, barriers, dynamic, own, sums, channels);
         return;
@@ -567,7 +529,13 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
         meet(MEETING_OF_CONSUMERS, consumers);
 
         /* ---- the totals of the groups ---- */
-        write_totals<V, others>(all, own, parity, sums.entries);
+        share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+            int begin, count;
+            entries_of_group<V>(a, group, begin, count);
+            const float2 found = sum_pairs(sums.entries + begin, count, lane, GROUP_LANES);
+            if (exists && lane == 0)
+                __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+        });
         if (all_meet)
             write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
         meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);

@@ -125,19 +125,6 @@ template <typename T, int V> struct channel_moments {
     }
 };
 
-/* Of a channel, by a warp: of all blocks the mean, less the value that all know, and squares about it. */
-__device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, const values_of_parts &rows_of,
-                                               const float2 *of_channel, int channels, float share)
-{
-    moments<float> joined = {};
-    walk_parts(a, of_channel, channels, [&](int first, const float2(&found)[HELD_PARTS]) {
-        append_parts(joined, found,
-                     [&](int k) { return first + 32 * k >= a.parts ? 0.0f : rows_of.part(a, first + 32 * k); });
-    });
-    const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
-    return make_float2(mean, sum_few(joined.squares + joined.count * distance * distance, 32));
-}
-
 template <typename T, int V> __device__ __forceinline__ void batch_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -214,12 +201,19 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     exchange(a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels, add, [&](int c) {
         float first_value[1];
         unpack<T, 1>(load_vector<T, 1>(a.x, c), first_value);
-        const float2 moments_here = join_moments(a, rows_of, of_parts + c, channels, share);
-        const float rstd = inverse_root(moments_here.y * share + a.eps);
+        moments<float> joined = {};
+        walk_parts(a, of_parts + c, channels, [&](int first, const float2(&found)[HELD_PARTS]) {
+            append_parts(joined, found,
+                         [&](int k) { return first + 32 * k >= a.parts ? 0.0f : rows_of.part(a, first + 32 * k); });
+        });
+        /* The mean, less the value that all know, and squares about it. */
+        const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
+        const float variance = sum_few(joined.squares + joined.count * distance * distance, 32) * share;
+        const float rstd = inverse_root(variance + a.eps);
         if ((int)threadIdx.x % 32 == 0) {
             float rounded, rest;
-            split_sum<T>(first_value[0], moments_here.x, rounded, rest);
-            __stcg(of_channels + c, make_float4(rounded, rest, rstd, moments_here.y * share));
+            split_sum<T>(first_value[0], mean, rounded, rest);
+            __stcg(of_channels + c, make_float4(rounded, rest, rstd, variance));
         }
     });
 
@@ -264,33 +258,6 @@ template <int V> struct saved_means {
             split_mean<T>(type == NORMFUSE_F64 ? twice[k] : (double)means[k], means[k], rests[k]);
     }
 };
-
-/* Of a channel, by a warp: the sums of all blocks; to dx and to the parameters. */
-template <typename T>
-__device__ __forceinline__ void join_products(const normfuse_cuda_columns &a, const float2 *of_parts, int channels,
-                                              int c, float2 *of_channels, double2 *of_parameters)
-{
-    double sum = 0.0, product = 0.0;
-    walk_parts(a, of_parts + c, channels, [&](int, const float2(&found)[HELD_PARTS]) {
-#pragma unroll
-        for (int k = 0; k < HELD_PARTS; k++) {
-            sum += (double)found[k].x;
-            product += (double)found[k].y;
-        }
-    });
-    sum = sum_lanes(sum, 32);
-    product = sum_lanes(product, 32);
-    if ((int)threadIdx.x % 32 != 0)
-        return;
-    const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
-    float rounded, rest;
-    split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
-    product -= (double)rest * sum;
-    const float slope = (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
-    const float centred = -(slope * (float)product * rstd) * (rstd * a.share);
-    __stcg(of_channels + c, make_float2(centred, -(slope * (float)sum) * a.share - centred * rest));
-    __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
-}
 
 template <typename T, int V> __device__ __forceinline__ void batch_backward(const normfuse_cuda_arguments &all)
 {
@@ -356,7 +323,28 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     exchange(
         a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels,
         [&](const float2 *of_channel, int lane, int lanes) { return sum_pairs(of_channel, a.at_once, lane, lanes); },
-        [&](int c) { join_products<T>(a, of_parts, channels, c, of_channels, of_parameters); });
+        [&](int c) {
+            double sum = 0.0, product = 0.0;
+            walk_parts(a, of_parts + c, channels, [&](int, const float2(&found)[HELD_PARTS]) {
+#pragma unroll
+                for (int k = 0; k < HELD_PARTS; k++) {
+                    sum += (double)found[k].x;
+                    product += (double)found[k].y;
+                }
+            });
+            sum = sum_lanes(sum, 32);
+            product = sum_lanes(product, 32);
+            if ((int)threadIdx.x % 32 != 0)
+                return;
+            const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
+            float rounded, rest;
+            split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
+            product -= (double)rest * sum;
+            const float slope = (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
+            const float centred = -(slope * (float)product * rstd) * (rstd * a.share);
+            __stcg(of_channels + c, make_float2(centred, -(slope * (float)sum) * a.share - centred * rest));
+            __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
+        });
 
     /* ---- results ---- */
     float of_x[V], level[V];

@@ -230,42 +230,6 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
     });
 }
 
-/* The block's sums of its channels, of what its threads have in registers, into its place in memory. */
-template <typename T, int V, int S>
-__device__ __forceinline__ void write_channel_sums(const normfuse_cuda_arguments &all,
-                                                   const lanes_place<T, V, S> &place, int part, const float (&plain)[V],
-                                                   const float (&normalized)[V])
-{
-    const normfuse_cuda_columns &a = all.columns;
-    NORMFUSE_DYNAMIC_SHARED(dynamic);
-    const int channels = a.width * V;
-    const int first_channel = ((int)blockIdx.x - part * (int)a.by_blocks_wide.divisor) * channels;
-    const normfuse_lanes_layout at_of = normfuse_lay_out_lanes(a.of.lanes.samples, a.at_once, channels);
-    float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_normalized =
-                                                                    in_shared<float>(dynamic, at_of.normalized);
-    if (place.left > 0) {
-        const int at = (place.sample * a.at_once + place.beside) * channels + place.channel - first_channel;
-        write_values<V>(of_plain + at, plain);
-        write_values<V>(of_normalized + at, normalized);
-    }
-    __syncthreads();
-    const int lasting = min(a.at_once, a.rows); /* rows of a sample whose threads have any */
-#pragma unroll 1
-    for (int c = (int)threadIdx.x; c < channels && first_channel + c < (int)all.problem.c; c += (int)blockDim.x) {
-        double sum = 0.0, product = 0.0;
-#pragma unroll 1
-        for (int sample = 0; sample < a.of.lanes.samples; sample++)
-#pragma unroll 4
-            for (int row = 0; row < lasting; row++) {
-                const int at = (sample * a.at_once + row) * channels + c;
-                sum += (double)of_plain[at];
-                product += (double)of_normalized[at];
-            }
-        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + part] =
-            make_double2(sum, product);
-    }
-}
-
 template <typename T, int V, int M, int K>
 __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
 {
@@ -341,8 +305,37 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
             });
         });
     });
-    if (all.sums)
-        write_channel_sums(all, place, samples.part, plain, normalized);
+    if (!all.sums)
+        return;
+
+    /* ---- the block's sums of its channels, into its place in memory ---- */
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
+    const int channels = a.width * V;
+    const int first_channel = ((int)blockIdx.x - samples.part * (int)a.by_blocks_wide.divisor) * channels;
+    const normfuse_lanes_layout at_of = normfuse_lay_out_lanes(a.of.lanes.samples, a.at_once, channels);
+    float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_normalized =
+                                                                    in_shared<float>(dynamic, at_of.normalized);
+    if (place.left > 0) {
+        const int at = (place.sample * a.at_once + place.beside) * channels + place.channel - first_channel;
+        write_values<V>(of_plain + at, plain);
+        write_values<V>(of_normalized + at, normalized);
+    }
+    __syncthreads();
+    const int lasting = min(a.at_once, a.rows); /* rows of a sample whose threads have any */
+#pragma unroll 1
+    for (int c = (int)threadIdx.x; c < channels && first_channel + c < (int)all.problem.c; c += (int)blockDim.x) {
+        double sum = 0.0, product = 0.0;
+#pragma unroll 1
+        for (int sample = 0; sample < a.of.lanes.samples; sample++)
+#pragma unroll 4
+            for (int row = 0; row < lasting; row++) {
+                const int at = (sample * a.at_once + row) * channels + c;
+                sum += (double)of_plain[at];
+                product += (double)of_normalized[at];
+            }
+        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + samples.part] =
+            make_double2(sum, product);
+    }
 }
 
 /* Vectors of each tensor that a thread has at a time. */
