@@ -252,7 +252,6 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             write_gradient(p, p.dweight(), 0, c, weight);
             write_gradient(p, p.dbias(), 0, c, bias);
         }
-        return;
     }
 }
 

@@ -55,10 +55,6 @@ template <typename T, int V> struct side_moments {
     moments<float> found[2] = {};
     int rows = 0;
 
-    __device__ __forceinline__ explicit side_moments(const thread_place &place)
-        : place(place), about{{0.0f, 0.0f}, place.split}
-    {
-    }
     __device__ __forceinline__ void begin(const uint4 &vector)
     {
         float value[V];
@@ -124,7 +120,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_forward
     }
 
     place.find_groups<V>(a, place.column);
-    tile_consumer consumer(a, barriers, dynamic, own, place);
+    tile_consumer consumer = {a, barriers, dynamic, own, place};
     int parity = 0;
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
@@ -138,7 +134,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_forward
         if (n == own.block_group)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
-        side_moments<T, V> found(place);
+        side_moments<T, V> found = {place, {{}, place.split}};
         consumer.sum_moments(found);
         if (place.has_rows()) {
             entries[place.entry(a, 0)] = found.entry(0);
@@ -557,7 +553,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
             gradients.give_all();
     };
     if constexpr (pipelined) {
-        tile_consumer consumer(a, barriers, dynamic, own, place);
+        tile_consumer consumer = {a, barriers, dynamic, own, place};
         int parity = 0;
 #pragma unroll 1
         for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1)

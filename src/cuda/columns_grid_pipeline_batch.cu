@@ -163,7 +163,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float4 *const shared_channels = in_shared<float4>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     float *const counts = in_shared<float>(dynamic, at.counts);
-    tile_consumer consumer(a, barriers, dynamic, own, place);
+    tile_consumer consumer = {a, barriers, dynamic, own, place};
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     /* ---- sums ---- */
@@ -293,7 +293,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
     float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
-    tile_consumer consumer(a, barriers, dynamic, own, place);
+    tile_consumer consumer = {a, barriers, dynamic, own, place};
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float shift[V], slope[V], offset[V];

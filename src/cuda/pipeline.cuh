@@ -151,11 +151,6 @@ struct consumer_place : thread_place {
     }
 };
 
-/* A vector of x and the one of dy in the same place. */
-struct both {
-    uint4 x, dy;
-};
-
 /* The others. */
 struct tile_consumer {
     const normfuse_cuda_columns &a;
@@ -165,11 +160,6 @@ struct tile_consumer {
     const consumer_place &place;
     stage_parities here;
 
-    __device__ __forceinline__ tile_consumer(const normfuse_cuda_columns &a, pipeline_barriers &barriers,
-                                             const uint4 *pipeline, const grid_part &own, const consumer_place &place)
-        : a(a), barriers(barriers), pipeline(pipeline), own(own), place(place)
-    {
-    }
     __device__ __forceinline__ void leave(int stage)
     {
         __syncwarp();
@@ -211,34 +201,37 @@ struct tile_consumer {
             }
         }
     }
-    /* work(vectors, place) for each of the thread's places of a tile, `at_a_time` of them on their way together:
-     * vectors of x, or of both tensors. */
-    template <int at_a_time, typename Vectors, typename Work>
+    /* work(vectors, place) for each of the thread's places of a tile, `at_a_time` of them on their way together: the
+     * vector of x, or those of x and dy. */
+    template <int at_a_time, int tensors, typename Work>
     __device__ __forceinline__ void walk_vectors(int tile, int stage, Work work) const
     {
-        constexpr int tensors = (int)(sizeof(Vectors) / sizeof(uint4));
+        struct in_place {
+            uint4 of[tensors];
+        };
         const uint4 *const from = pipeline + tensors * stage * own.tile_vectors;
         const auto read = [&](int i) {
-            if constexpr (tensors > 1)
-                return both{from[i], from[own.tile_vectors + i]};
-            else
-                return from[i];
+            in_place here;
+#pragma unroll
+            for (int k = 0; k < tensors; k++)
+                here.of[k] = from[k * own.tile_vectors + i];
+            return here;
         };
         const int step = place.vectors_at_once, vectors = own.vectors_of(tile);
         int i = place.first;
 #pragma unroll 1
         for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
-            Vectors vectors_here[at_a_time];
+            in_place here[at_a_time];
 #pragma unroll
             for (int k = 0; k < at_a_time; k++)
-                vectors_here[k] = read(i + k * step);
+                here[k] = read(i + k * step);
 #pragma unroll
             for (int k = 0; k < at_a_time; k++)
-                work(vectors_here[k], i + k * step);
+                work(here[k].of, i + k * step);
         }
 #pragma unroll 1
         for (; i < vectors; i += step)
-            work(read(i), i);
+            work(read(i).of, i);
     }
     /* Of the thread's first vector found.begin, of each found.add, and after so many tiles found.fold. */
     template <typename Found> __device__ __forceinline__ void sum_moments(Found &found)
@@ -247,7 +240,7 @@ struct tile_consumer {
         walk_sums([&](int tile, int stage) {
             if (tile == 0 && place.first < own.vectors_of(tile))
                 found.begin(pipeline[stage * own.tile_vectors + place.first]);
-            walk_vectors<4, uint4>(tile, stage, [&](const uint4 &vector, int) { found.add(vector); });
+            walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
             if (--until_fold == 0 || tile + 1 == own.tiles) {
                 found.fold();
                 until_fold = a.of.grid.chunk_tiles;
@@ -262,8 +255,8 @@ struct tile_consumer {
         choose_activation<true, true>(a.activation, [&](auto chosen) {
             walk_results(is_last, [&](int tile, int stage) {
                 char *const to_tile = to + own.place_of(tile);
-                walk_vectors<4, uint4>(tile, stage, [&](const uint4 &vector, int i) {
-                    store_result<T, V>(a, chosen, vector, means, slope, offset, to_tile + i * 16);
+                walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int i) {
+                    store_result<T, V>(a, chosen, *vector, means, slope, offset, to_tile + i * 16);
                 });
             });
         });
@@ -275,9 +268,9 @@ struct tile_consumer {
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             walk_sums([&](int tile, int stage) {
                 float of_tile[V] = {}, centred_of_tile[V] = {};
-                walk_vectors<2, both>(tile, stage, [&](const both &here, int) {
+                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int) {
                     float x[V], dy[V];
-                    differentiate(chosen, here.x, here.dy, x, dy);
+                    differentiate(chosen, vectors[0], vectors[1], x, dy);
                     add_products(x, dy, of_tile, centred_of_tile);
                 });
 #pragma unroll
@@ -296,9 +289,9 @@ struct tile_consumer {
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             walk_results(is_last, [&](int tile, int stage) {
                 char *const to_tile = to + own.place_of(tile);
-                walk_vectors<2, both>(tile, stage, [&](const both &here, int i) {
+                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int i) {
                     float x[V], dy[V];
-                    differentiate(chosen, here.x, here.dy, x, dy);
+                    differentiate(chosen, vectors[0], vectors[1], x, dy);
                     store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
                 });
             });
