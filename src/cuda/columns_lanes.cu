@@ -97,6 +97,7 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
     saved_statistic requested_mean[M]; /* of the first channel's group */
     float requested_rstd[M], rstd[M];
     double mean[M];
+    float weight[V], bias[V], factor;
 
     __device__ __forceinline__ explicit lanes_samples(const normfuse_cuda_columns &a)
         : a(a), part(divide((int)blockIdx.x, a.by_blocks_wide)),
@@ -104,6 +105,10 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
           step((unsigned)a.at_once * a.row_bytes)
     {
         request(part * a.of.lanes.samples);
+        channel_parameters<V> parameters;
+        parameters.request_weights(a, place.left > 0 ? place.channel : 0);
+        parameters.receive_weights(a, weight, bias);
+        factor = takes_half<sizeof(T) == 2, true>(a.activation) ? 0.5f : 1.0f;
     }
     __device__ __forceinline__ void request(int first)
     {
@@ -163,15 +168,9 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
     constexpr int S = K == 1 ? 1 : V;
     lanes_samples<T, V, M, K, 1> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
-    channel_parameters<V> parameters;
-    parameters.request_weights(a, place.left > 0 ? place.channel : 0);
-    float weight[V], bias[V];
-    parameters.receive_weights(a, weight, bias);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
 
     samples.walk([&](int m, int n, int left) {
         const uint4(&here)[K] = samples.here[0][m];
@@ -217,10 +216,10 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
         float slope[V], offset[V];
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            slope[i] = weight[i];
-            offset[i] = bias[i];
+            slope[i] = samples.weight[i];
+            offset[i] = samples.bias[i];
         }
-        centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, factor);
+        centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, samples.factor);
         char *const to = a.out + n * a.batch_bytes + place.at;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             samples.walk_vectors(left, [&](int k, unsigned at) {
@@ -239,11 +238,7 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
     constexpr int S = K == 1 ? 1 : V;
     lanes_samples<T, V, M, K, 2> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
-    channel_parameters<V> parameters;
-    parameters.request_weights(a, place.left > 0 ? place.channel : 0);
-    float weight[V], bias[V], plain[V] = {}, normalized[V] = {};
-    parameters.receive_weights(a, weight, bias);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+    float plain[V] = {}, normalized[V] = {};
 
     samples.walk([&](int m, int n, int left) {
         float about[S], rest[S], rstd[S], slope[V], offset[V];
@@ -267,8 +262,8 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
         }
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            slope[i] = weight[i] * rstd[S == 1 ? 0 : i] * factor;
-            offset[i] = bias[i] * factor - rest[S == 1 ? 0 : i] * slope[i];
+            slope[i] = samples.weight[i] * rstd[S == 1 ? 0 : i] * samples.factor;
+            offset[i] = samples.bias[i] * samples.factor - rest[S == 1 ? 0 : i] * slope[i];
         }
         const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
             unpack<T, V>(samples.here[0][m][k], x);
@@ -287,8 +282,8 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 const int s = S == 1 ? 0 : i;
                 sum[s] += slope[i] * of_dy[i];
                 product[s] += slope[i] * of_both[i];
-                plain[i] += factor * of_dy[i];
-                normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[s] * factor);
+                plain[i] += samples.factor * of_dy[i];
+                normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[s] * samples.factor);
             }
             place.join(a, sum);
             place.join(a, product);

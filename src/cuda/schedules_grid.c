@@ -37,12 +37,6 @@ static const char *refuse_pipeline(const struct shape *shape)
                                                              : NULL;
 }
 
-/* A block has all vectors of a row. */
-static struct normfuse_cuda_geometry *begin_whole_rows(const struct shape *shape, struct step *step)
-{
-    return normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(shape->problem));
-}
-
 /* Entries of a group or, of batch norm, of a channel that a lane joins. */
 static int64_t joined_entries(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t at_once)
 {
@@ -138,7 +132,8 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
     for (int64_t rounds = 1; rounds <= p->n; rounds++) {
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
-        begin_whole_rows(shape, step);
+        /* A block has all vectors of a row. */
+        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.block_groups == 1))
@@ -191,7 +186,8 @@ static const char *refuse_registers(const struct shape *shape)
 static const char *configure_registers(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = begin_whole_rows(shape, step);
+    struct normfuse_cuda_geometry *const g =
+        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
     if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
