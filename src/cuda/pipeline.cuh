@@ -332,7 +332,7 @@ __device__ __forceinline__ void request_parts(const float2 *from, int apart, int
     for (int k = 0; k < held; k++) {
         parts[k] = make_float2(0.0f, 0.0f);
         if (k * lanes < left)
-            parts[k] = __ldcg(from + (int64_t)(k * lanes) * apart);
+            parts[k] = __ldcg(from + k * lanes * apart);
     }
 }
 
