@@ -1210,7 +1210,7 @@ static bool is_tile(const char *kernel)
     return strstr(kernel, "_rows_tile_") != NULL;
 }
 
-/* One of columns_grid_registers.cu, whose blocks are the whole grid and keep all vectors. */
+/* One of columns_grid.cu whose blocks are the whole grid and keep all vectors. */
 static bool is_spread(const char *kernel)
 {
     return strstr(kernel, "_grid_registers_") != NULL;
@@ -1227,7 +1227,7 @@ static bool is_added(const char *kernel)
     return strstr(kernel, "_residual_") != NULL;
 }
 
-/* One of columns_grid_pipeline.cu or columns_grid_pipeline_batch.cu, which keep nothing in registers. */
+/* One of columns_grid.cu or columns_grid_pipeline_batch.cu that keep nothing in registers. */
 static bool is_of_grid(int held)
 {
     return held == 0;
@@ -1978,8 +1978,8 @@ static void check_spread(const struct plan_case *test, const struct fake_launch 
     HOLDS((int32_t)c->by_group.divisor == c->group && divides(&c->by_width) && divides(&c->by_parts));
     /* Sums of channels, one block's beside one another. */
     HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == (int32_t)launch->grid));
-    HOLDS((int32_t)launch->shared >= normfuse_lay_out_grid_backward(0, c->width, (int32_t)p->c, (int32_t)p->groups,
-                                                                    c->at_once, false, a->sums != NULL)
+    HOLDS((int32_t)launch->shared >= normfuse_lay_out_grid(0, c->width, (int32_t)p->groups, c->at_once,
+                                                           a->sums != NULL ? (int32_t)p->c : 0, true, false)
                                          .bytes);
     check_packed(test, launch, p, vector_elements);
 #undef HOLDS
@@ -2022,9 +2022,9 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
                   stages = of->stages * stage;
     const int32_t channels = (int32_t)p->c, groups = (int32_t)p->groups;
     const int32_t bytes =
-        batch      ? normfuse_lay_out_batch(stages, channels, c->at_once, backward).bytes
-        : backward ? normfuse_lay_out_grid_backward(stages, g->width, channels, groups, c->at_once, true, gives).bytes
-                   : normfuse_lay_out_grid_forward(stages, g->width, groups, c->at_once).bytes;
+        batch
+            ? normfuse_lay_out_batch(stages, channels, c->at_once, backward).bytes
+            : normfuse_lay_out_grid(stages, g->width, groups, c->at_once, gives ? channels : 0, backward, true).bytes;
     HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
     HOLDS(!batch || (2 * g->block_groups * p->c * g->parts) * (backward ? 16 : 24) >=
                         8 * p->c * g->parts + (backward ? 24 : 16) * p->c);

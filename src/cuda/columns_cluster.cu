@@ -6,7 +6,7 @@
  * read is requested at once, a thread brings its own channels' parameters along, and every warp joins the whole block's
  * sums for itself, so that the block meets once. Lanes stand for groups: those of the i-th group are the 2^lane_bits
  * from i << lane_bits on, and a thread has what it needs of a group from one of them. */
-#include "columns_parameters.cuh"
+#include "columns_held.cuh"
 #include "gradients.cuh"
 
 /* Of the sums of its group, how many a lane reads once. */
@@ -74,52 +74,6 @@ __device__ __forceinline__ const float2 *exchange(const normfuse_cuda_columns &a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* The thread's sums about values of its own, the first of its first group and the last of the other, for the block. */
-template <typename T, int V, int K>
-__device__ __forceinline__ void store_entries(const normfuse_cuda_columns &a, const cluster_place &place,
-                                              const uint4 (&held)[K], float4 *entries)
-{
-    side_values about = {{}, place.split};
-    float sum[V] = {}, square[V] = {};
-    if (place.left > 0) {
-        float value[V];
-        unpack<T, V>(held[0], value);
-        about.of[0] = value[0];
-        about.of[1] = value[V - 1];
-        const auto sum_up = [&](int k) {
-            unpack<T, V>(held[k], value);
-            add_squares<V>(value, about, sum, square);
-        };
-        walk_rows<0, K>(place.left, a.at_once, sum_up);
-    }
-    const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
-#pragma unroll
-    for (int side = 0; side < 2; side++)
-        if (side == 0 || place.split < V) {
-            const moments<float> found = moments_of_side<V>(place, side, sum, square, own_rows);
-            entries[place.entry(a, side)] = make_float4(about.of[side], found.mean, found.squares, found.count);
-        }
-}
-
-/* The mean of the lane's group less `base`, and squares about it, of what the blocks found. */
-__device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, const cluster_place &place,
-                                               const float2 *of_group)
-{
-    const int lanes = 1 << a.lane_bits;
-    const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
-    float mean = 0.0f, squares = 0.0f;
-#pragma unroll 2
-    for (int i = place.of_group; i < a.parts; i += lanes)
-        mean += number(i) * of_group[i].x;
-    mean = sum_few(mean, lanes) * a.share;
-#pragma unroll 2
-    for (int i = place.of_group; i < a.parts; i += lanes) {
-        const float distance = of_group[i].x - mean;
-        squares += of_group[i].y + number(i) * distance * distance;
-    }
-    return make_float2(mean, sum_few(squares, lanes));
-}
-
 template <typename T, int V, int K> __device__ __forceinline__ void cluster_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -133,14 +87,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
 
     cluster_place place = {};
     place.find<T, V>(a);
-    const char *const sample = a.x + place.n * a.batch_bytes, *from = sample + place.at;
-    const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    uint4 held[K];
-    const auto load = [&](int k) {
-        held[k] = load_vector<T, V>(from, 0);
-        from += step;
-    };
-    walk_rows<0, K>(place.left, a.at_once, load);
+    const char *const sample = a.x + place.n * a.batch_bytes;
+    held_rows<K, false> rows(a, place.left, place.at);
+    rows.template request<false>(sample, sample);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
     parameters.request(a, place.n, place.first_channel + place.column * V);
@@ -151,8 +100,28 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
         open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
-    if (place.beside < a.at_once)
-        store_entries<T, V, K>(a, place, held, entries);
+    if (place.beside < a.at_once) {
+        /* The thread's sums about values of its own, the first of its first group and the last of the other. */
+        side_values own = {{}, place.split};
+        float sum[V] = {}, square[V] = {};
+        if (place.left > 0) {
+            float value[V];
+            unpack<T, V>(rows.x[0], value);
+            own.of[0] = value[0];
+            own.of[1] = value[V - 1];
+            rows.walk([&](int k) {
+                unpack<T, V>(rows.x[k], value);
+                add_squares<V>(value, own, sum, square);
+            });
+        }
+        const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            if (side == 0 || place.split < V) {
+                const moments<float> found = moments_of_side<V>(place, side, sum, square, own_rows);
+                entries[place.entry(a, side)] = make_float4(own.of[side], found.mean, found.squares, found.count);
+            }
+    }
     __syncthreads();
 
     /* ---- the statistics of the groups ---- */
@@ -168,7 +137,20 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
                                               (float)(place.rows * a.group));
     if (a.parts > 1) {
         await_open_mailboxes();
-        found = join_moments(a, place, exchange(a, place, mailbox, of_parts, found));
+        const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
+        const int lanes = 1 << a.lane_bits;
+        const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
+        float mean = 0.0f, squares = 0.0f;
+#pragma unroll 2
+        for (int i = place.of_group; i < a.parts; i += lanes)
+            mean += number(i) * of_group[i].x;
+        mean = sum_few(mean, lanes) * a.share;
+#pragma unroll 2
+        for (int i = place.of_group; i < a.parts; i += lanes) {
+            const float distance = of_group[i].x - mean;
+            squares += of_group[i].y + number(i) * distance * distance;
+        }
+        found = make_float2(mean, sum_few(squares, lanes));
     }
     const float rstd = inverse_root(found.y * a.share + a.eps);
     float rounded, rest;
@@ -183,16 +165,13 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
         store_group(a, place.n, divide(place.first_channel, a.by_group) + place.group, (double)base + (double)found.x,
                     rstd);
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        compiler_barrier(held[k]);
+    rows.forget();
     char *to = a.out + place.n * a.batch_bytes + place.at;
     choose_activation<true, true>(a.activation, [&](auto chosen) {
-        const auto give = [&](int k) {
-            store_result<T, V>(a, chosen, held[k], about, slope, offset, to);
-            to += step;
-        };
-        walk_rows<0, K>(place.left, a.at_once, give);
+        rows.walk([&](int k) {
+            store_result<T, V>(a, chosen, rows.x[k], about, slope, offset, to);
+            to += rows.step;
+        });
     });
 }
 
@@ -273,7 +252,6 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             write_gradient(p, p.dweight(), 0, c, weight);
             write_gradient(p, p.dbias(), 0, c, bias);
         }
-        return;
     }
 }
 
@@ -322,17 +300,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 
     cluster_place place = {};
     place.find<T, V>(a);
-    const int64_t sample = place.n * a.batch_bytes + place.at;
-    const char *x_from = a.x + sample, *dy_from = a.dy + sample;
-    const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    uint4 held_x[K], held_dy[K];
-    const auto load = [&](int k) {
-        held_x[k] = load_vector<T, V>(x_from, 0);
-        held_dy[k] = load_vector<T, V>(dy_from, 0);
-        x_from += step;
-        dy_from += step;
-    };
-    walk_rows<0, K>(place.left, a.at_once, load);
+    held_rows<K, false> rows(a, place.left, place.at);
+    rows.template request<true>(a.x + place.n * a.batch_bytes, a.dy + place.n * a.batch_bytes);
     place.find_groups<V>(a);
     const int set = divide(place.first_channel, a.by_group) + (place.has_group ? place.group : 0);
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
@@ -353,22 +322,16 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     parameters.receive(a, slope, offset);
     const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
     centre<V>(slope, offset, rests, rstds, factor);
-    const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
+    const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
+                                   float(&dy)[V]) {
+        unpack<T, V>(x_vector, x);
+        unpack<T, V>(dy_vector, dy);
         differentiate_channels<fast, V>(a.activation, a.act_param, chosen, about, slope, offset, x, dy);
     };
 
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
-        const auto sum_up = [&](int k) {
-            float x[V], dy[V];
-            unpack<T, V>(held_x[k], x);
-            unpack<T, V>(held_dy[k], dy);
-            differentiate(chosen, x, dy);
-            add_products(x, dy, first, second);
-        };
-        walk_rows<0, K>(place.left, a.at_once, sum_up);
-    });
+    rows.sum_gradients(differentiate, first, second);
     if (place.beside < a.at_once)
         write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
     __syncthreads();
@@ -393,23 +356,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
 
     /* ---- results ---- */
     const side_values of_x = place.broadcast(a, centred), level = place.broadcast(a, plain);
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        compiler_barrier(held_x[k]);
-        compiler_barrier(held_dy[k]);
-    }
-    char *to = a.out + sample;
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
-        const auto give = [&](int k) {
-            float x[V], dy[V];
-            unpack<T, V>(held_x[k], x);
-            unpack<T, V>(held_dy[k], dy);
-            differentiate(chosen, x, dy);
-            store_gradient<T, V>(slope, of_x, level, x, dy, to);
-            to += step;
-        };
-        walk_rows<0, K>(place.left, a.at_once, give);
-    });
+    rows.template store_gradients<T, V>(a.out + place.n * a.batch_bytes, true, differentiate, slope, of_x, level);
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \

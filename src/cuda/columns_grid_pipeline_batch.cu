@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * columns_grid_pipeline_batch.cu - batch norm over adjacent channels (NHWC) by the whole grid at once, from pipelines
- * as in columns_grid_pipeline.cu. Each channel is a set, so what the blocks found of all of them is too much for every
+ * as in columns_grid.cu. Each channel is a norm group, so what the blocks found of all of them is too much for every
  * block to join: each joins that of its share of the channels, and the blocks meet a second time before they read what
  * all found. */
-#include "gradients.cuh"
 #include "pipeline.cuh"
 
 /* What a block has found of its channels, in shared memory: of each channel that of its threads beside one another, an
@@ -27,28 +26,48 @@ struct own_channels {
     }
 };
 
-/* Of all channels, by each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
-template <typename Known>
-__device__ __forceinline__ void read_once(const Known *from, Known *to, int channels, int consumers)
+enum { HELD_PARTS = 5 }; /* by each lane of a warp: 160 blocks at once */
+
+/* work(first part, what HELD_PARTS parts found, every 32nd) for all blocks' parts of a channel, by a warp. */
+template <typename Work>
+__device__ __forceinline__ void walk_parts(const normfuse_cuda_columns &a, const float2 *of_channel, int channels,
+                                           Work work)
 {
 #pragma unroll 1
-    for (int c = (int)threadIdx.x; c < channels; c += consumers)
-        to[c] = __ldcg(from + c);
-    meet(MEETING_OF_CONSUMERS, consumers);
+    for (int first = (int)threadIdx.x % 32; first < a.parts; first += 32 * HELD_PARTS) {
+        float2 found[HELD_PARTS];
+        request_parts<32>(of_channel + (int64_t)first * channels, channels, a.parts - first, found);
+        work(first, found);
+    }
 }
 
-enum { held_parts = 5 }; /* by each lane of a warp: 160 blocks at once */
-
-/* What every 32nd block found of a channel, from block `first` on; zeros where there are no more. */
-__device__ __forceinline__ void request_parts(const normfuse_cuda_columns &a, const float2 *of_channel, int channels,
-                                              int first, float2 (&parts)[held_parts])
+/* What consumers found of the channels: add(a channel's entries, lane, lanes) of the block, then join(channel) by a
+ * warp, of all blocks, into of_channels. What results need of all channels is then in shared memory. */
+template <typename Known, typename Add, typename Join>
+__device__ __forceinline__ void exchange(const normfuse_cuda_columns &a, const grid_part &own, int channels,
+                                         const grid_meeting &of_all, const grid_meeting &of_owners,
+                                         const float2 *entries, float2 *of_parts, const Known *of_channels,
+                                         Known *shared_channels, Add add, Join join)
 {
-#pragma unroll
-    for (int k = 0; k < held_parts; k++) {
-        parts[k] = make_float2(0.0f, 0.0f);
-        if (first + 32 * k < a.parts)
-            parts[k] = __ldcg(of_channel + (int64_t)(first + 32 * k) * channels);
-    }
+    const int consumers = (int)blockDim.x - 32;
+    meet(MEETING_OF_CONSUMERS, consumers);
+    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
+        const float2 found = add(entries + c * entries_apart(a), lane, lanes);
+        if (exists && lane == 0)
+            __stcg(of_parts + (int64_t)own.part * channels + c, found);
+    });
+    of_all.meet_blocks(own.part, a.parts, consumers);
+    const own_channels mine(a, channels);
+#pragma unroll 1
+    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
+        join(c);
+    of_owners.meet_blocks((int)blockIdx.x, mine.owners, consumers);
+    announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
+    /* By each block once: all of its threads requesting took 4 us, since few lines of L2 had it. */
+#pragma unroll 1
+    for (int c = (int)threadIdx.x; c < channels; c += consumers)
+        shared_channels[c] = __ldcg(of_channels + c);
+    meet(MEETING_OF_CONSUMERS, consumers);
 }
 
 /* The producer's warp: tiles, then store(channel) of the block's share of the channels, beside the consumers, which
@@ -58,14 +77,10 @@ __device__ __forceinline__ void produce(const normfuse_cuda_columns &a, pipeline
                                         const grid_part &own, int channels, Store store)
 {
     const int lane = (int)threadIdx.x % 32;
-    tile_producer<tensors> producer(barriers, pipeline, a.of.grid.l2_tiles);
-    open_pipeline(barriers, a, lane);
+    tile_producer<tensors> producer(a, barriers, pipeline, own, lane);
     if (lane == 0) {
-        producer.from[0] = a.x;
-        if (tensors > 1)
-            producer.from[tensors - 1] = a.dy;
-        producer.fill_all(own);
-        producer.fill_again(own);
+        producer.fill_all(0);
+        producer.fill_again();
     }
     __syncwarp();
     meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
@@ -74,37 +89,6 @@ __device__ __forceinline__ void produce(const normfuse_cuda_columns &a, pipeline
     for (int c = mine.first + lane; c < mine.stop; c += 32)
         store(c);
 }
-
-/* The grid meets twice. */
-struct batch_barriers {
-    uint32_t *of_parts, before = 0, owners_before = 0;
-
-    __device__ __forceinline__ explicit batch_barriers(uint32_t *grid_barriers) : of_parts(grid_barriers)
-    {
-        if (threadIdx.x == 0) {
-            before = look_at_grid_barrier(of_parts);
-            owners_before = look_at_grid_barrier(of_parts + grid_barrier_stride);
-        }
-    }
-    /* All blocks have found something of all channels. */
-    __device__ __forceinline__ void meet_parts(const normfuse_cuda_columns &a, const grid_part &own,
-                                               int consumers) const
-    {
-        meet_blocks(of_parts, own.part, a.parts, before, consumers);
-    }
-    /* Owners have joined their channels: owners arrive, all wait. */
-    __device__ __forceinline__ void meet_owners(int owners, int consumers) const
-    {
-        meet(MEETING_OF_CONSUMERS, consumers);
-        if (threadIdx.x == 0) {
-            if ((int)blockIdx.x < owners)
-                add_release(of_parts + grid_barrier_stride, grid_barrier_share((int)blockIdx.x, owners));
-            await_grid_barrier(of_parts + grid_barrier_stride, owners_before);
-        }
-        meet(MEETING_OF_CONSUMERS, consumers);
-        announce(CHANNELS_ARE_KNOWN, (int)blockDim.x);
-    }
-};
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -141,34 +125,6 @@ template <typename T, int V> struct channel_moments {
     }
 };
 
-/* Of a channel, by a warp: of all blocks the mean, less the value that all know, and squares about it. */
-__device__ __forceinline__ float2 join_moments(const normfuse_cuda_columns &a, const values_of_parts &rows_of,
-                                               const float2 *of_channel, int channels, float share)
-{
-    moments<float> joined = {};
-#pragma unroll 1
-    for (int round = (int)threadIdx.x % 32; round < a.parts; round += 32 * held_parts) {
-        const auto number = [&](int k) { return round + 32 * k >= a.parts ? 0.0f : rows_of.part(a, round + 32 * k); };
-        float2 part[held_parts];
-        moments<float> next = {};
-        request_parts(a, of_channel, channels, round, part);
-#pragma unroll
-        for (int k = 0; k < held_parts; k++) {
-            next.count += number(k);
-            next.mean += number(k) * part[k].x;
-        }
-        next.mean *= reciprocal(fmaxf(next.count, 1.0f));
-#pragma unroll
-        for (int k = 0; k < held_parts; k++) {
-            const float distance = part[k].x - next.mean;
-            next.squares += part[k].y + number(k) * distance * distance;
-        }
-        append_near(joined, next);
-    }
-    const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
-    return make_float2(mean, sum_few(joined.squares + joined.count * distance * distance, 32));
-}
-
 template <typename T, int V> __device__ __forceinline__ void batch_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -193,13 +149,13 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         return;
     }
 
-    pipeline_place place;
+    consumer_place place;
     place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     /* A value of each channel that all blocks know: its first. */
     const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
-    const batch_barriers grid(all.grid_barriers);
+    const grid_meeting of_all(all.grid_barriers), of_owners(all.grid_barriers + grid_barrier_stride);
     /* After the pipeline: of each channel what results need; of each and a row of threads the mean, less the value that
      * all know, and squares about it; of each row how many rows of the tensor it has. */
     const normfuse_batch_layout at =
@@ -207,12 +163,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     float4 *const shared_channels = in_shared<float4>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
     float *const counts = in_shared<float>(dynamic, at.counts);
-    tile_consumer consumer(barriers);
+    tile_consumer consumer = {a, barriers, dynamic, own, place};
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     /* ---- sums ---- */
     channel_moments<T, V> found;
-    sum_moments(a, consumer, dynamic, own, place, found);
+    consumer.sum_moments(found);
     const int apart = entries_apart(a);
     if (place.has_rows()) {
         float base[V];
@@ -224,14 +180,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         if (place.column == 0)
             counts[place.beside] = found.count;
     }
-    meet(MEETING_OF_CONSUMERS, consumers);
 
-    /* ---- of the block: first means, then squares about them, which cannot cancel ---- */
+    /* ---- exchange: first means, then squares about them, which cannot cancel ---- */
     const float share = 1.0f / (float)a.rows;
     const values_of_parts rows_of(a, 1);
     const float count_part = rows_of.part(a, own.part);
-    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
-        const float2 *const of_channel = entries + c * apart;
+    const auto add = [&](const float2 *of_channel, int lane, int lanes) {
         float mean = 0.0f, squares = 0.0f;
 #pragma unroll 4
         for (int i = lane; i < a.at_once; i += lanes)
@@ -242,30 +196,28 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
             const float distance = of_channel[i].x - mean;
             squares += of_channel[i].y + counts[i] * distance * distance;
         }
-        squares = sum_few(squares, lanes);
-        if (exists && lane == 0)
-            __stcg(of_parts + (int64_t)own.part * channels + c, make_float2(mean, squares));
-    });
-    grid.meet_parts(a, own, consumers);
-
-    /* ---- of all blocks ---- */
-    const own_channels mine(a, channels);
-#pragma unroll 1
-    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32) {
+        return make_float2(mean, sum_few(squares, lanes));
+    };
+    exchange(a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels, add, [&](int c) {
         float first_value[1];
         unpack<T, 1>(load_vector<T, 1>(a.x, c), first_value);
-        const float2 moments_here = join_moments(a, rows_of, of_parts + c, channels, share);
-        const float rstd = inverse_root(moments_here.y * share + a.eps);
+        moments<float> joined = {};
+        walk_parts(a, of_parts + c, channels, [&](int first, const float2(&found)[HELD_PARTS]) {
+            append_parts(joined, found,
+                         [&](int k) { return first + 32 * k >= a.parts ? 0.0f : rows_of.part(a, first + 32 * k); });
+        });
+        /* The mean, less the value that all know, and squares about it. */
+        const float mean = sum_few(joined.count * joined.mean, 32) * share, distance = joined.mean - mean;
+        const float variance = sum_few(joined.squares + joined.count * distance * distance, 32) * share;
+        const float rstd = inverse_root(variance + a.eps);
         if ((int)threadIdx.x % 32 == 0) {
             float rounded, rest;
-            split_sum<T>(first_value[0], moments_here.x, rounded, rest);
-            __stcg(of_channels + c, make_float4(rounded, rest, rstd, moments_here.y * share));
+            split_sum<T>(first_value[0], mean, rounded, rest);
+            __stcg(of_channels + c, make_float4(rounded, rest, rstd, variance));
         }
-    }
-    grid.meet_owners(mine.owners, consumers);
+    });
 
     /* ---- results ---- */
-    read_once(of_channels, shared_channels, channels, consumers);
     float slope[V], offset[V], shift[V], rests[V], rstds[V];
     parameters.receive_weights(a, slope, offset);
 #pragma unroll
@@ -276,7 +228,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
         rstds[k] = of_channel.z;
     }
     centre<V>(slope, offset, rests, rstds, takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
-    store_results<T, V>(a, consumer, dynamic, own, place, a.out, true, shift, slope, offset);
+    consumer.store_results<T, V>(a.out, true, shift, slope, offset);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -307,36 +259,6 @@ template <int V> struct saved_means {
     }
 };
 
-/* Of a channel, by a warp: the sums of all blocks; to dx and to the parameters. */
-template <typename T>
-__device__ __forceinline__ void join_products(const normfuse_cuda_columns &a, const float2 *of_parts, int channels,
-                                              int c, float2 *of_channels, double2 *of_parameters)
-{
-    double sum = 0.0, product = 0.0;
-#pragma unroll 1
-    for (int round = (int)threadIdx.x % 32; round < a.parts; round += 32 * held_parts) {
-        float2 part[held_parts];
-        request_parts(a, of_parts + c, channels, round, part);
-#pragma unroll
-        for (int k = 0; k < held_parts; k++) {
-            sum += (double)part[k].x;
-            product += (double)part[k].y;
-        }
-    }
-    sum = sum_lanes(sum, 32);
-    product = sum_lanes(product, 32);
-    if ((int)threadIdx.x % 32 != 0)
-        return;
-    const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
-    float rounded, rest;
-    split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
-    product -= (double)rest * sum;
-    const float slope = (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
-    const float centred = -(slope * (float)product * rstd) * (rstd * a.share);
-    __stcg(of_channels + c, make_float2(centred, -(slope * (float)sum) * a.share - centred * rest));
-    __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
-}
-
 template <typename T, int V> __device__ __forceinline__ void batch_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -359,19 +281,19 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         return;
     }
 
-    pipeline_place place;
+    consumer_place place;
     place.find(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.column * V);
     const int mean_type = type_of(a, COLUMNS_MEAN);
     const saved_means<V> requested_means(a, place.column * V, mean_type);
     const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, type_of(a, COLUMNS_RSTD));
-    const batch_barriers grid(all.grid_barriers);
+    const grid_meeting of_all(all.grid_barriers), of_owners(all.grid_barriers + grid_barrier_stride);
     const normfuse_batch_layout at =
         normfuse_lay_out_batch(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors, channels, a.at_once, true);
     float2 *const shared_channels = in_shared<float2>(dynamic, at.channels);
     float2 *const entries = in_shared<float2>(dynamic, at.entries);
-    tile_consumer consumer(barriers);
+    tile_consumer consumer = {a, barriers, dynamic, own, place};
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float shift[V], slope[V], offset[V];
@@ -383,43 +305,48 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         parameters.receive_weights(a, slope, offset);
         centre<V>(slope, offset, rests, rstds, factor);
     }
-    const auto differentiate = [&](auto chosen, float(&x)[V], float(&dy)[V]) {
+    const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
+                                   float(&dy)[V]) {
+        unpack<T, V>(x_vector, x);
+        unpack<T, V>(dy_vector, dy);
         differentiate_channels<fast, V>(a.activation, a.act_param, chosen, shift, slope, offset, x, dy);
     };
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
-    sum_gradients<T, V>(a, consumer, dynamic, own, place, differentiate, first, second);
+    consumer.sum_gradients(differentiate, first, second);
     const int apart = entries_apart(a);
     if (place.has_rows()) {
 #pragma unroll
         for (int k = 0; k < V; k++)
             entries[(place.column * V + k) * apart + place.beside] = make_float2(first[k] * factor, second[k] * factor);
     }
-    meet(MEETING_OF_CONSUMERS, consumers);
-
-    /* ---- of the block, then of all ---- */
-    share_items<32>(channels, a.lane_bits, [&](int c, bool exists, int lane, int lanes) {
-        const float2 *const of_channel = entries + c * apart;
-        float2 pair = make_float2(0.0f, 0.0f);
-#pragma unroll 4
-        for (int i = lane; i < a.at_once; i += lanes) {
-            pair.x += of_channel[i].x;
-            pair.y += of_channel[i].y;
-        }
-        pair.x = sum_few(pair.x, lanes);
-        pair.y = sum_few(pair.y, lanes);
-        if (exists && lane == 0)
-            __stcg(of_parts + (int64_t)own.part * channels + c, pair);
-    });
-    grid.meet_parts(a, own, consumers);
-    const own_channels mine(a, channels);
-#pragma unroll 1
-    for (int c = mine.first + (int)threadIdx.x / 32; c < mine.stop; c += consumers / 32)
-        join_products<T>(a, of_parts, channels, c, of_channels, of_parameters);
-    grid.meet_owners(mine.owners, consumers);
+    exchange(
+        a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels,
+        [&](const float2 *of_channel, int lane, int lanes) { return sum_pairs(of_channel, a.at_once, lane, lanes); },
+        [&](int c) {
+            double sum = 0.0, product = 0.0;
+            walk_parts(a, of_parts + c, channels, [&](int, const float2(&found)[HELD_PARTS]) {
+#pragma unroll
+                for (int k = 0; k < HELD_PARTS; k++) {
+                    sum += (double)found[k].x;
+                    product += (double)found[k].y;
+                }
+            });
+            sum = sum_lanes(sum, 32);
+            product = sum_lanes(product, 32);
+            if ((int)threadIdx.x % 32 != 0)
+                return;
+            const float rstd = load_value<float>(a.rstd, c, type_of(a, COLUMNS_RSTD));
+            float rounded, rest;
+            split_mean<T>(load_value<double>(a.mean, c, type_of(a, COLUMNS_MEAN)), rounded, rest);
+            product -= (double)rest * sum;
+            const float slope = (a.weight ? load_value<float>(a.weight, c, type_of(a, COLUMNS_WEIGHT)) : 1.0f) * rstd;
+            const float centred = -(slope * (float)product * rstd) * (rstd * a.share);
+            __stcg(of_channels + c, make_float2(centred, -(slope * (float)sum) * a.share - centred * rest));
+            __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
+        });
 
     /* ---- results ---- */
-    read_once(of_channels, shared_channels, channels, consumers);
     float of_x[V], level[V];
 #pragma unroll
     for (int k = 0; k < V; k++) {
@@ -427,7 +354,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         of_x[k] = of_channel.x;
         level[k] = of_channel.y;
     }
-    store_gradients<T, V>(a, consumer, dynamic, own, place, a.out, true, differentiate, slope, of_x, level);
+    consumer.store_gradients<T, V>(a.out, true, differentiate, slope, of_x, level);
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \

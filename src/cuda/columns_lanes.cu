@@ -37,21 +37,24 @@ template <typename T, int V, int S> struct lanes_place {
         unit = min(unit, a.of.lanes.units - 1); /* whoever has none reads what is there */
         at = (unsigned)beside * a.row_bytes + (unsigned)channel * (unsigned)sizeof(T);
     }
+    /* work(i, k) for the channels of a vector two after two, as often as groups of several channels have any. */
+    template <typename Work> __device__ __forceinline__ void walk_spans(const normfuse_cuda_columns &a, Work work) const
+    {
+#pragma unroll
+        for (int span = 1; span < S; span *= 2) {
+            if (a.group > span) {
+#pragma unroll
+                for (int i = 0; i < S; i += 2 * span)
+#pragma unroll
+                    for (int k = 0; k < span; k++)
+                        work(i + k, i + k + span);
+            }
+        }
+    }
     /* What all lanes of each group have together. */
     __device__ __forceinline__ void join(const normfuse_cuda_columns &a, float (&value)[S]) const
     {
-        if constexpr (S > 1) {
-#pragma unroll
-            for (int span = 1; span < S; span *= 2) {
-                if (a.group > span) {
-#pragma unroll
-                    for (int i = 0; i < S; i += 2 * span)
-#pragma unroll
-                        for (int k = 0; k < span; k++)
-                            value[i + k] = value[i + k + span] = value[i + k] + value[i + k + span];
-                }
-            }
-        }
+        walk_spans(a, [&](int i, int k) { value[i] = value[k] = value[i] + value[k]; });
         value[0] = sum_few(value[0], lanes);
         const bool is_whole = a.group >= S;
 #pragma unroll
@@ -69,18 +72,7 @@ template <typename T, int V, int S> struct lanes_place {
 #pragma unroll
         for (int i = 0; i < S; i++)
             base[i] = __shfl_sync(full_mask, x[i], first_lane);
-        if constexpr (S > 1) {
-#pragma unroll
-            for (int span = 1; span < S; span *= 2) {
-                if (a.group > span) {
-#pragma unroll
-                    for (int i = 0; i < S; i += 2 * span)
-#pragma unroll
-                        for (int k = 0; k < span; k++)
-                            base[i + k + span] = base[i + k];
-                }
-            }
-        }
+        walk_spans(a, [&](int i, int k) { base[k] = base[i]; });
     }
 };
 
@@ -92,124 +84,229 @@ template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S],
         sums[S == 1 ? 0 : i] += values[i];
 }
 
-/* `M` samples at a time, of each `K` vectors a thread. */
+/* The samples of a block, `M` at a time, of each `K` vectors a thread and tensor. The next ones are on their way
+ * meanwhile; backward their statistics, too. */
+template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
+    static constexpr int S = K == 1 ? 1 : V;
+    const normfuse_cuda_columns &a;
+    const int part;
+    const lanes_place<T, V, S> place;
+    const int samples_apart;
+    const unsigned step;
+    uint4 requested[tensors][M][K] = {}, here[tensors][M][K];
+    saved_statistic requested_mean[M]; /* of the first channel's group */
+    float requested_rstd[M], rstd[M];
+    double mean[M];
+    float weight[V], bias[V], factor;
+
+    __device__ __forceinline__ explicit lanes_samples(const normfuse_cuda_columns &a)
+        : a(a), part(divide((int)blockIdx.x, a.by_blocks_wide)),
+          place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor), samples_apart(a.parts * a.of.lanes.samples),
+          step((unsigned)a.at_once * a.row_bytes)
+    {
+        request(part * a.of.lanes.samples);
+        channel_parameters<V> parameters;
+        parameters.request_weights(a, place.left > 0 ? place.channel : 0);
+        parameters.receive_weights(a, weight, bias);
+        factor = takes_half<sizeof(T) == 2, true>(a.activation) ? 0.5f : 1.0f;
+    }
+    __device__ __forceinline__ void request(int first)
+    {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            const int n = first + m * samples_apart + place.sample, clamped = min(n, a.n - 1);
+            const int64_t at = n * a.batch_bytes + place.at;
+#pragma unroll
+            for (int k = 0; k < K; k++)
+#pragma unroll
+                for (int i = 0; i < tensors; i++)
+                    load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, requested[i][m][k],
+                                            (i == 0 ? a.x : a.dy) + at + k * step);
+            if (tensors > 1) {
+                requested_mean[m].request(a.mean, clamped * a.mean_batch + place.set_of(a, 0),
+                                          type_of(a, COLUMNS_MEAN));
+                requested_rstd[m] =
+                    __ldcg(reinterpret_cast<const float *>(a.rstd) + clamped * a.rstd_batch + place.set_of(a, 0));
+            }
+        }
+    }
+    /* work(m, n, rows from the thread's first one on) for sample n, whose vectors are here[...][m]. */
+    template <typename Work> __device__ __forceinline__ void walk(Work work)
+    {
+#pragma unroll 1
+        for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+#pragma unroll
+                for (int k = 0; k < K; k++)
+#pragma unroll
+                    for (int i = 0; i < tensors; i++)
+                        here[i][m][k] = requested[i][m][k];
+                mean[m] = requested_mean[m].receive(type_of(a, COLUMNS_MEAN));
+                rstd[m] = requested_rstd[m];
+            }
+            request(first + M * samples_apart);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                const int n = first + m * samples_apart + place.sample;
+                work(m, n, n < a.n ? place.left : 0);
+            }
+        }
+    }
+    /* work(k, bytes from the thread's first vector) for the thread's vectors of a sample. */
+    template <typename Work> __device__ __forceinline__ void walk_vectors(int left, Work work) const
+    {
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            if (left > k * a.at_once)
+                work(k, k * step);
+    }
+};
+
 template <typename T, int V, int M, int K>
 __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
     constexpr int S = K == 1 ? 1 : V;
-    const int part = divide((int)blockIdx.x, a.by_blocks_wide);
-    const lanes_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor);
-    const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    const int samples_apart = a.parts * a.of.lanes.samples;
-    uint4 requested[M][K];
-    const auto request_samples = [&](int first) {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            const int n = first + m * samples_apart + place.sample;
-            const char *const from = a.x + n * a.batch_bytes + place.at;
-#pragma unroll
-            for (int k = 0; k < K; k++)
-                load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, requested[m][k], from + k * step);
-        }
-    };
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            requested[m][k] = make_uint4(0, 0, 0, 0);
-    request_samples(part * a.of.lanes.samples);
-    channel_parameters<V> parameters;
-    parameters.request_weights(a, place.left > 0 ? place.channel : 0);
-    float weight[V], bias[V];
-    parameters.receive_weights(a, weight, bias);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+    lanes_samples<T, V, M, K, 1> samples(a);
+    const lanes_place<T, V, S> &place = samples.place;
 
-#pragma unroll 1
-    for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
-        uint4 here[M][K];
+    samples.walk([&](int m, int n, int left) {
+        const uint4(&here)[K] = samples.here[0][m];
+        float x[V], base[S], sum[S] = {}, square[S] = {};
+        unpack<T, V>(here[0], x);
+        place.find_base(a, x, base);
+        samples.walk_vectors(left, [&](int k, unsigned) {
+            unpack<T, V>(here[k], x);
 #pragma unroll
-        for (int m = 0; m < M; m++)
+            for (int i = 0; i < V; i++)
+                x[i] -= base[S == 1 ? 0 : i];
+            add_to(sum, x);
+        });
+        place.join(a, sum);
 #pragma unroll
-            for (int k = 0; k < K; k++)
-                here[m][k] = requested[m][k];
-        request_samples(first + M * samples_apart);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            const int n = first + m * samples_apart + place.sample, left = n < a.n ? place.left : 0;
-            float x[V], base[S], sum[S] = {}, square[S] = {};
-            unpack<T, V>(here[m][0], x);
-            place.find_base(a, x, base);
-#pragma unroll
-            for (int k = 0; k < K; k++)
-                if (left > k * a.at_once) {
-                    unpack<T, V>(here[m][k], x);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        x[i] -= base[S == 1 ? 0 : i];
-                    add_to(sum, x);
-                }
-            place.join(a, sum);
-#pragma unroll
-            for (int i = 0; i < S; i++)
-                sum[i] *= a.share;
-                /* About the mean, which cannot cancel. */
-#pragma unroll
-            for (int k = 0; k < K; k++)
-                if (left > k * a.at_once) {
-                    unpack<T, V>(here[m][k], x);
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
-                        x[i] = (x[i] - base[S == 1 ? 0 : i]) - sum[S == 1 ? 0 : i];
-                        x[i] *= x[i];
-                    }
-                    add_to(square, x);
-                }
-            place.join(a, square);
-            float about[S], rest[S];
-#pragma unroll
-            for (int i = 0; i < S; i++) {
-                square[i] = inverse_root(square[i] * a.share + a.eps);
-                split_sum<T>(base[i], sum[i], about[i], rest[i]);
-            }
-            if (place.is_first && left > 0) {
-#pragma unroll
-                for (int i = 0; i < S; i++) {
-                    if (S > 1 && (a.group >= V ? i > 0 : (i & (a.group - 1)) != 0))
-                        continue;
-                    store_group(a, n, place.set_of(a, i), (double)base[i] + (double)sum[i], square[i]);
-                }
-            }
-            float slope[V], offset[V];
+        for (int i = 0; i < S; i++)
+            sum[i] *= a.share;
+        /* About the mean, which cannot cancel. */
+        samples.walk_vectors(left, [&](int k, unsigned) {
+            unpack<T, V>(here[k], x);
 #pragma unroll
             for (int i = 0; i < V; i++) {
-                slope[i] = weight[i];
-                offset[i] = bias[i];
+                x[i] = (x[i] - base[S == 1 ? 0 : i]) - sum[S == 1 ? 0 : i];
+                x[i] *= x[i];
             }
-            centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, factor);
-            char *const to = a.out + n * a.batch_bytes + place.at;
-            choose_activation<true, false>(a.activation, [&](auto chosen) {
+            add_to(square, x);
+        });
+        place.join(a, square);
+        float about[S], rest[S];
 #pragma unroll
-                for (int k = 0; k < K; k++)
-                    if (left > k * a.at_once)
-                        store_result<T, V>(a, chosen, here[m][k], lane_values<S>{about}, slope, offset, to + k * step);
-            });
+        for (int i = 0; i < S; i++) {
+            square[i] = inverse_root(square[i] * a.share + a.eps);
+            split_sum<T>(base[i], sum[i], about[i], rest[i]);
         }
-    }
+        if (place.is_first && left > 0) {
+#pragma unroll
+            for (int i = 0; i < S; i++) {
+                if (S > 1 && (a.group >= V ? i > 0 : (i & (a.group - 1)) != 0))
+                    continue;
+                store_group(a, n, place.set_of(a, i), (double)base[i] + (double)sum[i], square[i]);
+            }
+        }
+        float slope[V], offset[V];
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            slope[i] = samples.weight[i];
+            offset[i] = samples.bias[i];
+        }
+        centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, samples.factor);
+        char *const to = a.out + n * a.batch_bytes + place.at;
+        choose_activation<true, false>(a.activation, [&](auto chosen) {
+            samples.walk_vectors(left, [&](int k, unsigned at) {
+                store_result<T, V>(a, chosen, here[k], lane_values<S>{about}, slope, offset, to + at);
+            });
+        });
+    });
 }
 
-/* The block's sums of its channels, of what its threads have in registers, into its place in memory. */
-template <typename T, int V, int S>
-__device__ __forceinline__ void write_channel_sums(const normfuse_cuda_arguments &all,
-                                                   const lanes_place<T, V, S> &place, int part,
-                                                   const float (&plain)[V], const float (&normalized)[V])
+template <typename T, int V, int M, int K>
+__device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
 {
+    follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
+    constexpr bool fast = sizeof(T) == 2;
+    constexpr int S = K == 1 ? 1 : V;
+    lanes_samples<T, V, M, K, 2> samples(a);
+    const lanes_place<T, V, S> &place = samples.place;
+    float plain[V] = {}, normalized[V] = {};
+
+    samples.walk([&](int m, int n, int left) {
+        float about[S], rest[S], rstd[S], slope[V], offset[V];
+        split_mean<T>(samples.mean[m], about[0], rest[0]);
+        rstd[0] = samples.rstd[m];
+#pragma unroll
+        for (int i = 1; i < S; i++) {
+            about[i] = about[0];
+            rest[i] = rest[0];
+            rstd[i] = rstd[0];
+        }
+        if (S > 1 && a.group < V) {
+            const int clamped = min(n, a.n - 1);
+#pragma unroll
+            for (int i = 1; i < S; i++) {
+                split_mean<T>(
+                    load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i), type_of(a, COLUMNS_MEAN)),
+                    about[i], rest[i]);
+                rstd[i] = reinterpret_cast<const float *>(a.rstd)[clamped * a.rstd_batch + place.set_of(a, i)];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            slope[i] = samples.weight[i] * rstd[S == 1 ? 0 : i] * samples.factor;
+            offset[i] = samples.bias[i] * samples.factor - rest[S == 1 ? 0 : i] * slope[i];
+        }
+        const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
+            unpack<T, V>(samples.here[0][m][k], x);
+            unpack<T, V>(samples.here[1][m][k], dy);
+            differentiate_channels<fast, V>(a.activation, a.act_param, chosen, lane_values<S>{about}, slope, offset, x,
+                                            dy);
+        };
+        choose_activation<true, false>(a.activation, [&](auto chosen) {
+            float of_dy[V] = {}, of_both[V] = {}, sum[S] = {}, product[S] = {}, x[V], dy[V];
+            samples.walk_vectors(left, [&](int k, unsigned) {
+                differentiate(chosen, k, x, dy);
+                add_products(x, dy, of_dy, of_both);
+            });
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                const int s = S == 1 ? 0 : i;
+                sum[s] += slope[i] * of_dy[i];
+                product[s] += slope[i] * of_both[i];
+                plain[i] += samples.factor * of_dy[i];
+                normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[s] * samples.factor);
+            }
+            place.join(a, sum);
+            place.join(a, product);
+#pragma unroll
+            for (int i = 0; i < S; i++) {
+                product[i] -= rest[i] * sum[i];
+                product[i] = -(product[i] * rstd[i]) * (rstd[i] * a.share);
+                sum[i] = -sum[i] * a.share - product[i] * rest[i];
+            }
+            char *const to = a.out + n * a.batch_bytes + place.at;
+            samples.walk_vectors(left, [&](int k, unsigned at) {
+                differentiate(chosen, k, x, dy);
+                store_gradient<T, V>(slope, lane_values<S>{product}, lane_values<S>{sum}, x, dy, to + at);
+            });
+        });
+    });
+    if (!all.sums)
+        return;
+
+    /* ---- the block's sums of its channels, into its place in memory ---- */
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const int channels = a.width * V;
-    const int first_channel = ((int)blockIdx.x - part * (int)a.by_blocks_wide.divisor) * channels;
+    const int first_channel = ((int)blockIdx.x - samples.part * (int)a.by_blocks_wide.divisor) * channels;
     const normfuse_lanes_layout at_of = normfuse_lay_out_lanes(a.of.lanes.samples, a.at_once, channels);
     float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_normalized =
                                                                     in_shared<float>(dynamic, at_of.normalized);
@@ -231,139 +328,9 @@ __device__ __forceinline__ void write_channel_sums(const normfuse_cuda_arguments
                 sum += (double)of_plain[at];
                 product += (double)of_normalized[at];
             }
-        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + part] =
+        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + samples.part] =
             make_double2(sum, product);
     }
-}
-
-template <typename T, int V, int M, int K>
-__device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
-{
-    follow_kernel();
-    const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
-    constexpr int S = K == 1 ? 1 : V;
-    const int part = divide((int)blockIdx.x, a.by_blocks_wide);
-    const lanes_place<T, V, S> place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor);
-    const unsigned step = (unsigned)a.at_once * a.row_bytes;
-    const int samples_apart = a.parts * a.of.lanes.samples;
-    const int mean_type = type_of(a, COLUMNS_MEAN);
-    const float *const rstds = reinterpret_cast<const float *>(a.rstd);
-    uint4 requested_x[M][K], requested_dy[M][K];
-    saved_statistic requested_mean[M]; /* of the first channel's group */
-    float requested_rstd[M];
-    const auto request_samples = [&](int first) {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            const int n = first + m * samples_apart + place.sample, clamped = min(n, a.n - 1);
-            const int64_t at = n * a.batch_bytes + place.at;
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                const bool wanted = n < a.n && place.left > k * a.at_once;
-                load_vector_where<T, V>(wanted, requested_x[m][k], a.x + at + k * step);
-                load_vector_where<T, V>(wanted, requested_dy[m][k], a.dy + at + k * step);
-            }
-            requested_mean[m].request(a.mean, clamped * a.mean_batch + place.set_of(a, 0), mean_type);
-            requested_rstd[m] = __ldcg(rstds + clamped * a.rstd_batch + place.set_of(a, 0));
-        }
-    };
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            requested_x[m][k] = requested_dy[m][k] = make_uint4(0, 0, 0, 0);
-    request_samples(part * a.of.lanes.samples);
-    channel_parameters<V> parameters;
-    parameters.request_weights(a, place.left > 0 ? place.channel : 0);
-    float weight[V], bias[V], plain[V] = {}, normalized[V] = {};
-    parameters.receive_weights(a, weight, bias);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
-
-#pragma unroll 1
-    for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
-        uint4 here_x[M][K], here_dy[M][K];
-        double mean[M];
-        float rstd[M][S];
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                here_x[m][k] = requested_x[m][k];
-                here_dy[m][k] = requested_dy[m][k];
-            }
-            mean[m] = requested_mean[m].receive(mean_type);
-            rstd[m][0] = requested_rstd[m];
-        }
-        request_samples(first + M * samples_apart);
-#pragma unroll
-        for (int m = 0; m < M; m++) {
-            const int n = first + m * samples_apart + place.sample, left = n < a.n ? place.left : 0;
-            float about[S], rest[S], slope[V], offset[V];
-            split_mean<T>(mean[m], about[0], rest[0]);
-#pragma unroll
-            for (int i = 1; i < S; i++) {
-                about[i] = about[0];
-                rest[i] = rest[0];
-                rstd[m][i] = rstd[m][0];
-            }
-            if (S > 1 && a.group < V) {
-                const int clamped = min(n, a.n - 1);
-#pragma unroll
-                for (int i = 1; i < S; i++) {
-                    split_mean<T>(load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i), mean_type),
-                                  about[i], rest[i]);
-                    rstd[m][i] = rstds[clamped * a.rstd_batch + place.set_of(a, i)];
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                slope[i] = weight[i] * rstd[m][S == 1 ? 0 : i] * factor;
-                offset[i] = bias[i] * factor - rest[S == 1 ? 0 : i] * slope[i];
-            }
-            const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
-                unpack<T, V>(here_x[m][k], x);
-                unpack<T, V>(here_dy[m][k], dy);
-                differentiate_channels<fast, V>(a.activation, a.act_param, chosen, lane_values<S>{about}, slope, offset,
-                                                x, dy);
-            };
-            choose_activation<true, false>(a.activation, [&](auto chosen) {
-                float of_dy[V] = {}, of_both[V] = {}, sum[S] = {}, product[S] = {};
-#pragma unroll
-                for (int k = 0; k < K; k++)
-                    if (left > k * a.at_once) {
-                        float x[V], dy[V];
-                        differentiate(chosen, k, x, dy);
-                        add_products(x, dy, of_dy, of_both);
-                    }
-#pragma unroll
-                for (int i = 0; i < V; i++) {
-                    const int s = S == 1 ? 0 : i;
-                    sum[s] += slope[i] * of_dy[i];
-                    product[s] += slope[i] * of_both[i];
-                    plain[i] += factor * of_dy[i];
-                    normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[m][s] * factor);
-                }
-                place.join(a, sum);
-                place.join(a, product);
-#pragma unroll
-                for (int i = 0; i < S; i++) {
-                    product[i] -= rest[i] * sum[i];
-                    product[i] = -(product[i] * rstd[m][i]) * (rstd[m][i] * a.share);
-                    sum[i] = -sum[i] * a.share - product[i] * rest[i];
-                }
-                char *const to = a.out + n * a.batch_bytes + place.at;
-#pragma unroll
-                for (int k = 0; k < K; k++)
-                    if (left > k * a.at_once) {
-                        float x[V], dy[V];
-                        differentiate(chosen, k, x, dy);
-                        store_gradient<T, V>(slope, lane_values<S>{product}, lane_values<S>{sum}, x, dy, to + k * step);
-                    }
-            });
-        }
-    }
-    if (all.sums)
-        write_channel_sums(all, place, part, plain, normalized);
 }
 
 /* Vectors of each tensor that a thread has at a time. */

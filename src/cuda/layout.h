@@ -85,28 +85,18 @@ struct normfuse_grid_layout {
     int32_t bytes;
 };
 
-NORMFUSE_LAYOUT struct normfuse_grid_layout normfuse_lay_out_grid_forward(int32_t stages, int32_t width, int32_t groups,
-                                                                          int32_t at_once)
+/* `channels`: 0 where parameters want no gradients, and forward. */
+NORMFUSE_LAYOUT struct normfuse_grid_layout normfuse_lay_out_grid(int32_t stages, int32_t width, int32_t groups,
+                                                                  int32_t at_once, int32_t channels, bool backward,
+                                                                  bool early)
 {
     struct normfuse_grid_layout at = {0};
-    at.entries = stages;
-    at.groups = at.entries + 16 * normfuse_group_entries(width, groups, at_once);
-    at.bytes = at.groups + 16 * groups;
-    return at;
-}
-
-NORMFUSE_LAYOUT struct normfuse_grid_layout normfuse_lay_out_grid_backward(int32_t stages, int32_t width,
-                                                                           int32_t channels, int32_t groups,
-                                                                           int32_t at_once, bool early, bool gradients)
-{
-    struct normfuse_grid_layout at = {0};
-    const int32_t of_rows = gradients ? 4 * at_once * channels : 0;
     at.plain = stages;
-    at.centred = at.plain + of_rows;
-    at.entries = at.centred + of_rows;
-    at.groups = at.entries + 8 * normfuse_group_entries(width, groups, at_once);
-    at.totals = at.groups + (early ? 16 : 8) * groups;
-    at.bytes = at.totals + 8 * groups;
+    at.centred = at.plain + 4 * at_once * channels;
+    at.entries = at.centred + 4 * at_once * channels;
+    at.groups = at.entries + (backward ? 8 : 16) * normfuse_group_entries(width, groups, at_once);
+    at.totals = at.groups + (!backward || early ? 16 : 8) * groups;
+    at.bytes = at.totals + (backward ? 8 * groups : 0);
     return at;
 }
 

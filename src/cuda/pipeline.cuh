@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
  * pipeline.cuh - a block's rows of a tensor over columns through a pipeline in shared memory, which one thread fills by
- * bulk copies: rows that are adjacent in memory are one stretch of it. For kernels of the whole grid, a block a
- * multiprocessor.
- */
+ * bulk copies: rows that are adjacent in memory are one stretch of it. */
 #ifndef NORMFUSE_CUDA_PIPELINE_CUH
 #define NORMFUSE_CUDA_PIPELINE_CUH
 
 #include "columns_parameters.cuh"
+#include "gradients.cuh"
 
 constexpr int max_stages = 32;
+
+/* Barriers of a block. */
+enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
 /* A stage is full when the bytes that its producer announced are there, empty when every warp is done with it. */
 struct pipeline_barriers {
     uint64_t full[max_stages], empty[max_stages];
 };
-
-enum { SUMS_ARE_THERE = 1, MEETING_OF_CONSUMERS, PIPELINE_IS_OPEN, CHANNELS_ARE_KNOWN, CHANNELS_ARE_PUT };
 
 /* The block's part of each of its samples: tiles of tile_vectors vectors, of which the sample's last may be shorter,
  * that are adjacent or, of samples that are read again, take turns with those of the other blocks, so that all blocks
@@ -73,21 +73,31 @@ struct stage_parities {
     }
 };
 
-/* The thread that requests tiles, each of `tensors` tensors. */
+/* The producer's warp. It opens the pipeline, where consumers meet it at PIPELINE_IS_OPEN, which it does not wait for;
+ * then its first thread requests tiles, each of `tensors` tensors. */
 template <int tensors> struct tile_producer {
+    const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
     uint4 *pipeline;
-    int l2_tiles;              /* tiles that the L2 is to keep until they are read again */
+    const grid_part &own;
     const char *from[tensors]; /* the sample */
     stage_parities free;
     unsigned used = 0; /* stages that were filled before */
     l2_policies policies;
 
-    __device__ __forceinline__ tile_producer(pipeline_barriers &barriers, uint4 *pipeline, int l2_tiles)
-        : barriers(barriers), pipeline(pipeline), l2_tiles(l2_tiles)
+    __device__ __forceinline__ tile_producer(const normfuse_cuda_columns &a, pipeline_barriers &barriers,
+                                             uint4 *pipeline, const grid_part &own, int lane)
+        : a(a), barriers(barriers), pipeline(pipeline), own(own)
     {
+        if (lane < a.of.grid.stages) {
+            open_barrier(barriers.full[lane], 1);
+            open_barrier(barriers.empty[lane], (int)blockDim.x / 32 - 1);
+        }
+        announce_barriers();
+        __syncwarp();
+        announce(PIPELINE_IS_OPEN, (int)blockDim.x);
     }
-    __device__ __forceinline__ void fill(const grid_part &own, int tile, int stage, uint64_t policy)
+    __device__ __forceinline__ void fill(int tile, int stage, uint64_t policy)
     {
         if (used >> stage & 1)
             free.await_stage(barriers.empty, stage);
@@ -99,43 +109,65 @@ template <int tensors> struct tile_producer {
             copy_bulk(pipeline + (stage * tensors + i) * own.tile_vectors, from[i] + own.place_of(tile), bytes,
                       barriers.full[stage], policy);
     }
-    __device__ __forceinline__ void fill_all(const grid_part &own)
+    __device__ __forceinline__ void fill_all(int n)
     {
+        from[0] = a.x + n * a.batch_bytes;
+        if (tensors > 1)
+            from[tensors - 1] = a.dy + n * a.batch_bytes;
         const int again = own.tiles_read_again();
         int stage = 0;
 #pragma unroll 1
         for (int tile = 0; tile < own.tiles; tile++) {
-            fill(own, tile, stage, tile < again && tile >= again - l2_tiles ? policies.last : policies.first);
+            fill(tile, stage, tile < again && tile >= again - a.of.grid.l2_tiles ? policies.last : policies.first);
             stage = stage + 1 == own.stages ? 0 : stage + 1;
         }
     }
-    __device__ __forceinline__ void fill_again(const grid_part &own)
+    __device__ __forceinline__ void fill_again()
     {
         const int again = own.tiles_read_again();
         int stage = again > 0 ? (again - 1) % own.stages : 0;
 #pragma unroll 1
         for (int tile = again - 1; tile >= 0; tile--) {
-            fill(own, tile, stage, policies.first);
+            fill(tile, stage, policies.first);
             stage = stage == 0 ? own.stages - 1 : stage - 1;
         }
     }
 };
 
-/* The others: work(tile, its stage) for all tiles. */
+/* A consumer's place. */
+struct consumer_place : thread_place {
+    int vectors_at_once; /* of all threads */
+    int first;           /* the thread's first vector of adjacent rows; beyond all where it has none */
+
+    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
+    {
+        find_column(a);
+        vectors_at_once = a.at_once * a.width;
+        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
+    }
+    __device__ __forceinline__ bool has_rows() const
+    {
+        return first < 1 << 30;
+    }
+};
+
+/* The others. */
 struct tile_consumer {
+    const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
+    const uint4 *pipeline;
+    const grid_part &own;
+    const consumer_place &place;
     stage_parities here;
 
-    __device__ __forceinline__ explicit tile_consumer(pipeline_barriers &barriers) : barriers(barriers)
-    {
-    }
     __device__ __forceinline__ void leave(int stage)
     {
         __syncwarp();
         if (threadIdx.x % 32 == 0)
             arrive(barriers.empty[stage]);
     }
-    template <typename Work> __device__ __forceinline__ void walk_sums(const grid_part &own, Work work)
+    /* work(tile, its stage) for all tiles. */
+    template <typename Work> __device__ __forceinline__ void walk_sums(Work work)
     {
         const int again = own.tiles_read_again();
         int stage = 0;
@@ -149,7 +181,7 @@ struct tile_consumer {
         }
     }
     /* Where all tiles are there, in the order in which the next sample's come; else the last first. */
-    template <typename Work> __device__ __forceinline__ void walk_results(const grid_part &own, bool is_last, Work work)
+    template <typename Work> __device__ __forceinline__ void walk_results(bool is_last, Work work)
     {
         const int again = own.tiles_read_again();
         int tile = again > 0 ? own.tiles - 1 : 0, stage = again > 0 ? tile % own.stages : 0;
@@ -169,36 +201,152 @@ struct tile_consumer {
             }
         }
     }
+    /* work(vectors, place) for each of the thread's places of a tile, `at_a_time` of them on their way together: the
+     * vector of x, or those of x and dy. */
+    template <int at_a_time, int tensors, typename Work>
+    __device__ __forceinline__ void walk_vectors(int tile, int stage, Work work) const
+    {
+        struct in_place {
+            uint4 of[tensors];
+        };
+        const uint4 *const from = pipeline + tensors * stage * own.tile_vectors;
+        const auto read = [&](int i) {
+            in_place here;
+#pragma unroll
+            for (int k = 0; k < tensors; k++)
+                here.of[k] = from[k * own.tile_vectors + i];
+            return here;
+        };
+        const int step = place.vectors_at_once, vectors = own.vectors_of(tile);
+        int i = place.first;
+#pragma unroll 1
+        for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
+            in_place here[at_a_time];
+#pragma unroll
+            for (int k = 0; k < at_a_time; k++)
+                here[k] = read(i + k * step);
+#pragma unroll
+            for (int k = 0; k < at_a_time; k++)
+                work(here[k].of, i + k * step);
+        }
+#pragma unroll 1
+        for (; i < vectors; i += step)
+            work(read(i).of, i);
+    }
+    /* Of the thread's first vector found.begin, of each found.add, and after so many tiles found.fold. */
+    template <typename Found> __device__ __forceinline__ void sum_moments(Found &found)
+    {
+        int until_fold = a.of.grid.chunk_tiles;
+        walk_sums([&](int tile, int stage) {
+            if (tile == 0 && place.first < own.vectors_of(tile))
+                found.begin(pipeline[stage * own.tile_vectors + place.first]);
+            walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
+            if (--until_fold == 0 || tile + 1 == own.tiles) {
+                found.fold();
+                until_fold = a.of.grid.chunk_tiles;
+            }
+        });
+    }
+    /* The results of all of the thread's vectors: of a sample from `to` on. */
+    template <typename T, int V, typename Means>
+    __device__ __forceinline__ void store_results(char *to, bool is_last, const Means &means, const float (&slope)[V],
+                                                  const float (&offset)[V])
+    {
+        choose_activation<true, true>(a.activation, [&](auto chosen) {
+            walk_results(is_last, [&](int tile, int stage) {
+                char *const to_tile = to + own.place_of(tile);
+                walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int i) {
+                    store_result<T, V>(a, chosen, *vector, means, slope, offset, to_tile + i * 16);
+                });
+            });
+        });
+    }
+    /* Sums of dy' and of dy' (x - mean), of each tile, then of tiles, so that none is long. */
+    template <int V, typename Differentiate>
+    __device__ __forceinline__ void sum_gradients(Differentiate differentiate, float (&first)[V], float (&second)[V])
+    {
+        choose_activation<true, false>(a.activation, [&](auto chosen) {
+            walk_sums([&](int tile, int stage) {
+                float of_tile[V] = {}, centred_of_tile[V] = {};
+                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int) {
+                    float x[V], dy[V];
+                    differentiate(chosen, vectors[0], vectors[1], x, dy);
+                    add_products(x, dy, of_tile, centred_of_tile);
+                });
+#pragma unroll
+                for (int k = 0; k < V; k++) {
+                    first[k] += of_tile[k];
+                    second[k] += centred_of_tile[k];
+                }
+            });
+        });
+    }
+    /* dx of all of the thread's vectors. */
+    template <typename T, int V, typename Differentiate, typename Values>
+    __device__ __forceinline__ void store_gradients(char *to, bool is_last, Differentiate differentiate,
+                                                    const float (&slope)[V], const Values &of_x, const Values &level)
+    {
+        choose_activation<true, false>(a.activation, [&](auto chosen) {
+            walk_results(is_last, [&](int tile, int stage) {
+                char *const to_tile = to + own.place_of(tile);
+                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int i) {
+                    float x[V], dy[V];
+                    differentiate(chosen, vectors[0], vectors[1], x, dy);
+                    store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
+                });
+            });
+        });
+    }
 };
 
-/* The producer's warp, before anything else; consumers meet it at PIPELINE_IS_OPEN, which it does not wait for. */
-__device__ __forceinline__ void open_pipeline(pipeline_barriers &barriers, const normfuse_cuda_columns &a, int lane)
-{
-    if (lane < a.of.grid.stages) {
-        open_barrier(barriers.full[lane], 1);
-        open_barrier(barriers.empty[lane], (int)blockDim.x / 32 - 1);
+/* ---- what blocks exchange ---------------------------------------------------------------------------------------- */
+
+/* A grid barrier; what it says before is requested while data arrive, and known to thread 0. */
+struct grid_meeting {
+    uint32_t *barrier, before = 0;
+
+    __device__ __forceinline__ explicit grid_meeting(uint32_t *barrier) : barrier(barrier)
+    {
+        if (threadIdx.x == 0)
+            before = look_at_grid_barrier(barrier);
     }
-    announce_barriers();
-    __syncwarp();
-    announce(PIPELINE_IS_OPEN, (int)blockDim.x);
+    /* The consumers of a block: the first `parts` blocks arrive, and all wait for these. */
+    __device__ __forceinline__ void meet_blocks(int part, int parts, int consumers) const
+    {
+        meet(MEETING_OF_CONSUMERS, consumers);
+        if (threadIdx.x == 0) {
+            if (part < parts)
+                add_release(barrier, grid_barrier_share(part, parts));
+            await_grid_barrier(barrier, before);
+        }
+        meet(MEETING_OF_CONSUMERS, consumers);
+    }
+};
+
+/* Every lanes-th of `left` pairs, `apart` from one to the next, that other blocks wrote; zeros where there are no more.
+ */
+template <int lanes, int held>
+__device__ __forceinline__ void request_parts(const float2 *from, int apart, int left, float2 (&parts)[held])
+{
+#pragma unroll
+    for (int k = 0; k < held; k++) {
+        parts[k] = make_float2(0.0f, 0.0f);
+        if (k * lanes < left)
+            parts[k] = __ldcg(from + k * lanes * apart);
+    }
 }
 
-/* A consumer's place. */
-struct pipeline_place : thread_place {
-    int vectors_at_once; /* of all threads */
-    int first;           /* the thread's first vector of a tile; beyond all where it has none */
-
-    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
-    {
-        find_column(a);
-        vectors_at_once = a.at_once * a.width;
-        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
+/* Over `lanes` lanes: the sums of `count` adjacent pairs. */
+__device__ __forceinline__ float2 sum_pairs(const float2 *pairs, int count, int lane, int lanes)
+{
+    float2 found = make_float2(0.0f, 0.0f);
+#pragma unroll 4
+    for (int i = lane; i < count; i += lanes) {
+        found.x += pairs[i].x;
+        found.y += pairs[i].y;
     }
-    __device__ __forceinline__ bool has_rows() const
-    {
-        return first < 1 << 30;
-    }
-};
+    return make_float2(sum_few(found.x, lanes), sum_few(found.y, lanes));
+}
 
 /* As append in join.cuh, by the hardware's reciprocal. */
 __device__ __forceinline__ void append_near(moments<float> &to, const moments<float> &next)
@@ -210,124 +358,23 @@ __device__ __forceinline__ void append_near(moments<float> &to, const moments<fl
     to.count = count;
 }
 
-/* work(vector, place) for each of the thread's vectors of a tile, `at_a_time` of them on their way together. */
-template <int at_a_time, typename Read, typename Work>
-__device__ __forceinline__ void walk_vectors(const pipeline_place &place, int vectors, Read read, Work work)
+/* What some parts found of number(k) values each: their mean less what all know, and squares about it. */
+template <int held, typename Number>
+__device__ __forceinline__ void append_parts(moments<float> &to, const float2 (&found)[held], Number number)
 {
-    const int step = place.vectors_at_once;
-    int i = place.first;
-#pragma unroll 1
-    for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
-        decltype(read(0)) here[at_a_time];
+    moments<float> next = {};
 #pragma unroll
-        for (int k = 0; k < at_a_time; k++)
-            here[k] = read(i + k * step);
-#pragma unroll
-        for (int k = 0; k < at_a_time; k++)
-            work(here[k], i + k * step);
+    for (int k = 0; k < held; k++) {
+        next.count += number(k);
+        next.mean += number(k) * found[k].x;
     }
-#pragma unroll 1
-    for (; i < vectors; i += step)
-        work(read(i), i);
-}
-
-/* A vector of x and the one of dy in the same place. */
-struct both {
-    uint4 x, dy;
-};
-
-/* The thread's sums of values: of its first vector found.begin, of each found.add, and after so many tiles found.fold.
- */
-template <typename Found>
-__device__ __forceinline__ void sum_moments(const normfuse_cuda_columns &a, tile_consumer &consumer,
-                                            const uint4 *pipeline, const grid_part &own, const pipeline_place &place,
-                                            Found &found)
-{
-    int until_fold = a.of.grid.chunk_tiles;
-    consumer.walk_sums(own, [&](int tile, int stage) {
-        const uint4 *const from = pipeline + stage * own.tile_vectors;
-        const int vectors = own.vectors_of(tile);
-        if (tile == 0 && place.first < vectors)
-            found.begin(from[place.first]);
-        walk_vectors<4>(
-            place, vectors, [&](int i) { return from[i]; }, [&](const uint4 &vector, int) { found.add(vector); });
-        if (--until_fold == 0 || tile + 1 == own.tiles) {
-            found.fold();
-            until_fold = a.of.grid.chunk_tiles;
-        }
-    });
-}
-
-/* The results of all of the thread's vectors: of a sample from `to` on. */
-template <typename T, int V, typename Means>
-__device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, tile_consumer &consumer,
-                                              const uint4 *pipeline, const grid_part &own, const pipeline_place &place,
-                                              char *to, bool is_last, const Means &means, const float (&slope)[V],
-                                              const float (&offset)[V])
-{
-    choose_activation<true, true>(a.activation, [&](auto chosen) {
-        consumer.walk_results(own, is_last, [&](int tile, int stage) {
-            const uint4 *const from = pipeline + stage * own.tile_vectors;
-            char *const to_tile = to + own.place_of(tile);
-            walk_vectors<4>(
-                place, own.vectors_of(tile), [&](int i) { return from[i]; },
-                [&](const uint4 &vector, int i) {
-                    store_result<T, V>(a, chosen, vector, means, slope, offset, to_tile + i * 16);
-                });
-        });
-    });
-}
-
-/* Of all of the thread's vectors: sums of dy', and of dy' (x - mean). Of each tile, then of tiles, so that none is
- * long.
- */
-template <typename T, int V, typename Differentiate>
-__device__ __forceinline__ void sum_gradients(const normfuse_cuda_columns &a, tile_consumer &consumer,
-                                              const uint4 *pipeline, const grid_part &own, const pipeline_place &place,
-                                              Differentiate differentiate, float (&first)[V], float (&second)[V])
-{
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
-        consumer.walk_sums(own, [&](int tile, int stage) {
-            const uint4 *const from = pipeline + 2 * stage * own.tile_vectors;
-            const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
-            float of_tile[V] = {}, centred_of_tile[V] = {};
-            walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int) {
-                float x[V], dy[V];
-                unpack<T, V>(here.x, x);
-                unpack<T, V>(here.dy, dy);
-                differentiate(chosen, x, dy);
-                add_products(x, dy, of_tile, centred_of_tile);
-            });
+    next.mean *= reciprocal(next.count);
 #pragma unroll
-            for (int k = 0; k < V; k++) {
-                first[k] += of_tile[k];
-                second[k] += centred_of_tile[k];
-            }
-        });
-    });
-}
-
-/* dx of all of the thread's vectors. */
-template <typename T, int V, typename Differentiate, typename Values>
-__device__ __forceinline__ void
-store_gradients(const normfuse_cuda_columns &a, tile_consumer &consumer, const uint4 *pipeline, const grid_part &own,
-                const pipeline_place &place, char *to, bool is_last, Differentiate differentiate,
-                const float (&slope)[V], const Values &of_x, const Values &level)
-{
-    choose_activation<true, false>(a.activation, [&](auto chosen) {
-        consumer.walk_results(own, is_last, [&](int tile, int stage) {
-            const uint4 *const from = pipeline + 2 * stage * own.tile_vectors;
-            const auto read = [&](int i) { return both{from[i], from[own.tile_vectors + i]}; };
-            char *const to_tile = to + own.place_of(tile);
-            walk_vectors<2>(place, own.vectors_of(tile), read, [&](const both &here, int i) {
-                float x[V], dy[V];
-                unpack<T, V>(here.x, x);
-                unpack<T, V>(here.dy, dy);
-                differentiate(chosen, x, dy);
-                store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
-            });
-        });
-    });
+    for (int k = 0; k < held; k++) {
+        const float distance = found[k].x - next.mean;
+        next.squares += found[k].y + number(k) * distance * distance;
+    }
+    append_near(to, next);
 }
 
 /* How many values a part has of `channels` channels. The first blocks may have a tile more than the others; the last of
@@ -346,17 +393,6 @@ struct values_of_parts {
         return (i < a.of.grid.first_parts ? first : other) - (i == a.of.grid.first_parts - 1 ? lacking : 0.0f);
     }
 };
-
-/* All consumers of `parts` blocks; `before` is what thread 0 read of the grid barrier while data arrived. */
-__device__ __forceinline__ void meet_blocks(uint32_t *grid_barrier, int part, int parts, uint32_t before, int consumers)
-{
-    meet(MEETING_OF_CONSUMERS, consumers);
-    if (threadIdx.x == 0) {
-        add_release(grid_barrier, grid_barrier_share(part, parts));
-        await_grid_barrier(grid_barrier, before);
-    }
-    meet(MEETING_OF_CONSUMERS, consumers);
-}
 
 /* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

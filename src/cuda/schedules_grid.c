@@ -6,24 +6,26 @@
 #include <math.h>
 
 enum {
-    /* That sum: f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of
-     * 160 14.6, two of 160 15.2. */
+    /* f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of 160 14.6,
+     * two of 160 15.2. */
     GRID_THREADS = 320,
-    L2_KEPT_BYTES = 32 << 20,  /* that the L2 is to keep */
-    L2_AGAIN_BYTES = 200 << 20 /* that is read again, above which the L2 may keep what it likes */
+    L2_KEPT_BYTES = 32 << 20,   /* that the L2 is to keep */
+    L2_AGAIN_BYTES = 200 << 20, /* that is read again, above which the L2 may keep what it likes */
+    MAX_ENTRIES = 20,           /* that a lane joins, by docs/numerics.md; */
+    GROUP_LANES = 8             /* of a group */
 };
 
-/* Shared memory of a grid pipeline. */
+/* Shared memory of a block, `stages` bytes of which are a pipeline's. */
 static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t stages,
-                             int64_t at_once, bool gives)
+                             int64_t at_once, bool pipelined)
 {
     const int32_t channels = g->width * shape->elements, groups = (int32_t)shape->problem->groups,
                   rows = (int32_t)at_once;
     const bool backward = shape->direction == BACKWARD;
     return shape->batch ? normfuse_lay_out_batch((int32_t)stages, channels, rows, backward).bytes
-           : backward
-               ? normfuse_lay_out_grid_backward((int32_t)stages, g->width, channels, groups, rows, true, gives).bytes
-               : normfuse_lay_out_grid_forward((int32_t)stages, g->width, groups, rows).bytes;
+                        : normfuse_lay_out_grid((int32_t)stages, g->width, groups, rows,
+                                                shape->wants_gradients ? channels : 0, backward, pipelined)
+                              .bytes;
 }
 
 static const char *refuse_pipeline(const struct shape *shape)
@@ -35,10 +37,13 @@ static const char *refuse_pipeline(const struct shape *shape)
                                                              : NULL;
 }
 
-/* A block has all vectors of a row. */
-static struct normfuse_cuda_geometry *begin_whole_rows(const struct shape *shape, struct step *step)
+/* Entries of a group or, of batch norm, of a channel that a lane joins. */
+static int64_t joined_entries(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t at_once)
 {
-    return normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(shape->problem));
+    return shape->batch
+               ? divide_up(at_once, INT64_C(1) << g->lane_bits)
+               : divide_up(normfuse_cuda_max_vectors_of_group(shape, shape->problem->groups, g->group) * at_once,
+                           GROUP_LANES);
 }
 
 /* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
@@ -64,36 +69,28 @@ static bool share_grid(const struct shape *shape, struct step *step, int64_t blo
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
-    /* Entries that a lane joins, by docs/numerics.md; values that a thread sums before it joins them to what it had;
-     * what the kernels have in shared memory beside what is requested. */
-    enum { MAX_STAGES = 32, MAX_ENTRIES = 20, LANES = 8, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
+    /* Values that a thread sums before it joins them to what it had; what the kernels have in shared memory beside what
+     * is requested. */
+    enum { MAX_STAGES = 32, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
     /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
      * 1x256x512x512 of 4 110.3, of 8 109.3. */
     static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct normfuse_problem *const p = shape->problem;
-    const bool gives = shape->wants_gradients;
-    const int64_t block_groups = divide_up(p->n, rounds), groups = p->groups;
+    const int64_t block_groups = divide_up(shape->problem->n, rounds);
     if (block_groups >= MAX_BLOCK_GROUPS || shape->device->multiprocessors / block_groups < 2 ||
         g->width > GRID_THREADS)
         return false;
     int64_t parts = shape->device->multiprocessors / block_groups, part_rows = divide_up(g->rows, parts);
     const int64_t at_once = minimum(GRID_THREADS / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
-    int64_t joined; /* of a group, by a lane */
-    const int64_t channels = (int64_t)g->width * shape->elements, row_bytes = g->width * 16;
-    if (shape->batch) {
-        g->lane_bits = lane_bits_of(channels, consumers);
-        joined = divide_up(at_once, INT64_C(1) << g->lane_bits);
-    } else {
-        joined = divide_up(normfuse_cuda_max_vectors_of_group(shape, groups, g->group) * at_once, LANES);
-    }
-    if (joined > MAX_ENTRIES)
+    if (shape->batch)
+        g->lane_bits = lane_bits_of((int64_t)g->width * shape->elements, consumers);
+    if (joined_entries(shape, g, at_once) > MAX_ENTRIES)
         return false;
-    const int64_t beside_pipeline = bytes_of_grid(shape, g, 0, at_once, gives);
-    const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - beside_pipeline;
+    const int64_t room =
+        (int64_t)shape->device->shared_per_block - STATIC_BYTES - bytes_of_grid(shape, g, 0, at_once, true);
     const int64_t slots = minimum(tile_slots[shape->direction], divide_up(part_rows, at_once));
-    const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * row_bytes * shape->tensors;
+    const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * g->width * 16 * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = minimum(minimum(tiles, MAX_STAGES), room / stage_bytes);
     /* What a thread joins one after the other, in each tile and then of tiles, is bounded by docs/numerics.md. */
@@ -124,7 +121,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
     of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
-    step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, gives);
+    step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
     return share_grid(shape, step, block_groups, parts, part_rows, at_once);
 }
 
@@ -135,7 +132,8 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
     for (int64_t rounds = 1; rounds <= p->n; rounds++) {
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
-        begin_whole_rows(shape, step);
+        /* A block has all vectors of a row. */
+        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.block_groups == 1))
@@ -187,24 +185,20 @@ static const char *refuse_registers(const struct shape *shape)
  * registers. */
 static const char *configure_registers(const struct shape *shape, struct step *step)
 {
-    enum { MAX_ENTRIES = 20, LANES = 8 }; /* entries that a lane joins, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = begin_whole_rows(shape, step);
-    const bool gives = shape->wants_gradients;
-    const int64_t channels = (int64_t)g->width * shape->elements, groups = p->groups;
+    struct normfuse_cuda_geometry *const g =
+        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
     if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
     const int64_t slots = divide_up(part_rows, minimum(GRID_THREADS / g->width, part_rows));
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
-        divide_up(normfuse_cuda_max_vectors_of_group(shape, groups, g->group) * at_once, LANES) > MAX_ENTRIES)
+        joined_entries(shape, g, at_once) > MAX_ENTRIES)
         return "its registers do not hold what a multiprocessor has of the samples";
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);
-    step->shared = (size_t)normfuse_lay_out_grid_backward(0, g->width, (int32_t)channels, (int32_t)groups,
-                                                          (int32_t)at_once, false, gives)
-                       .bytes;
+    step->shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
     return share_grid(shape, step, p->n, parts, part_rows, at_once) ? NULL : "its blocks are not resident together";
 }
 

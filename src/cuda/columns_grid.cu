@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns_grid.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent rows of a
+ * sample. All blocks of a sample send one another their sums through memory, then write results.
+ *
+ * grid_pipeline: a block's rows are adjacent in memory, and one thread requests tiles of them by bulk copies into a
+ * pipeline in shared memory, the others sum what arrives. They write results from what the pipeline still holds and, of
+ * samples larger than the chip, from tiles that are read again, the last first, since those are in L2. Copies by one
+ * thread leave the others nothing but the work on values: by a load or a copy a vector, sums were bound by the unit
+ * that takes these. The first tiles of the next sample are on their way while results of this one are written.
+ *
+ * grid_registers: the backward of all samples at once, each spread over as many blocks as have a multiprocessor, whose
+ * threads hold their rows in registers. A cluster's blocks are narrow, which memory is slow at, and a pipeline that one
+ * thread fills takes longer to begin. */
+#include "columns_held.cuh"
+#include "pipeline.cuh"
+
+/* What threads, then blocks found of a group is joined by so many lanes of a warp. */
+enum { GROUP_LANES = 8 };
+
+/* The block's threads but the last `others` share out groups: work(group, exists, lane, whether it is the lane's first
+ * one), all in step. Not by share_items(): where a whole warp may leave, shuffles have a second form. */
+template <int others, typename Work>
+__device__ __forceinline__ void share_groups(const normfuse_cuda_columns &a, Work work)
+{
+    const int groups_at_once = ((int)blockDim.x - others) / GROUP_LANES;
+#pragma unroll 1
+    for (int round = 0; round < a.groups; round += groups_at_once) {
+        const int group = round + (int)threadIdx.x / GROUP_LANES;
+        const bool exists = group < a.groups;
+        work(exists ? group : a.groups - 1, exists, (int)threadIdx.x % GROUP_LANES, round == 0);
+    }
+}
+
+/* What the blocks of a sample send one another of a group, beside one another. Two such places take turns: a block may
+ * write for the next sample while another still reads of this one, but not for the one after that. */
+__device__ __forceinline__ float2 *parts_of_group(const normfuse_cuda_arguments &all, int block_group, int parity,
+                                                  int group)
+{
+    const normfuse_cuda_columns &a = all.columns;
+    return reinterpret_cast<float2 *>(all.partials) +
+           ((int64_t)(parity * a.of.grid.block_groups + block_group) * a.groups + group) * a.parts;
+}
+
+/* Of what a lane joins, how much it requests at once. */
+enum { HELD_PARTS = 9, HELD_SUMS = 4 };
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+/* Sums about values of the thread's own, the first of its first group and the last of the other. */
+template <typename T, int V> struct side_moments {
+    const thread_place &place;
+    side_values about;
+    float sum[V] = {}, square[V] = {};
+    moments<float> found[2] = {};
+    int rows = 0;
+
+    __device__ __forceinline__ void begin(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        about.of[0] = value[0];
+        about.of[1] = value[V - 1];
+    }
+    __device__ __forceinline__ void add(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        rows++;
+        add_squares<V>(value, about, sum, square);
+    }
+    __device__ __forceinline__ void fold()
+    {
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            append_near(found[side], moments_of_side<V>(place, side, sum, square, (float)rows));
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            sum[i] = square[i] = 0.0f;
+        rows = 0;
+    }
+    __device__ __forceinline__ float4 entry(int side) const
+    {
+        return make_float4(about.of[side], found[side].mean, found[side].squares, found[side].count);
+    }
+};
+
+template <typename T, int V, int K> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    const normfuse_cuda_columns &a = all.columns;
+    constexpr bool fast = sizeof(T) == 2;
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
+    __shared__ pipeline_barriers barriers;
+    const int consumers = (int)blockDim.x - 32;
+    consumer_place place;
+    channel_parameters<V> parameters = {};
+    if ((int)threadIdx.x < consumers) {
+        place.find(a);
+        parameters.request_weights(a, place.column * V);
+    }
+    const grid_part own(a);
+    /* After the pipeline: of each thread in a group a value that it sums about, its mean less that, squares about the
+     * mean, and how many values these are; then what results need of each group. */
+    const normfuse_grid_layout at = normfuse_lay_out_grid(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors,
+                                                          a.width, a.groups, a.at_once, 0, false, true);
+    float4 *const entries = in_shared<float4>(dynamic, at.entries), *const of_groups =
+                                                                        in_shared<float4>(dynamic, at.groups);
+
+    if ((int)threadIdx.x >= consumers) {
+        tile_producer<1> producer(a, barriers, dynamic, own, (int)threadIdx.x - consumers);
+        if ((int)threadIdx.x == consumers) {
+#pragma unroll 1
+            for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups) {
+                producer.fill_all(n);
+                producer.fill_again();
+            }
+        }
+        return;
+    }
+
+    place.find_groups<V>(a, place.column);
+    tile_consumer consumer = {a, barriers, dynamic, own, place};
+    int parity = 0;
+#pragma unroll 1
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
+        parameters.request_modulation(a, n, place.column * V);
+        /* A value of each group that all blocks know: its first. */
+        const auto request_base = [&](int group) {
+            return load_vector<T, 1>(a.x + n * a.batch_bytes, group * a.group);
+        };
+        const raw<T, 1> requested_base = request_base(min((int)threadIdx.x / GROUP_LANES, a.groups - 1));
+        const grid_meeting meeting(all.grid_barriers + own.block_group * grid_barrier_stride);
+        if (n == own.block_group)
+            meet(PIPELINE_IS_OPEN, (int)blockDim.x);
+
+        side_moments<T, V> found = {place, {{}, place.split}};
+        consumer.sum_moments(found);
+        if (place.has_rows()) {
+            entries[place.entry(a, 0)] = found.entry(0);
+            if (place.split < V)
+                entries[place.entry(a, 1)] = found.entry(1);
+        }
+        meet(MEETING_OF_CONSUMERS, consumers);
+
+        /* ---- of the block: means less the group's base, which is kept, then squares about them, which cannot cancel
+         */
+        const values_of_parts counts_of(a, a.group);
+        share_groups<32>(a, [&](int group, bool exists, int lane, bool is_first) {
+            float base[1];
+            unpack<T, 1>(is_first ? requested_base : request_base(group), base);
+            int begin, count;
+            entries_of_group<V>(a, group, begin, count);
+            const float2 found = join_entries<HELD_SUMS>(entries + begin, lane, count, GROUP_LANES, base[0],
+                                                         counts_of.part(a, own.part));
+            if (exists && lane == 0) {
+                __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+                of_groups[group].x = base[0];
+            }
+        });
+        meeting.meet_blocks(own.part, a.parts, consumers);
+
+        /* ---- of all blocks: what results need of each group, its mean, what that leaves out, rstd ---- */
+        share_groups<32>(a, [&](int group, bool exists, int lane, bool) {
+            /* Not from x, in whose place another block may have put results by now. */
+            const float base = of_groups[group].x;
+            const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
+            const float2 last = __ldcg(of_parts + a.of.grid.first_parts - 1);
+            moments<float> joined = {};
+#pragma unroll 1
+            for (int left = a.parts - lane; left > 0; left -= HELD_PARTS * GROUP_LANES) {
+                float2 found[HELD_PARTS];
+                request_parts<GROUP_LANES>(of_parts + (a.parts - left), 1, left, found);
+                append_parts(joined, found, [&](int k) {
+                    const int behind = left - k * GROUP_LANES; /* parts from this one on */
+                    return behind <= 0                                ? 0.0f
+                           : behind > a.parts - a.of.grid.first_parts ? counts_of.first
+                                                                      : counts_of.other;
+                });
+            }
+            const float mean =
+                (sum_few(joined.count * joined.mean, GROUP_LANES) - counts_of.lacking * last.x) * a.share;
+            const float distance = joined.mean - mean, of_last = last.x - mean;
+            const float squares = sum_few(joined.squares + joined.count * distance * distance, GROUP_LANES) -
+                                  counts_of.lacking * of_last * of_last;
+            const float rstd = inverse_root(squares * a.share + a.eps);
+            if (exists && lane == 0) {
+                float rounded, rest;
+                split_sum<T>(base, mean, rounded, rest);
+                of_groups[group] = make_float4(rounded, rest, rstd, 0.0f);
+                if (own.part == 0)
+                    store_group(a, n, group, (double)base + (double)mean, rstd);
+            }
+        });
+        meet(MEETING_OF_CONSUMERS, consumers);
+
+        /* ---- results ---- */
+        const float4 of_first = of_groups[place.groups[0]], of_second = of_groups[place.groups[1]];
+        float slope[V], offset[V];
+        parameters.receive(a, slope, offset);
+        const side_values means = {{of_first.x, of_second.x}, place.split};
+        centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
+                  side_values{{of_first.z, of_second.z}, place.split},
+                  takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+        consumer.store_results<T, V>(a.out + n * a.batch_bytes, n + a.of.grid.block_groups >= a.n, means, slope,
+                                     offset);
+    }
+}
+
+/* ---- backward: what blocks exchange ------------------------------------------------------------------------------ */
+
+/* Two channels' pairs of `Number` of one block, as they are in memory. */
+template <typename Number> struct channel_pairs {
+    Number of[4] = {};
+
+    __device__ __forceinline__ void request(const char *from, bool wanted)
+    {
+        if constexpr (sizeof(Number) == 4) {
+            float4 four = {};
+            request_where(wanted, four, from);
+            of[0] = four.x;
+            of[1] = four.y;
+            of[2] = four.z;
+            of[3] = four.w;
+        } else if (wanted) {
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const double2 two = __ldcg(reinterpret_cast<const double2 *>(from) + i / 2);
+                of[i] = two.x;
+                of[i + 1] = two.y;
+            }
+        }
+    }
+    __device__ __forceinline__ void store(char *to) const
+    {
+        if constexpr (sizeof(Number) == 4) {
+            __stcg(reinterpret_cast<float4 *>(to), make_float4(of[0], of[1], of[2], of[3]));
+        } else {
+            __stcg(reinterpret_cast<double2 *>(to), make_double2(of[0], of[1]));
+            __stcg(reinterpret_cast<double2 *>(to) + 1, make_double2(of[2], of[3]));
+        }
+    }
+    template <typename Sum> __device__ __forceinline__ void add_to(Sum (&sums)[4]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sums[i] += (Sum)of[i];
+    }
+};
+
+/* What parameters get when all blocks have put their sums of channels, pairs of `Number`: of two channels at a time, a
+ * warp's of so many of each block, whose lanes have every 32nd block each. */
+template <typename Number> struct channel_gradients {
+    enum { requested_blocks = 5 };
+    channel_pairs<Number> requested[requested_blocks];
+    const normfuse_cuda_arguments *all;
+    int channels, step, c;
+
+    __device__ __forceinline__ channel_gradients(const normfuse_cuda_arguments &all, int channels, int warp, int warps)
+        : all(&all), channels(channels), step(2 * warps * (int)gridDim.x),
+          c(2 * (warp * (int)gridDim.x + (int)blockIdx.x))
+    {
+    }
+    __device__ __forceinline__ const char *place(int block) const
+    {
+        return reinterpret_cast<const char *>(all->sums) + ((int64_t)block * channels + c) * (int)(2 * sizeof(Number));
+    }
+    __device__ __forceinline__ void request()
+    {
+#pragma unroll
+        for (int i = 0; i < requested_blocks; i++) {
+            const int block = (int)threadIdx.x % 32 + 32 * i;
+            requested[i].request(place(block), c < channels && block < (int)gridDim.x);
+        }
+    }
+    /* What was requested. */
+    __device__ __forceinline__ void give() const
+    {
+        const int lane = (int)threadIdx.x % 32;
+        double sums[4] = {};
+#pragma unroll
+        for (int i = 0; i < requested_blocks; i++)
+            requested[i].add_to(sums);
+#pragma unroll 1
+        for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
+            channel_pairs<Number> more;
+            more.request(place(block), true);
+            more.add_to(sums);
+        }
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                sums[i] += __shfl_xor_sync(full_mask, sums[i], distance);
+        /* A lane each, so that what they need of the arguments is waited for once. */
+        if (lane < 4)
+            write_gradient(all->problem, lane % 2 == 0 ? all->problem.dbias() : all->problem.dweight(), 0, c + lane / 2,
+                           lane == 0   ? sums[0]
+                           : lane == 1 ? sums[1]
+                           : lane == 2 ? sums[2]
+                                       : sums[3]);
+    }
+    /* All of the warp's channels, the next requested before these are added. */
+    __device__ __forceinline__ void give_all()
+    {
+#pragma unroll 1
+        while (c < channels) {
+            channel_gradients<Number> next = *this;
+            next.c += step;
+            if (next.c < channels)
+                next.request();
+            give();
+            *this = next;
+        }
+    }
+};
+
+/* In shared memory: of each row and channel two sums, one after the other; two sums of each thread in a group; of each
+ * group what its mean leaves out and rstd, of a pipeline of this sample and of the one before; and what dx takes of
+ * x - mean and what else. */
+struct backward_sums {
+    float *plain, *centred;
+    float2 *entries, *groups, *totals;
+};
+
+/* The block's sums of channels into memory, one block's beside one another: every step-th four from the first-th on.
+ * `adds`: to what is there. */
+template <typename Number>
+__device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &all, const backward_sums &sums,
+                                               const float2 *of_groups, int channels, int first, int step, bool adds)
+{
+    const normfuse_cuda_columns &a = all.columns;
+    const int quads = channels / 4;
+#pragma unroll 1
+    for (int quad = first; quad < quads; quad += step) {
+        char *const to =
+            reinterpret_cast<char *>(all.sums) + ((int64_t)blockIdx.x * quads + quad) * (int)(8 * sizeof(Number));
+        float sum[4] = {}, product[4] = {};
+        sum_rows(reinterpret_cast<const float4 *>(sums.plain), reinterpret_cast<const float4 *>(sums.centred), quad,
+                 quads, 0, a.at_once, 1, sum, product);
+        channel_pairs<Number> pairs[2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
+            pairs[i / 2].of[i % 2 * 2] = (Number)sum[i];
+            pairs[i / 2].of[i % 2 * 2 + 1] = (Number)((product[i] - of_group.x * sum[i]) * of_group.y);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            char *const to_pair = to + i * (int)sizeof pairs[i];
+            if (adds) {
+                channel_pairs<Number> before;
+                before.request(to_pair, true);
+                before.add_to(pairs[i].of);
+            }
+            pairs[i].store(to_pair);
+        }
+    }
+}
+
+/* What all blocks of the sample found, into what dx takes. */
+template <int others>
+__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, const grid_part &own, int parity,
+                                            const float2 *of_groups, float2 *of_totals)
+{
+    const normfuse_cuda_columns &a = all.columns;
+    share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+        const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll 1
+        for (int i = lane; i < a.parts; i += HELD_PARTS * GROUP_LANES) {
+            float2 found[HELD_PARTS], of_round = make_float2(0.0f, 0.0f);
+            request_parts<GROUP_LANES>(of_parts + i, 1, a.parts - i, found);
+#pragma unroll
+            for (int k = 0; k < HELD_PARTS; k++) {
+                of_round.x += found[k].x;
+                of_round.y += found[k].y;
+            }
+            sum += of_round.x;
+            product += of_round.y;
+        }
+        sum = sum_few(sum, GROUP_LANES);
+        product = sum_few(product, GROUP_LANES);
+        if (exists && lane == 0) {
+            const float2 of_group = of_groups[group];
+            product -= of_group.x * sum;
+            const float centred = -(product * of_group.y) * (of_group.y * a.share);
+            of_totals[group] = make_float2(centred, -sum * a.share - centred * of_group.x);
+        }
+    });
+}
+
+/* ---- backward ---------------------------------------------------------------------------------------------------- */
+
+/* The producer's warp: tiles, and the block's sums of channels while the others join those of groups; then what the
+ * parameters get, alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for
+ * 15, but these had their loops in another order, and 1x256x512x512 182 for 168. */
+__device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &all, pipeline_barriers &barriers,
+                                                 uint4 *dynamic, const grid_part &own, const backward_sums &sums,
+                                                 int channels)
+{
+    const normfuse_cuda_columns &a = all.columns;
+    const bool gives = all.sums != nullptr;
+    const int lane = (int)threadIdx.x % 32;
+    tile_producer<2> producer(a, barriers, dynamic, own, lane);
+    uint32_t *const grid_barrier = all.grid_barriers + a.of.grid.block_groups * grid_barrier_stride;
+    uint32_t before = 0;
+    int parity = 0;
+    if (gives && lane == 0)
+        before = look_at_grid_barrier(grid_barrier);
+#pragma unroll 1
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
+        if (lane == 0)
+            producer.fill_all(n);
+        __syncwarp();
+        if (gives) {
+            meet(SUMS_ARE_THERE, (int)blockDim.x);
+            write_channels<double>(all, sums, sums.groups + parity * a.groups, channels, lane, 32,
+                                   n != own.block_group);
+            __syncwarp();
+            if (n + a.of.grid.block_groups < a.n)
+                announce(CHANNELS_ARE_PUT, (int)blockDim.x);
+        }
+        if (lane == 0)
+            producer.fill_again();
+        __syncwarp();
+    }
+    if (gives) {
+        if (lane == 0) {
+            add_release(grid_barrier, grid_barrier_share((int)blockIdx.x, (int)gridDim.x));
+            await_grid_barrier(grid_barrier, before);
+        }
+        __syncwarp();
+        channel_gradients<double> gradients(all, channels, 0, 1);
+        gradients.request();
+        gradients.give_all();
+    }
+}
+
+/* `K`: vectors of each tensor that a thread holds; 0: a pipeline holds them, and blocks may have several samples. */
+template <typename T, int V, int K> __device__ __forceinline__ void grid_backward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    const normfuse_cuda_columns &a = all.columns;
+    constexpr bool fast = sizeof(T) == 2, pipelined = K == 0;
+    constexpr int others = pipelined ? 32 : 0;
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
+    __shared__ pipeline_barriers barriers;
+    const int consumers = (int)blockDim.x - others, channels = a.width * V;
+    const bool gives = all.sums != nullptr;
+    consumer_place place;
+    channel_parameters<V> parameters;
+    if ((int)threadIdx.x < consumers) {
+        place.find(a);
+        parameters.request_weights(a, place.column * V);
+    }
+    const grid_part own(a);
+    const normfuse_grid_layout at =
+        normfuse_lay_out_grid(pipelined ? 2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors : 0, a.width,
+                              a.groups, a.at_once, gives ? channels : 0, true, pipelined);
+    const backward_sums sums = {in_shared<float>(dynamic, at.plain), in_shared<float>(dynamic, at.centred),
+                                in_shared<float2>(dynamic, at.entries), in_shared<float2>(dynamic, at.groups),
+                                in_shared<float2>(dynamic, at.totals)};
+    if (pipelined && (int)threadIdx.x >= consumers) {
+        produce_backward(all, barriers, dynamic, own, sums, channels);
+        return;
+    }
+
+    place.find_groups<V>(a, place.column);
+    const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
+    saved_statistic requested_means[2], requested_rstds[2];
+    const auto request_statistics = [&](int n) {
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            requested_means[side].request(a.mean, n * a.mean_batch + place.groups[side], mean_type);
+            requested_rstds[side].request(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
+        }
+    };
+    request_statistics(own.block_group);
+    const auto differentiate_sample = [&](auto &consumer, int n, bool is_first, bool is_last, int parity) {
+        float2 *const of_groups = sums.groups + parity * a.groups;
+        side_values about = {{}, place.split}, rests = about, rstds = about;
+        float slope[V], offset[V];
+        /* Where registers hold all samples, and parameters want gradients, blocks of all samples meet. */
+        const bool all_meet = !pipelined && gives;
+        const grid_meeting meeting(all.grid_barriers + (all_meet ? 0 : own.block_group) * grid_barrier_stride);
+        if (pipelined && is_first)
+            meet(PIPELINE_IS_OPEN, (int)blockDim.x);
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            double mean = requested_means[side].receive(mean_type);
+            rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
+            if (pipelined && (mean_type > NORMFUSE_F32 || rstd_type > NORMFUSE_F32)) {
+                mean = load_value<double>(a.mean, n * a.mean_batch + place.groups[side], mean_type);
+                rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
+            }
+            split_mean<T>(mean, about.of[side], rests.of[side]);
+        }
+        if (place.has_rows() && place.beside == 0) {
+            of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
+            of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
+        }
+        parameters.receive_weights(a, slope, offset);
+        const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+        centre<V>(slope, offset, rests, rstds, factor);
+        const float act_param = !pipelined && a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
+        const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
+                                       float(&dy)[V]) {
+            unpack<T, V>(x_vector, x);
+            unpack<T, V>(dy_vector, dy);
+            differentiate_channels<fast, V>(a.activation, act_param, chosen, about, slope, offset, x, dy);
+        };
+
+        /* ---- sums ---- */
+        float first[V] = {}, second[V] = {};
+        consumer.sum_gradients(differentiate, first, second);
+        /* What the producer's warp reads of the sample before is not written over. */
+        if (pipelined && gives && !is_first)
+            meet(CHANNELS_ARE_PUT, (int)blockDim.x);
+        if (place.has_rows())
+            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, sums.entries, sums.plain,
+                                 sums.centred);
+        if (pipelined && gives)
+            announce(SUMS_ARE_THERE, (int)blockDim.x);
+        meet(MEETING_OF_CONSUMERS, consumers);
+
+        /* ---- the totals of the groups ---- */
+        share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+            int begin, count;
+            entries_of_group<V>(a, group, begin, count);
+            const float2 found = sum_pairs(sums.entries + begin, count, lane, GROUP_LANES);
+            if (exists && lane == 0)
+                __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+        });
+        if (all_meet)
+            write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
+        meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
+        join_totals<others>(all, own, parity, of_groups, sums.totals);
+        /* Sums of channels arrive while results are written. */
+        channel_gradients<float> gradients(all, channels, (int)threadIdx.x / 32, consumers / 32);
+        if (all_meet)
+            gradients.request();
+        meet(MEETING_OF_CONSUMERS, consumers);
+
+        /* ---- results ---- */
+        if (pipelined && !is_last)
+            request_statistics(n + a.of.grid.block_groups);
+        const float2 of_first = sums.totals[place.groups[0]], of_second = sums.totals[place.groups[1]];
+        const side_values of_x = {{of_first.x, of_second.x}, place.split};
+        const side_values level = {{of_first.y, of_second.y}, place.split};
+        consumer.template store_gradients<T, V>(a.out + n * a.batch_bytes, is_last, differentiate, slope, of_x, level);
+        if (all_meet)
+            gradients.give_all();
+    };
+    if constexpr (pipelined) {
+        tile_consumer consumer = {a, barriers, dynamic, own, place};
+        int parity = 0;
+#pragma unroll 1
+        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1)
+            differentiate_sample(consumer, n, n == own.block_group, n + a.of.grid.block_groups >= a.n, parity);
+    } else {
+        const int n = own.block_group;
+        const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
+        held_rows<K, true> consumer(a, place.has_rows() ? rows - place.beside : 0,
+                                    own.at + (unsigned)place.beside * a.row_bytes +
+                                        (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
+        consumer.template request<true>(a.x + n * a.batch_bytes, a.dy + n * a.batch_bytes);
+        differentiate_sample(consumer, n, true, true, 0);
+    }
+}
+
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
+    {                                                                                                                  \
+        NORMFUSE_PIPELINE_BODY((grid_##direction<type, elements, vectors>(a)));                                        \
+    }
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(INSTANCE)
