@@ -32,6 +32,11 @@ static bool pays(const struct shape *shape)
      * 15.2 us, by vectors 7.2; 18x768x18x6 bf16 10.4, 20.4; backward 16x162x48 f32 7.8, 15.5; 1x16528x121 f16 27.7,
      * 50.7; 1x1707x1171 f32 40.2, 22.3. Of whole ones 1x2500x100 f32 3.8, 5.8; 32x15x200 bf16 3.8, 4.8; backward
      * 8x144x108 f32 7.5, 8.3; 1x2500x200 f16 10.0, 8.0. */
+    /* Of 16 bits parts of warps are, too, where they are many: 226x873x176 f16 138.9 us, by vectors 93.6; 64x2048x128
+     * bf16 45.2, 37.4; x64 24.9, 24.7, backward 38.4, 33.6; f32 64x2048x96 51.2, 61.9. */
+    if (!p->columns && group_of(p) == 1 && shape->elements == 8 && !shape->unaligned && p->s >= 64 &&
+        normfuse_cuda_takes(&normfuse_cuda_lanes_rows, shape))
+        return false;
     if (!p->columns && group_of(p) == 1 && shape->plain)
         return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
     /* Of several channels of unaligned vectors: 16x1024x686, 256 groups, bf16 90.1 us, by vectors 30.5;
