@@ -6,6 +6,7 @@
 #define NORMFUSE_CUDA_COLUMNS_CUH
 
 #include "activation.cuh"
+#include "each.cuh"
 #include "join.cuh"
 
 struct column_place {
@@ -223,12 +224,11 @@ __device__ __forceinline__ void store_edges(const Edges &edges, char *first_vect
 template <int slots, typename Edges, typename Copy>
 __device__ __forceinline__ void open_pipeline(const Edges &edges, Copy &copy)
 {
-#pragma unroll
-    for (int slot = 0; slot < slots; slot++) {
+    each<slots>([&](int slot) {
         if (slot >= edges.edges() && slot < edges.count)
             copy(slot);
         commit_copies();
-    }
+    });
 }
 template <int slots, typename Copy, typename Read, typename Work>
 __device__ __forceinline__ void walk_pipeline(int count, Copy &copy, Read read, Work work)
@@ -398,28 +398,24 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
         read_values<V>(of.means + column * V, shift);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         slope[i] = 1.0f;
         offset[i] = 0.0f;
-    }
+    });
     if (p.weight().data)
         read_values<V>(of.slopes + column * V, slope);
     if (p.bias().data)
         read_values<V>(of.offsets + column * V, offset);
     if (p.scale().data) {
         read_values<V>(of.means + column * V, shift);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] *= 1.0f + shift[i];
             offset[i] *= 1.0f + shift[i];
-        }
+        });
     }
     if (p.shift().data) {
         read_values<V>(of.shifts + column * V, shift);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            offset[i] += shift[i];
+        each<V>([&](int i) { offset[i] += shift[i]; });
     }
     /* Adjacent channels of a subvector are of one group. */
     group_statistics<float> found;
@@ -434,12 +430,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     if (p.pre_bias().data) {
         float bias[V];
         read_values<V>(biases_of(p, of, a.geometry.width * V) + column * V, bias);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             float left;
             shift[i] = add_exactly(shift[i], -bias[i], left);
             offset[i] -= left * slope[i];
-        }
+        });
     }
 }
 
@@ -447,12 +442,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
  * that goes to the means, which are less these. */
 template <typename R, int V> __device__ __forceinline__ void add_bias(const R (&bias)[V], R (&first)[V], R (&mean)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         R left;
         first[i] = add_exactly(first[i], bias[i], left);
         mean[i] += left;
-    }
+    });
 }
 
 /* What a block sends the other blocks of its block group, for each norm group: forward the mean, less a value of the
@@ -470,22 +464,20 @@ template <int V, typename About>
 __device__ __forceinline__ void add_squares(const float (&value)[V], const About &about, float (&sum)[V],
                                             float (&square)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         const float distance = value[i] - about[i];
         sum[i] += distance;
         square[i] += distance * distance;
-    }
+    });
 }
 
 /* Where the activation takes half of z, its coefficients are halved, and so are the sums of twice dy'. */
 template <int V> __device__ __forceinline__ void halve(float (&first)[V], float (&second)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         first[i] *= 0.5f;
         second[i] *= 0.5f;
-    }
+    });
 }
 
 /* What a thread found in a subvector: adjacent channels of its vector that are of one group, as many as any vector and

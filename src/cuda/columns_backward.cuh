@@ -129,12 +129,11 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
         const int column = place.column * V - of.later, at = place.beside * of.channels + column;
         if (unaligned_samples && of.later > 0) {
             /* The columns ahead of the first channel follow the last one. */
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 const int to = at + i + (column + i < 0 ? of.channels : 0);
                 of.of_plain[to] = first[i];
                 of.of_centred[to] = second[i];
-            }
+            });
         } else {
             write_values<V>(of.of_plain + at, first);
             write_values<V>(of.of_centred + at, second);
@@ -302,14 +301,10 @@ __device__ __forceinline__ void differentiate_part(const normfuse_cuda_problem &
                                                    const float (&shift)[V], const float (&slope)[V],
                                                    const float (&offset)[V], float (&x)[H], float (&dy)[H])
 {
-#pragma unroll
-    for (int i = 0; i < H; i++)
-        x[i] -= shift[h * H + i];
+    each<H>([&](int i) { x[i] -= shift[h * H + i]; });
     if (chosen.of(p.activation) != NORMFUSE_IDENTITY && (!unaligned_samples || p.activation != NORMFUSE_IDENTITY)) {
         float z[H];
-#pragma unroll
-        for (int i = 0; i < H; i++)
-            z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]);
+        each<H>([&](int i) { z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]); });
         differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
     }
 }
@@ -340,17 +335,15 @@ __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_argum
                 const uint4 *const from = dynamic + 2 * slot * threads + (int)threadIdx.x;
                 const uint4 x = from[0], dy = from[threads];
                 row_values values;
-#pragma unroll
-                for (int h = 0; h < V / H; h++) {
+                each<V / H>([&](int h) {
                     unpack_part<T, V>(x, h, values.x[h]);
                     unpack_part<T, V>(dy, h, values.dy[h]);
-                }
+                });
                 return values;
             },
             [&](row_values &values, int left) {
                 raw<T, V> dx_out = zero_vector<T, V>();
-#pragma unroll
-                for (int h = 0; h < V / H; h++) {
+                each<V / H>([&](int h) {
                     differentiate(chosen, h, values.x[h], values.dy[h]);
                     if (sums)
                         sum_up(h, values.x[h], values.dy[h]);
@@ -358,7 +351,7 @@ __device__ __forceinline__ void walk_passing_gradients(const normfuse_cuda_argum
                         gradient(h, values.x[h], values.dy[h]);
                         pack_part<T, V>(dx_out, h, values.x[h]);
                     }
-                }
+                });
                 if (writes_dx) {
                     if (unaligned_samples && left > edges.whole)
                         of_edges[edges.result(edges.count - left)] = dx_out;
@@ -509,30 +502,28 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         };
         /* dx in place of x - shift */
         const auto gradient = [&](int h, values_of_part &x, const values_of_part &dy) {
-#pragma unroll
-            for (int i = 0; i < H; i++)
+            each<H>([&](int i) {
                 x[i] = centred ? fma(slope[h * H + i], dy[i], fma(first[h * H + i], x[i], second[h * H + i]))
                                : slope[h * H + i] * dy[i];
+            });
         };
         const auto sum_up = [&](int h, const values_of_part &x, const values_of_part &dy) {
-#pragma unroll
-            for (int i = 0; i < H; i++) {
+            each<H>([&](int i) {
                 first[h * H + i] += dy[i];
                 second[h * H + i] += dy[i] * x[i];
-            }
+            });
         };
 
         /* ---- sums ---- */
         if constexpr (holds)
             choose_activation<true, false>(p.activation, [&](auto chosen) {
                 walk<K>(count, shared, [&](int slot) {
-#pragma unroll
-                    for (int h = 0; h < V / H; h++) {
+                    each<V / H>([&](int h) {
                         float x[H], dy[H];
                         read(slot, h, x, dy);
                         differentiate(chosen, h, x, dy);
                         sum_up(h, x, dy);
-                    }
+                    });
                 });
             });
         const auto join_threads = [&] {
@@ -550,11 +541,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
 
         /* ---- results ---- */
-#pragma unroll
-        for (int k = 0; k < (holds ? K : 0); k++) {
+        each<(holds ? K : 0)>([&](int k) {
             compiler_barrier(held[k].x);
             compiler_barrier(held[k].dy);
-        }
+        });
         if constexpr (!holds) {
             walk_passing_gradients<T, V, K, unaligned_samples>(a, place, row, edges, sums, applies && p.dx().data, copy,
                                                                of_edges, differentiate, sum_up, gradient);

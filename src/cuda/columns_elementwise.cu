@@ -21,12 +21,11 @@ template <typename T, int V> struct elementwise_channels {
     {
         float of[V];
         receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             float left;
             about[i] = add_exactly(about[i], -of[i], left);
             offset[i] -= left * slope[i];
-        }
+        });
     }
 
     /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
@@ -49,8 +48,7 @@ template <typename T, int V> struct elementwise_channels {
         const int first = divide(c, a.geometry.by_set_channels);
         const bool several = divide(c + V - 1, a.geometry.by_set_channels) != first;
         float rest = 0.0f, rstd = 0.0f;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             if (i == 0 || several) {
                 const set_statistics of =
                     statistics_of(a, n, i == 0 ? first : divide(c + i, a.geometry.by_set_channels));
@@ -61,7 +59,7 @@ template <typename T, int V> struct elementwise_channels {
             }
             slope[i] *= rstd;
             offset[i] -= rest * slope[i];
-        }
+        });
     }
     struct set_statistics {
         double mean;
@@ -82,52 +80,46 @@ template <typename T, int V> struct elementwise_channels {
     {
         const normfuse_cuda_problem &p = a.problem;
         float of[V];
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] = 1.0f;
             offset[i] = about[i] = 0.0f;
-        }
+        });
         if (p.weight().data)
             receive_channels<V>(weight, p.weight().type, slope);
         if (p.bias().data)
             receive_channels<V>(bias, p.bias().type, offset);
         if (p.scale().data) {
             receive_channels<V>(request_of(p, p.scale(), n, c), p.scale().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 slope[i] *= 1.0f + of[i];
                 offset[i] *= 1.0f + of[i];
-            }
+            });
         }
         if (p.shift().data) {
             receive_channels<V>(request_of(p, p.shift(), n, c), p.shift().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                offset[i] += of[i];
+            each<V>([&](int i) { offset[i] += of[i]; });
         }
         if (p.evaluate()) {
             const channel_words<V> mean = request_of(p, p.running_mean(), 0, c);
             receive_channels<V>(request_of(p, p.running_var(), 0, c), p.running_var().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++)
+            each<V>([&](int i) {
                 slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
+            });
             receive_channels<V>(mean, p.running_mean().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 float rest;
                 split_mean(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
-            }
+            });
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
         if (p.pre_bias().data)
             take_bias(p, n, c, slope, offset, about);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] *= factor;
             offset[i] *= factor;
-        }
+        });
     }
     /* As split_mean in columns.cuh; what is left of a single is one. */
     __device__ __forceinline__ static void split_mean(float mean, float &rounded, float &rest)
@@ -182,15 +174,11 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.x, z);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fmaf(z[i] - about[i], slope[i], offset[i]);
+            each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
             if constexpr (residual) {
                 float more[V];
                 unpack<T, V>(of.residual, more);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] = fmaf(more[i], factor, z[i]);
+                each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
             }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
             y.store(make_vector<T, V>(z));
@@ -245,43 +233,33 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
-#pragma unroll
-            for (int h = 0; h < V / H; h++) {
+            each<V / H>([&](int h) {
                 float x[H], dy[H];
                 unpack_part<T, V>(of.x, h, x);
                 unpack_part<T, V>(of.dy, h, dy);
-#pragma unroll
-                for (int i = 0; i < H; i++)
-                    x[i] -= about[h * H + i];
+                each<H>([&](int i) { x[i] -= about[h * H + i]; });
                 if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[H];
-#pragma unroll
-                    for (int i = 0; i < H; i++)
-                        z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]);
+                    each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
                     if constexpr (residual) {
                         float more[H];
                         unpack_part<T, V>(of.residual, h, more);
-#pragma unroll
-                        for (int i = 0; i < H; i++)
-                            z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]);
+                        each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
                     }
                     differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
                 if constexpr (residual) {
                     float more[H];
-#pragma unroll
-                    for (int i = 0; i < H; i++)
-                        more[i] = dy[i] * factor;
+                    each<H>([&](int i) { more[i] = dy[i] * factor; });
                     pack_part<T, V>(out_residual, h, more);
                 }
-#pragma unroll
-                for (int i = 0; i < H; i++) {
+                each<H>([&](int i) {
                     first[h * H + i] += dy[i];
                     second[h * H + i] += dy[i] * x[i];
                     dy[i] *= slope[h * H + i];
-                }
+                });
                 pack_part<T, V>(out, h, dy);
-            }
+            });
             if (writes_dx)
                 dx.store(out);
             if constexpr (residual) {
@@ -298,11 +276,10 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_centred =
                                                                     of_plain + place.rows_at_once * channels;
     if (place.active) {
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             first[i] *= factor;
             second[i] *= factor;
-        }
+        });
         const int at = place.beside * channels + place.column * V;
         write_values<V>(of_plain + at, first);
         write_values<V>(of_centred + at, second);

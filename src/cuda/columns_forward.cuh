@@ -134,20 +134,18 @@ __device__ __forceinline__ void store_subvectors(const normfuse_cuda_arguments &
     /* A bit for each element that an edge lacks. */
     const unsigned lacking = unaligned_samples ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
     const auto met_of = [&](int i) { return met - (unaligned_samples ? (int)(lacking >> i & 1) : 0); };
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         const float mean = first[i] * (unaligned_samples && met_of(i) != met ? share_of_fewer : share);
         second[i] -= first[i] * mean;
         first[i] = mean;
-    }
+    });
     if (p.pre_bias().data) {
         float bias[V];
         read_values<V>(biases_of(p, of.of_channels, of.channels) + place.column * V, bias);
         add_bias<float, V>(bias, shift, first);
     }
     join_channels<float, V>(shift, first, second, count_here, of.subvector_bits);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         const int met_here = met_of(i);
         const bool any = met_here > 0;
         if (i < subvectors_a_vector) {
@@ -158,7 +156,7 @@ __device__ __forceinline__ void store_subvectors(const normfuse_cuda_arguments &
                 any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
                 (float)(met_here << of.subvector_bits)};
         }
-    }
+    });
 }
 
 /* The statistics of a group: `mean` is less the value that all know, which the statistics then replace. */
@@ -276,18 +274,15 @@ __device__ __forceinline__ void join_parts(const normfuse_cuda_arguments &a, con
             if (i < g.parts)
                 first_pairs[k] = read(own + i);
         }
-#pragma unroll
-        for (int k = 0; k < max_pairs; k++)
-            mean += number(lane + k * lanes) * first_pairs[k].x;
+        each<max_pairs>([&](int k) { mean += number(lane + k * lanes) * first_pairs[k].x; });
 #pragma unroll 4
         for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes)
             mean += number(i) * read(own + i).x;
         mean = sum_few(mean, lanes) / count_all;
-#pragma unroll
-        for (int k = 0; k < max_pairs; k++) {
+        each<max_pairs>([&](int k) {
             const float distance = first_pairs[k].x - mean;
             squares += first_pairs[k].y + number(lane + k * lanes) * distance * distance;
-        }
+        });
 #pragma unroll 4
         for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes) {
             const float2 next = read(own + i);
@@ -333,9 +328,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
         y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
     choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
         walk_all([&](float(&z)[V], int slot, int left) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fma(z[i] - shift[i], slope[i], offset[i]);
+            each<V>([&](int i) { z[i] = fma(z[i] - shift[i], slope[i], offset[i]); });
             activate<fast, !unaligned_samples>(z, chosen, p.activation, (float)p.act_param);
             const raw<T, V> vector = make_vector<T, V>(z);
             bool is_edge = false;
@@ -510,9 +503,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (p.y().data) {
             if (takes_half<sizeof(T) == 2, true>(p.activation))
                 halve(first, second);
-#pragma unroll
-            for (int k = 0; k < (holds ? K : 0); k++)
-                compiler_barrier(held[k]);
+            each<(holds ? K : 0)>([&](int k) { compiler_barrier(held[k]); });
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             cursor next(p.x().data, p.x(), place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);

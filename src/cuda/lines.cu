@@ -120,12 +120,11 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
             };
             found[i] = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
         }
-#pragma unroll
-        for (int i = 0; i < M; i++) {
+        each<M>([&](int i) {
             R slope, offset;
             weigh(p, found[i], slope, offset);
             own[first + i] = first + i < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
-        }
+        });
     }
 }
 
@@ -172,19 +171,16 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         raw<T, 1> more[K];
         if (p.pre_add().data)
             request_values<T, K>(a, p.pre_add(), place, n, count, more);
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            x[k] = number_of<T>(requested[k]);
+        each<K>([&](int k) { x[k] = number_of<T>(requested[k]); });
         if (p.pre_add().data) {
             take_addition<T, K>(more, x);
             if (p.u().data) {
                 char *to = line_of<T>(a, p.u(), place, n);
-#pragma unroll
-                for (int k = 0; k < K; k++) {
+                each<K>([&](int k) {
                     if (k < count)
                         store_number<T>(to, x[k]);
                     to += step;
-                }
+                });
             }
         }
         if (p.post_add().data)
@@ -257,12 +253,11 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                         z[i] *= R(0.5);
                 }
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
-#pragma unroll
-                for (int i = 0; i < slots_at_once; i++) {
+                each<slots_at_once>([&](int i) {
                     if (begin + i < count)
                         store_number<T>(to, z[i]);
                     to += step;
-                }
+                });
             }
         });
     }
@@ -320,17 +315,16 @@ template <typename R, int K>
 __device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
                                                const R (&normalized)[K])
 {
-#pragma unroll
-    for (int k = 0; k < K; k++)
+    each<K>([&](int k) {
         if (k < g.segment_rows && !is_one_channel(g))
             own[k] = {plain[k], normalized[k]};
+    });
     if (is_one_channel(g)) {
         double of_thread[2] = {0.0, 0.0};
-#pragma unroll
-        for (int k = 0; k < K; k++) {
+        each<K>([&](int k) {
             of_thread[0] += (double)plain[k];
             of_thread[1] += (double)normalized[k];
-        }
+        });
         reinterpret_cast<double *>(own)[0] = of_thread[0];
         reinterpret_cast<double *>(own)[1] = of_thread[1];
     }
@@ -369,9 +363,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     if (!modulated)
         prepare_line<slots_at_once>(a, place, 0, place.count, own);
     R plain[K], normalized[K]; /* of each position, over samples */
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        plain[k] = normalized[k] = R(0);
+    each<K>([&](int k) { plain[k] = normalized[k] = R(0); });
 
     int parity = 0; /* so that nobody writes what another warp still reads of the sample before */
 #pragma unroll 1
@@ -381,11 +373,10 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         raw<T, 1> more[K];
         if (p.pre_add().data)
             request_values<T, K>(a, p.pre_add(), place, n, count, more);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
+        each<K>([&](int k) {
             x[k] = number_of<T>(requested_x[k]);
             dy[k] = number_of<T>(requested_dy[k]);
-        }
+        });
         if (p.pre_add().data)
             take_addition<T, K>(more, x);
         const double mean = receive<double>(requested_mean, p.mean().type);
@@ -395,9 +386,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             request_values<T, K>(a, p.post_add(), place, n, count, more);
         if (modulated)
             prepare_line<1>(a, place, n, count, own);
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            x[k] -= about;
+        each<K>([&](int k) { x[k] -= about; });
 
         /* dy becomes what came through the activation. */
         choose_activation<true, true>(p.activation, [&](auto chosen) {
@@ -408,8 +397,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                         break;
                     R z[slots_at_once], by[slots_at_once];
                     const bool half = takes_half<fast, true>(decltype(chosen)::constant);
-#pragma unroll
-                    for (int i = 0; i < slots_at_once; i++) {
+                    each<slots_at_once>([&](int i) {
                         const line_pair<R> pair = own[begin + i];
                         const R slope = pair.first * rstd;
                         z[i] = fma(x[begin + i], slope, pair.second - rest * slope);
@@ -418,11 +406,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                         if (half)
                             z[i] *= R(0.5);
                         by[i] = dy[begin + i];
-                    }
+                    });
                     differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
-#pragma unroll
-                    for (int i = 0; i < slots_at_once; i++)
-                        dy[begin + i] = half ? R(0.5) * by[i] : by[i];
+                    each<slots_at_once>([&](int i) { dy[begin + i] = half ? R(0.5) * by[i] : by[i]; });
                 }
             }
         });

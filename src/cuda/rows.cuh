@@ -6,6 +6,7 @@
 #define NORMFUSE_CUDA_ROWS_CUH
 
 #include "activation.cuh"
+#include "each.cuh"
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */
@@ -296,14 +297,14 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
         /* One address with offsets: the compiler would find that of each element again. */
         data = opaque(data);
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-        for (int i = 0; i < V; i++)
+        each<V>([&](int i) {
             if (own.has(i)) {
                 if constexpr (sizeof(T) == 2)
                     store_vector<T, 1>(data, i, (unsigned short)(words[i / 2] >> (i % 2 * 16)));
                 else
                     store_vector<T, 1>(data, i, __uint_as_float(words[i]));
             }
+        });
     }
 }
 
@@ -323,9 +324,7 @@ __device__ __forceinline__ void add_residual(const normfuse_cuda_arguments &a, c
         R value[V], residual[V];
         unpack<T, V>(vector, value);
         unpack<T, V>(load_vector<T, V>(other.at(a.geometry, index, stretch), 0), residual);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            value[i] += residual[i];
+        each<V>([&](int i) { value[i] += residual[i]; });
         vector = make_vector<T, V>(value);
         if (writes)
             store_vector<T, V>(u.at(a.geometry, index, stretch), 0, vector);
@@ -359,9 +358,7 @@ __device__ __forceinline__ void exchange_sums(const normfuse_cuda_arguments &a, 
     if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
         await_open_mailboxes();
         if ((int)threadIdx.x < g.parts) {
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                send(mailbox, of_parts + N * part + i, (int)threadIdx.x, own[i]);
+            each<N>([&](int i) { send(mailbox, of_parts + N * part + i, (int)threadIdx.x, own[i]); });
         }
         meanwhile();
         await_mailbox(mailbox);
@@ -369,9 +366,7 @@ __device__ __forceinline__ void exchange_sums(const normfuse_cuda_arguments &a, 
     } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
         double *const places = a.partials + ((int64_t)block.parity * g.block_groups + block.block_group) * g.parts * N;
         if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                places[N * part + i] = own[i];
+            each<N>([&](int i) { places[N * part + i] = own[i]; });
         }
         arrive_at_block_group(block.grid_barrier(a), part, g.parts);
         meanwhile();

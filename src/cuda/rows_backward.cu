@@ -122,8 +122,7 @@ __device__ __forceinline__ void load_pairs(const normfuse_cuda_arguments &a, con
         }
     }
     unsigned furthest = 0;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
+    each<K>([&](int k) {
         if constexpr (holds) {
             const int stretch = divide(index, g.by_spans);
             load_vector_where<T, V>(index < vectors.end, held_x[k], x.at(g, index, stretch));
@@ -137,20 +136,19 @@ __device__ __forceinline__ void load_pairs(const normfuse_cuda_arguments &a, con
             }
         }
         index += vectors.step;
-    }
+    });
     if constexpr (unaligned) {
         /* Once all others have been requested: these are waited for. */
         if (end.cuts(furthest)) {
             index = vectors.index + shared * vectors.step;
-#pragma unroll
-            for (int k = 0; k < K; k++) {
+            each<K>([&](int k) {
                 const unsigned place = x.place(g, index, divide(index, g.by_spans));
                 if (index < vectors.end && end.cuts(place)) {
                     held_x[k] = load_cut<T>(x.data, place, end.bytes);
                     held_dy[k] = load_cut<T>(dy.data, place, end.bytes);
                 }
                 index += vectors.step;
-            }
+            });
         }
     }
 }
@@ -248,20 +246,14 @@ __device__ __forceinline__ void differentiate_row(const normfuse_cuda_arguments 
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        x[i] -= coefficient.shift;
+    each<V>([&](int i) { x[i] -= coefficient.shift; });
     if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
         R z[V];
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = fma(x[i], coefficient.slope, coefficient.offset);
+        each<V>([&](int i) { z[i] = fma(x[i], coefficient.slope, coefficient.offset); });
         if (many && p.post_add().data) {
             R residual[V];
             unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = p.from_y() ? residual[i] : z[i] + residual[i];
+            each<V>([&](int i) { z[i] = p.from_y() ? residual[i] : z[i] + residual[i]; });
         }
         differentiate_by<fast, !many && !unaligned>(dy, z, chosen, p.activation, (R)p.act_param);
     }
@@ -317,17 +309,15 @@ sum_channels(const normfuse_cuda_arguments &a, const row_vectors &vectors, const
                 const row_elements<V, unaligned> elements = elements_of<T, V, !many, unaligned>(a, vectors, index);
                 if (!elements.are_all()) {
                     /* Not by a factor of 0: what others have there may be infinite. */
-#pragma unroll
-                    for (int i = 0; i < V; i++) {
+                    each<V>([&](int i) {
                         x[i] = elements.has(i) ? x[i] : R(0);
                         dy[i] = elements.has(i) ? dy[i] : R(0);
-                    }
+                    });
                 }
-#pragma unroll
-                for (int i = 0; i < V; i++) {
+                each<V>([&](int i) {
                     plain += dy[i];
                     about += dy[i] * x[i];
-                }
+                });
             }
             while (__any_sync(full_mask, channel_here > current)) {
                 if (channel_here == current) {
@@ -387,15 +377,13 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
             if (writes_dy)
                 store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
             if (many ? p.dx().data && applies : writes_dx) {
-#pragma unroll
-                for (int i = 0; i < V; i++)
+                each<V>([&](int i) {
                     x[i] = fma(coefficient.slope, dy[i], of.is_needed ? fma(of.share, x[i], of.level) : R(0));
+                });
                 if (many && p.du().data) {
                     R more[V];
                     unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
-#pragma unroll
-                    for (int i = 0; i < V; i++)
-                        x[i] += more[i];
+                    each<V>([&](int i) { x[i] += more[i]; });
                 }
                 store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
                                            elements_of<T, V, !many, unaligned>(a, vectors, index));
@@ -553,11 +541,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         }
 
         /* ---- results ---- */
-#pragma unroll
-        for (int k = 0; k < K; k++) {
+        each<K>([&](int k) {
             compiler_barrier(held_x[k]);
             compiler_barrier(held_dy[k]);
-        }
+        });
         /* The set after this one, whose vectors take the places of those that were read, is so many bytes further on.
          */
         int64_t next = 0;

@@ -93,8 +93,7 @@ __device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, cons
         }
     }
     unsigned furthest = 0;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
+    each<K>([&](int k) {
         const int index = rest + k * vectors.step;
         if (index < vectors.end) {
             const int stretch = divide(index, g.by_spans);
@@ -102,17 +101,16 @@ __device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, cons
             if (!end.cuts(x.place(g, index, stretch)))
                 held[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
         }
-    }
+    });
     if constexpr (unaligned) {
         /* Once all others have been requested: these are waited for. */
         if (end.cuts(furthest)) {
-#pragma unroll
-            for (int k = 0; k < K; k++) {
+            each<K>([&](int k) {
                 const int index = rest + k * vectors.step;
                 const unsigned place = x.place(g, index, divide(index, g.by_spans));
                 if (index < vectors.end && end.cuts(place))
                     held[k] = load_cut<T>(x.data, place, end.bytes);
-            }
+            });
         }
     }
 }
@@ -194,16 +192,13 @@ __device__ __forceinline__ void add_moments(const normfuse_cuda_arguments &a, co
         unpack<T, V>(vector, value);
         const row_elements<V, unaligned> own = elements_of<T, V, plain, unaligned>(a, vectors, index);
         if (!own.are_all()) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                value[i] = own.has(i) ? value[i] : shift;
+            each<V>([&](int i) { value[i] = own.has(i) ? value[i] : shift; });
         }
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             const R distance = value[i] - shift;
             sum[i % 2] += distance;
             square[i % 2] += distance * distance;
-        }
+        });
         count += own.count();
     });
     if (count > 0) {
@@ -253,9 +248,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
             about = of.shift;
         }
         unpack<T, V>(vector, z);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = fma(z[i] - about, slope, offset);
+        each<V>([&](int i) { z[i] = fma(z[i] - about, slope, offset); });
         return y.at(g, index, stretch);
     };
     const normfuse_view added_view = !plain && p.post_add().data ? p.post_add() : p.y();
@@ -267,9 +260,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
             if (!plain && p.post_add().data) {
                 R residual[V];
                 unpack<T, V>(load_vector<T, V>(other.at(g, index, divide(index, g.by_spans)), 0), residual);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] += residual[i];
+                each<V>([&](int i) { z[i] += residual[i]; });
             }
             activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
             store_own<T, V, unaligned>(to, make_vector<T, V>(z),
@@ -487,9 +478,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
             /* ---- results ---- */
             if (p.y().data) {
-#pragma unroll
-                for (int k = 0; k < (streams ? 0 : K); k++)
-                    compiler_barrier(held[k]);
+                each<(streams ? 0 : K)>([&](int k) { compiler_barrier(held[k]); });
                 /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {

@@ -4,6 +4,7 @@
 #ifndef NORMFUSE_CUDA_SINGLE_CUH
 #define NORMFUSE_CUDA_SINGLE_CUH
 
+#include "each.cuh"
 #include "vector.cuh"
 
 /* Values of a thread that are worked on together; slots that are used are a multiple of this. */
@@ -30,9 +31,7 @@ template <typename T> __device__ __forceinline__ void store_number(char *to, com
 template <typename T, int K>
 __device__ __forceinline__ void take_addition(const raw<T, 1> (&more)[K], compute<T> (&x)[K])
 {
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k])));
+    each<K>([&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
 }
 
 /* value / divisor, rounded once but for the last bit, exact where the quotient is; share is 1 / divisor. */

@@ -112,13 +112,9 @@ __device__ __forceinline__ void request_values(const normfuse_cuda_tile &a, cons
         at += step;
     };
     if (a.slots == slots_at_once) {
-#pragma unroll
-        for (int k = 0; k < slots_at_once; k++)
-            request_slot(k);
+        each<slots_at_once>([&](int k) { request_slot(k); });
     } else {
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            request_slot(k);
+        each<K>([&](int k) { request_slot(k); });
     }
 }
 
@@ -157,14 +153,12 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
             if (begin >= a.slots)
                 break;
             R few[slots_at_once];
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++)
+            each<slots_at_once>([&](int i) {
                 few[i] = rare ? held[rare ? begin + i : 0]
                               : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::constant) ? R(0.5) : R(1));
+            });
             activate<fast, true>(few, chosen, activation, p);
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++)
-                (rare ? held[rare ? begin + i : 0] : z[begin + i]) = few[i];
+            each<slots_at_once>([&](int i) { (rare ? held[rare ? begin + i : 0] : z[begin + i]) = few[i]; });
         }
         if (rare)
             in_slots<K>(a, [&](int k) { z[k] = held[rare ? k : 0]; });
@@ -194,15 +188,12 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
             if (begin >= a.slots)
                 break;
             R few_z[slots_at_once], few_by[slots_at_once];
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++) {
+            each<slots_at_once>([&](int i) {
                 few_z[i] = rare ? held_z[rare ? begin + i : 0] : z[begin + i] * factor;
                 few_by[i] = rare ? held_by[rare ? begin + i : 0] : by[begin + i] * factor;
-            }
+            });
             differentiate_by<fast>(few_by, few_z, chosen, activation, p);
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++)
-                (rare ? held_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
+            each<slots_at_once>([&](int i) { (rare ? held_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i]; });
         }
         if (rare)
             in_slots<K>(a, [&](int k) { by[k] = held_by[rare ? k : 0]; });
@@ -214,9 +205,7 @@ template <typename S>
 __device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, int rank, const S &value)
 {
     const double *const words = reinterpret_cast<const double *>(&value);
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof(S) / 8); i++)
-        send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]);
+    each<(int)(sizeof(S) / 8)>([&](int i) { send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]); });
 }
 
 /* Of the lane's norm group: first the mean, then squares about it, which cannot cancel. */
@@ -227,23 +216,20 @@ __device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entri
     constexpr int held = 4; /* of the lane's, read once */
     const R about = entries[0].about;
     R mean = R(0), squares = R(0), means[held], found[held], counts[held];
-#pragma unroll
-    for (int k = 0; k < held; k++) {
+    each<held>([&](int k) {
         const int i = place.of_group + k * lanes;
         const tile_entry<R> one = i < count ? entries[i] : tile_entry<R>{about, R(0), R(0), R(0)};
         means[k] = (one.about - about) + one.mean;
         found[k] = one.squares;
         counts[k] = one.count;
         mean += counts[k] * means[k];
-    }
+    });
 #pragma unroll 4
     for (int i = place.of_group + held * lanes; i < count; i += lanes)
         mean += entries[i].count * ((entries[i].about - about) + entries[i].mean);
     mean = sum_few(mean, lanes);
     mean = quotient(mean, values, R(1) / values);
-#pragma unroll
-    for (int k = 0; k < held; k++)
-        squares += found[k] + counts[k] * (means[k] - mean) * (means[k] - mean);
+    each<held>([&](int k) { squares += found[k] + counts[k] * (means[k] - mean) * (means[k] - mean); });
 #pragma unroll 4
     for (int i = place.of_group + held * lanes; i < count; i += lanes) {
         const R distance = ((entries[i].about - about) + entries[i].mean) - mean;
