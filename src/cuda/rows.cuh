@@ -58,20 +58,28 @@ struct row_block : block_turns {
     }
 };
 
-/* Weight and bias of a channel with the sample's scale and shift. */
-template <typename R>
-__device__ __forceinline__ void weigh_channel(const normfuse_cuda_problem &p, int64_t n, int64_t c, R &slope, R &offset)
+/* What a channel is weighed by, as it is in memory. */
+struct requested_weights {
+    requested_value weight, bias, scale, shift;
+};
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_problem &p, int64_t n, int64_t c,
+                                                             bool wanted)
 {
     const auto request = [&](const normfuse_parameter &of) {
-        return of.data ? request_bits<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
+        return request_at_once(of, n * of.batch + c * of.channel, wanted);
     };
-    const bits<R> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
-                  shift = request(p.shift());
-    const R more = p.scale().data ? R(1) + receive<R>(scale, p.scale().type) : R(1);
-    slope = p.weight().data ? receive<R>(weight, p.weight().type) * more : more;
-    offset = p.bias().data ? receive<R>(bias, p.bias().type) * more : R(0);
+    return {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+}
+
+/* Weight and bias with the sample's scale and shift. */
+template <typename R, typename Requested>
+__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const Requested &from, R &slope, R &offset)
+{
+    const R more = p.scale().data ? R(1) + receive<R>(from.scale, p.scale().type) : R(1);
+    slope = p.weight().data ? receive<R>(from.weight, p.weight().type) * more : more;
+    offset = p.bias().data ? receive<R>(from.bias, p.bias().type) * more : R(0);
     if (p.shift().data)
-        offset += receive<R>(shift, p.shift().type);
+        offset += receive<R>(from.shift, p.shift().type);
 }
 
 /* Where a thread's vectors are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
@@ -126,28 +134,30 @@ __device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, co
     return i < a.geometry.coefficients &&
            (a.problem.sets == NORMFUSE_SETS_BATCH || vectors.first_outer + i < a.geometry.outer);
 }
-struct requested_weights {
-    requested_value weight, bias, scale, shift;
-};
-__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &a,
-                                                             const row_vectors &vectors, int i)
+/* work(i, n, c) for each channel that the block touches, shared out among its threads from `first` on. */
+template <bool many, typename Work>
+__device__ __forceinline__ void share_channels(const normfuse_cuda_arguments &a, const row_vectors &vectors, int first,
+                                               Work work)
 {
-    const normfuse_cuda_problem &p = a.problem;
-    const bool wanted = has_channel(a, vectors, i);
-    const int n = vectors.n, c = channel_of(a, vectors, i);
-    const auto request = [&](const normfuse_parameter &of) {
-        return request_at_once(of, n * of.batch + c * of.channel, wanted);
-    };
-    return {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
-}
-template <typename R>
-__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const requested_weights &from, R &slope, R &offset)
-{
-    const R more = p.scale().data ? R(1) + receive<R>(from.scale, p.scale().type) : R(1);
-    slope = p.weight().data ? receive<R>(from.weight, p.weight().type) * more : more;
-    offset = p.bias().data ? receive<R>(from.bias, p.bias().type) * more : R(0);
-    if (p.shift().data)
-        offset += receive<R>(from.shift, p.shift().type);
+    const normfuse_cuda_geometry &g = a.geometry;
+    const bool by_sample = a.problem.sets == NORMFUSE_SETS_BATCH;
+#pragma unroll 1
+    for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
+        int n = vectors.n, c = vectors.c;
+        if (many) {
+            const int nth = by_sample ? i : divide(i, g.by_outer);
+            const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
+            if (set >= g.all_block_groups)
+                break;
+            begin_of(a, set, n, c);
+            c += by_sample ? 0 : i - nth * g.outer;
+        } else if (!by_sample) {
+            if (vectors.first_outer + i >= g.outer)
+                break;
+            c += vectors.first_outer + i;
+        }
+        work(i, n, c);
+    }
 }
 
 /* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
@@ -269,20 +279,7 @@ template <typename T, bool unaligned> struct row_end {
 template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data, unsigned place, unsigned end)
 {
     const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
-    uint4 vector = make_uint4(0, 0, 0, 0);
-    /* From the last to the first, each pushing the others along: a vector in registers has no places to count through.
-     */
-#pragma unroll 1
-    for (int i = elements - 1; i >= 0; i--) {
-        const raw<T, 1> value = load_vector<T, 1>(data + place, i);
-        if constexpr (sizeof(T) == 2) {
-            vector = make_uint4(vector.x << 16 | value, __funnelshift_l(vector.x, vector.y, 16),
-                                __funnelshift_l(vector.y, vector.z, 16), __funnelshift_l(vector.z, vector.w, 16));
-        } else {
-            vector = make_uint4(__float_as_uint(value), vector.x, vector.y, vector.z);
-        }
-    }
-    return vector;
+    return load_range<T>(data + place, 0, elements, make_uint4(0, 0, 0, 0));
 }
 
 /* Never an element of another stretch: someone else may be writing it. */
@@ -305,6 +302,68 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
                     store_vector<T, 1>(data, i, __uint_as_float(words[i]));
             }
         });
+    }
+}
+
+/* The thread's `slot`-th place in shared memory for a vector of tensor `which` of N. */
+template <int N> __device__ __forceinline__ uint4 &place_of_slot(int slot, int which)
+{
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
+    return dynamic[(N * slot + which) * (int)blockDim.x + (int)threadIdx.x];
+}
+
+/* The thread's vectors of N tensors, x or x and dy: `shared` into shared memory, which may have been requested, the
+ * others into registers. `straight`: by loads without branches. */
+template <bool straight, typename T, int V, int N, int K, bool plain, bool unaligned>
+__device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
+                                          bool is_requested, const row_tensor<T, V, plain, unaligned> (&from)[N],
+                                          raw<T, V> (&held)[N][K])
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    const row_end<T, unaligned> end(a, vectors, from[0].lead);
+    int index = vectors.index;
+    if constexpr (plain) {
+#pragma unroll 1
+        for (int k = 0; k < shared; k++) {
+            if (!is_requested && index < vectors.end) {
+                const int stretch = divide(index, g.by_spans);
+                const unsigned place = from[0].place(g, index, stretch);
+                each<N>([&](int m) {
+                    if (!end.cuts(place))
+                        copy_once(&place_of_slot<N>(k, m), from[m].at(g, index, stretch), 0);
+                    else
+                        place_of_slot<N>(k, m) = load_cut<T>(from[m].data, place, end.bytes);
+                });
+            }
+            index += vectors.step;
+        }
+    }
+    unsigned furthest = 0;
+    each<K>([&](int k) {
+        const int stretch = divide(index, g.by_spans);
+        if constexpr (straight) {
+            each<N>([&](int m) {
+                load_vector_where<T, V>(index < vectors.end, held[m][k], from[m].at(g, index, stretch));
+            });
+        } else if (index < vectors.end) {
+            const unsigned place = from[0].place(g, index, stretch);
+            furthest = max(furthest, place);
+            if (!end.cuts(place))
+                each<N>([&](int m) { held[m][k] = load_vector<T, V>(from[m].at(g, index, stretch), 0); });
+        }
+        index += vectors.step;
+    });
+    if constexpr (unaligned) {
+        /* Once all others have been requested: these are waited for. */
+        if (end.cuts(furthest)) {
+            index = vectors.index + shared * vectors.step;
+            each<K>([&](int k) {
+                const unsigned place = from[0].place(g, index, divide(index, g.by_spans));
+                if (index < vectors.end && end.cuts(place))
+                    each<N>([&](int m) { held[m][k] = load_cut<T>(from[m].data, place, end.bytes); });
+                index += vectors.step;
+            });
+        }
     }
 }
 

@@ -21,20 +21,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
-    for (int i = (int)threadIdx.x; i < g.coefficients; i += (int)blockDim.x) {
-        int n = vectors.n, c = vectors.c;
-        if (many) {
-            const int nth = by_sample ? i : divide(i, g.by_outer);
-            const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
-            if (set >= g.all_block_groups)
-                break;
-            begin_of(a, set, n, c);
-            c += by_sample ? 0 : i - nth * g.outer;
-        } else if (!by_sample) {
-            if (vectors.first_outer + i >= g.outer)
-                break;
-            c += vectors.first_outer + i;
-        }
+    share_channels<many>(a, vectors, (int)threadIdx.x, [&](int i, int n, int c) {
         const int group = by_sample ? c : divide(c, g.by_outer);
         bits<double> saved_mean = 0;
         bits<R> saved_rstd = 0;
@@ -43,7 +30,13 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
             saved_rstd = request_bits<R>(p.rstd(), n * p.rstd().batch + group * p.rstd().channel);
         }
         R slope, offset;
-        weigh_channel(p, n, c, slope, offset);
+        const auto request = [&](const normfuse_parameter &of) {
+            return of.data ? request_bits<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
+        };
+        struct {
+            bits<R> weight, bias, scale, shift;
+        } const weights = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+        weigh(p, weights, slope, offset);
         double mean = 0.0;
         if (a.source == NORMFUSE_SOURCE_SAVED) {
             mean = receive<double>(saved_mean, p.mean().type);
@@ -54,7 +47,7 @@ __device__ __forceinline__ void prepare_gradients(const normfuse_cuda_arguments 
         }
         const R shift = (R)mean, rest = (R)(mean - (double)shift);
         coefficients[i] = {shift, rest, slope * factor, (offset - rest * slope) * factor};
-    }
+    });
 }
 
 /* The same where each block has one set at a time, whose statistics are saved. */
@@ -70,7 +63,7 @@ __device__ __forceinline__ requested_gradient request_gradient(const normfuse_cu
     const int n = vectors.n, c = channel_of(a, vectors, i);
     const int group = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_outer);
     return {request_at_once(p.mean(), n * p.mean().batch + group * p.mean().channel, wanted),
-            request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted), request_weights(a, vectors, i)};
+            request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted), request_weights(p, n, c, wanted)};
 }
 template <typename R>
 __device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_cuda_problem &p, const requested_gradient &from,
@@ -84,82 +77,12 @@ __device__ __forceinline__ row_gradient<R> make_gradient(const normfuse_cuda_pro
     return {shift, rest, slope * factor, (offset - rest * slope) * factor};
 }
 
-/* A place in shared memory that the thread alone reads: of x (0) or dy (1). */
-__device__ __forceinline__ uint4 &place_of_slot(uint4 *dynamic, int slot, int tensor)
-{
-    return dynamic[(2 * slot + tensor) * (int)blockDim.x + (int)threadIdx.x];
-}
-
-/* The thread's vectors: `shared` into shared memory, which may have been requested, the others into registers. */
-template <typename T, int V, int K, normfuse_cuda_schedule schedule>
-__device__ __forceinline__ void load_pairs(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
-                                           bool is_requested, uint4 *dynamic, raw<T, V> (&held_x)[K],
-                                           raw<T, V> (&held_dy)[K])
-{
-    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
-                   holds = schedule == NORMFUSE_SCHEDULE_block || schedule == NORMFUSE_SCHEDULE_split;
-    using tensor = row_tensor<T, V, !many, unaligned>;
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const tensor x(a, p.x(), vectors.n, vectors.c), dy(a, p.dy(), vectors.n, vectors.c);
-    const row_end<T, unaligned> end(a, vectors, x.lead);
-    int index = vectors.index;
-    if constexpr (!many) {
-#pragma unroll 1
-        for (int k = 0; k < shared; k++) {
-            if (!is_requested && index < vectors.end) {
-                const int stretch = divide(index, g.by_spans);
-                const unsigned place = x.place(g, index, stretch);
-                if (!end.cuts(place)) {
-                    copy_once(&place_of_slot(dynamic, k, 0), x.at(g, index, stretch), 0);
-                    copy_once(&place_of_slot(dynamic, k, 1), dy.at(g, index, stretch), 0);
-                } else {
-                    place_of_slot(dynamic, k, 0) = load_cut<T>(x.data, place, end.bytes);
-                    place_of_slot(dynamic, k, 1) = load_cut<T>(dy.data, place, end.bytes);
-                }
-            }
-            index += vectors.step;
-        }
-    }
-    unsigned furthest = 0;
-    each<K>([&](int k) {
-        if constexpr (holds) {
-            const int stretch = divide(index, g.by_spans);
-            load_vector_where<T, V>(index < vectors.end, held_x[k], x.at(g, index, stretch));
-            load_vector_where<T, V>(index < vectors.end, held_dy[k], dy.at(g, index, stretch));
-        } else if (index < vectors.end) {
-            const int stretch = divide(index, g.by_spans);
-            furthest = max(furthest, x.place(g, index, stretch));
-            if (!end.cuts(x.place(g, index, stretch))) {
-                held_x[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
-                held_dy[k] = load_vector<T, V>(dy.at(g, index, stretch), 0);
-            }
-        }
-        index += vectors.step;
-    });
-    if constexpr (unaligned) {
-        /* Once all others have been requested: these are waited for. */
-        if (end.cuts(furthest)) {
-            index = vectors.index + shared * vectors.step;
-            each<K>([&](int k) {
-                const unsigned place = x.place(g, index, divide(index, g.by_spans));
-                if (index < vectors.end && end.cuts(place)) {
-                    held_x[k] = load_cut<T>(x.data, place, end.bytes);
-                    held_dy[k] = load_cut<T>(dy.data, place, end.bytes);
-                }
-                index += vectors.step;
-            });
-        }
-    }
-}
-
 /* Calls work(x, dy, index) for each slot of the thread, those in shared memory first, as long as any thread of the warp
  * has a vector there. Vectors `next` bytes further on, if not 0, are requested into the places of those that were read.
  */
 template <typename T, int V, int K, normfuse_cuda_schedule schedule, typename Work>
 __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
-                                           uint4 *dynamic, raw<T, V> (&held_x)[K], raw<T, V> (&held_dy)[K], Work work,
-                                           int64_t next)
+                                           raw<T, V> (&held)[2][K], Work work, int64_t next)
 {
     constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes;
     using tensor = row_tensor<T, V, !many, schedule == NORMFUSE_SCHEDULE_unaligned>;
@@ -171,13 +94,13 @@ __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, con
     if constexpr (!many) {
 #pragma unroll 1
         for (int k = 0; k < shared && index - lane < vectors.end; k++) {
-            work(place_of_slot(dynamic, k, 0), place_of_slot(dynamic, k, 1), index);
+            work(place_of_slot<2>(k, 0), place_of_slot<2>(k, 1), index);
             if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
                 if (next != 0 && index < vectors.end) {
                     const tensor x(a, p.x(), vectors.n, vectors.c), dy(a, p.dy(), vectors.n, vectors.c);
                     const int stretch = divide(index, g.by_spans);
-                    copy_once(&place_of_slot(dynamic, k, 0), x.at(g, index, stretch), next);
-                    copy_once(&place_of_slot(dynamic, k, 1), dy.at(g, index, stretch), next);
+                    copy_once(&place_of_slot<2>(k, 0), x.at(g, index, stretch), next);
+                    copy_once(&place_of_slot<2>(k, 1), dy.at(g, index, stretch), next);
                 }
             }
             index += vectors.step;
@@ -187,7 +110,7 @@ __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments &a, con
     for (int k = 0; k < K; k++) {
         if (!many && index - lane >= vectors.end)
             break;
-        work(held_x[k], held_dy[k], index);
+        work(held[0][k], held[1][k], index);
         index += vectors.step;
     }
 }
@@ -440,13 +363,13 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool centred = holds || p.sets != NORMFUSE_SETS_NONE, by_sample = p.sets == NORMFUSE_SETS_BATCH;
     row_block block(a, whole, schedule == NORMFUSE_SCHEDULE_split || unaligned, !holds && g.backwards);
-    raw<T, V> held_x[K], held_dy[K];
+    raw<T, V> held[2][K]; /* of x and dy */
     block.open(g, mailbox, PAIR);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     do {
         const row_vectors vectors = vectors_of<many, false>(a, block.set, block.part, 0);
         const auto walk = [&](auto work, int64_t next = 0) {
-            walk_pairs<T, V, K, schedule>(a, vectors, shared, dynamic, held_x, held_dy, work, next);
+            walk_pairs<T, V, K, schedule>(a, vectors, shared, held, work, next);
         };
 
         /* ---- load ---- */
@@ -455,7 +378,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         requested_gradient first;
         if constexpr (holds)
             first = request_gradient(a, vectors, (int)threadIdx.x);
-        load_pairs<T, V, K, schedule>(a, vectors, shared, is_requested, dynamic, held_x, held_dy);
+        load_rows<holds>(a, vectors, shared, is_requested,
+                         {tensor(a, p.x(), vectors.n, vectors.c), tensor(a, p.dy(), vectors.n, vectors.c)}, held);
         bits<R> saved_rstd = 0;
         if (!holds && centred && applies && vectors.end > 0) {
             const int group = by_sample ? vectors.c : divide(vectors.c, g.by_outer);
@@ -542,8 +466,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 
         /* ---- results ---- */
         each<K>([&](int k) {
-            compiler_barrier(held_x[k]);
-            compiler_barrier(held_dy[k]);
+            compiler_barrier(held[0][k]);
+            compiler_barrier(held[1][k]);
         });
         /* The set after this one, whose vectors take the places of those that were read, is so many bytes further on.
          */

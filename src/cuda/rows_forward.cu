@@ -18,23 +18,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
                                                      R factor, row_coefficient<R> *coefficients, int first)
 {
     const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const bool by_sample = p.sets == NORMFUSE_SETS_BATCH;
-#pragma unroll 1
-    for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
-        int n = vectors.n, c = vectors.c;
-        if (many) {
-            const int nth = by_sample ? i : divide(i, g.by_outer);
-            const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
-            if (set >= g.all_block_groups)
-                break;
-            begin_of(a, set, n, c);
-            c += by_sample ? 0 : i - nth * g.outer;
-        } else if (!by_sample) {
-            if (vectors.first_outer + i >= g.outer)
-                break;
-            c += vectors.first_outer + i;
-        }
+    share_channels<many>(a, vectors, first, [&](int i, int n, int c) {
         /* One after the other: requested all at once, they were ahead of the vectors (128x256x28x28: 61 us for 56). */
         const R scale = R(1) + parameter<R>(p.scale(), n, c, R(0));
         R slope = parameter<R>(p.weight(), n, c, R(1)) * scale;
@@ -47,7 +31,7 @@ __device__ __forceinline__ void prepare_coefficients(const normfuse_cuda_argumen
             offset -= (R)(mean - (double)shift) * slope;
         }
         coefficients[i] = {shift, slope * factor, offset * factor, R(0)};
-    }
+    });
 }
 
 /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the one
@@ -65,53 +49,6 @@ __device__ __forceinline__ void store_set(const normfuse_cuda_arguments &a, cons
             store_statistics(a, n, channel, vectors.set, found.mean, found.variance, found.rstd, (double)p.set_values);
         if (p.has_running_momentum() && by_sample)
             update_running<R>(p, vectors.c, found.mean, variance);
-    }
-}
-
-/* The thread's vectors: `shared` into shared memory, the others, from `rest` on, into registers. */
-template <typename T, int V, int K, normfuse_cuda_schedule schedule>
-__device__ __forceinline__ void load_rows(const normfuse_cuda_arguments &a, const row_vectors &vectors, int shared,
-                                          int rest, uint4 *own_shared, raw<T, V> (&held)[K])
-{
-    constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, unaligned = schedule == NORMFUSE_SCHEDULE_unaligned;
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const row_tensor<T, V, !many, unaligned> x(a, p.x(), vectors.n, vectors.c);
-    const row_end<T, unaligned> end(a, vectors, x.lead);
-    if constexpr (!many) {
-#pragma unroll 1
-        for (int k = 0; k < shared; k++) {
-            const int index = vectors.index + k * vectors.step;
-            if (index < vectors.end) {
-                uint4 *const to = own_shared + k * (int)blockDim.x;
-                const int stretch = divide(index, g.by_spans);
-                if (!end.cuts(x.place(g, index, stretch)))
-                    copy_once(to, x.at(g, index, stretch), 0);
-                else
-                    *to = load_cut<T>(x.data, x.place(g, index, stretch), end.bytes);
-            }
-        }
-    }
-    unsigned furthest = 0;
-    each<K>([&](int k) {
-        const int index = rest + k * vectors.step;
-        if (index < vectors.end) {
-            const int stretch = divide(index, g.by_spans);
-            furthest = max(furthest, x.place(g, index, stretch));
-            if (!end.cuts(x.place(g, index, stretch)))
-                held[k] = load_vector<T, V>(x.at(g, index, stretch), 0);
-        }
-    });
-    if constexpr (unaligned) {
-        /* Once all others have been requested: these are waited for. */
-        if (end.cuts(furthest)) {
-            each<K>([&](int k) {
-                const int index = rest + k * vectors.step;
-                const unsigned place = x.place(g, index, divide(index, g.by_spans));
-                if (index < vectors.end && end.cuts(place))
-                    held[k] = load_cut<T>(x.data, place, end.bytes);
-            });
-        }
     }
 }
 
@@ -378,7 +315,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     const bool backwards = !holds && g.backwards;
     const int passes = holds || streams ? 1 : g.passes;
     row_block block(a, whole, schedule == NORMFUSE_SCHEDULE_split || unaligned, backwards);
-    raw<T, V> held[K];
+    raw<T, V> held[1][K];
     constexpr bool stores_late = schedule == NORMFUSE_SCHEDULE_split;
     block.open(g, mailbox, TRIPLE);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
@@ -399,9 +336,9 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 next += vectors.step;
             };
             if constexpr (streams)
-                request_first<K>(held, count, request_vector);
+                request_first<K>(held[0], count, request_vector);
             else
-                load_rows<T, V, K, schedule>(a, vectors, is_requested ? 0 : shared, rest, own_shared, held);
+                load_rows<false>(a, vectors, shared, is_requested, {tensor(a, p.x(), vectors.n, vectors.c)}, held);
             if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
                 grid_barrier_before() = look_at_grid_barrier(block.grid_barrier(a));
             if (sums && pass == 0)
@@ -427,14 +364,14 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 int index = vectors.index;
                 compiler_barrier(index);
                 if constexpr (streams)
-                    walk_passing<K>(held, count, request_vector, [&](raw<T, V> &vector) {
+                    walk_passing<K>(held[0], count, request_vector, [&](raw<T, V> &vector) {
                         work(vector, index);
                         index += vectors.step;
                     });
                 else if constexpr (!many)
                     walk_slots<T, V, schedule>(a, vectors, shared, index, own_shared, next_set, work);
             };
-            const auto walk_registers = [&](auto work) { walk_held<streams ? 0 : K>(vectors, rest, held, work); };
+            const auto walk_registers = [&](auto work) { walk_held<streams ? 0 : K>(vectors, rest, held[0], work); };
             if (!plain && p.pre_add().data) {
                 const bool writes = p.u().data && (sums || !(p.phases() & NORMFUSE_PHASE_STATISTICS));
                 /* Perhaps in place of x or of its residual, so not before all have read the value that they share. */
@@ -450,12 +387,12 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     add_moments<T, V, schedule>(a, vectors, common, first, index, walk_some, met);
                 };
                 if constexpr (streams)
-                    gather(held[0], vectors.index, walk_shared);
+                    gather(held[0][0], vectors.index, walk_shared);
                 if constexpr (!streams && !many)
                     if (shared > 0)
                         gather(own_shared[0], vectors.index, walk_shared);
                 if constexpr (!streams)
-                    gather(held[0], rest, walk_registers);
+                    gather(held[0][0], rest, walk_registers);
             }
             if (!applies)
                 continue;
@@ -478,7 +415,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
             /* ---- results ---- */
             if (p.y().data) {
-                each<(streams ? 0 : K)>([&](int k) { compiler_barrier(held[k]); });
+                each<(streams ? 0 : K)>([&](int k) { compiler_barrier(held[0][k]); });
                 /* The set after this one, whose vectors take the places of those that were read. */
                 const char *next = nullptr;
                 if constexpr (schedule == NORMFUSE_SCHEDULE_split) {
