@@ -97,12 +97,8 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
 {
     const normfuse_cuda_problem &p = a.problem;
     if (is_one_channel(a.geometry)) {
-        const auto request = [&](const normfuse_parameter &of) {
-            return request_at_once(of, n * of.batch + place.group * of.channel, count > 0);
-        };
-        const requested_weights found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
         R slope, offset;
-        weigh(p, found, slope, offset);
+        weigh(p, request_weights(p, n, place.group, count > 0), slope, offset);
 #pragma unroll 1
         for (int k = 0; k < a.geometry.segment_rows; k++)
             own[k] = k < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
@@ -113,12 +109,7 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
         requested_weights found[M];
 #pragma unroll
         for (int i = 0; i < M; i++) {
-            const bool wanted = first + i < count;
-            const int64_t c = place.channel_of(a, first + i);
-            const auto request = [&](const normfuse_parameter &of) {
-                return request_at_once(of, n * of.batch + c * of.channel, wanted);
-            };
-            found[i] = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+            found[i] = request_weights(p, n, place.channel_of(a, first + i), first + i < count);
         }
         each<M>([&](int i) {
             R slope, offset;
@@ -173,15 +164,9 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             request_values<T, K>(a, p.pre_add(), place, n, count, more);
         each<K>([&](int k) { x[k] = number_of<T>(requested[k]); });
         if (p.pre_add().data) {
-            take_addition<T, K>(more, x);
-            if (p.u().data) {
-                char *to = line_of<T>(a, p.u(), place, n);
-                each<K>([&](int k) {
-                    if (k < count)
-                        store_number<T>(to, x[k]);
-                    to += step;
-                });
-            }
+            add_slots<T>(K, more, x);
+            if (p.u().data)
+                store_slots<T>(K, line_of<T>(a, p.u(), place, n), step, x, [&](int k) { return k < count; });
         }
         if (p.post_add().data)
             request_values<T, K>(a, p.post_add(), place, n, count, more);
@@ -191,13 +176,10 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
 
         /* About the line's first value, or that of each warp; then about the mean, which cannot cancel. */
         R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            if (k % slots_at_once == 0 && k >= g.segment_rows)
-                break;
+        in_slots<K>(g.segment_rows, [&](int k) {
             if (k < count)
                 sum += x[k] - base;
-        }
+        });
         sum = sum_few(sum, place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0) {
@@ -213,14 +195,11 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         /* The mean is about + rest. */
         const R distance = quotient(sum, values, share), about = base + distance, back = about - base;
         const R rest = (base - (about - back)) + (distance - back);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            if (k % slots_at_once == 0 && k >= g.segment_rows)
-                break;
+        in_slots<K>(g.segment_rows, [&](int k) {
             x[k] -= about;
             if (k < count)
                 square += (x[k] - rest) * (x[k] - rest);
-        }
+        });
         square = sum_few(square, place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
@@ -378,7 +357,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             dy[k] = number_of<T>(requested_dy[k]);
         });
         if (p.pre_add().data)
-            take_addition<T, K>(more, x);
+            add_slots<T>(K, more, x);
         const double mean = receive<double>(requested_mean, p.mean().type);
         const R rstd = receive<R>(requested_rstd, p.rstd().type);
         const R about = (R)mean, rest = (R)(mean - (double)about);
@@ -419,10 +398,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         /* dy becomes its part of dx, slope dy'. */
         char *to_addition = line_of<T>(a, p.dpost_add(), place, n);
         totals<R> all = {R(0), R(0)};
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            if (k % slots_at_once == 0 && k >= g.segment_rows)
-                break;
+        in_slots<K>(g.segment_rows, [&](int k) {
             if (k < count) {
                 if (p.dpost_add().data)
                     store_number<T>(to_addition, dy[k]);
@@ -433,7 +409,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                 all.centred += dy[k] * x[k];
             }
             to_addition += step;
-        }
+        });
         all = {sum_few(all.plain, place.lanes), sum_few(all.centred, place.lanes)};
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
@@ -451,17 +427,14 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         const R level = -all.plain * portion - by_x * rest;
         if (p.dx().data) {
             char *to = line_of<T>(a, p.dx(), place, n);
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                if (k % slots_at_once == 0 && k >= g.segment_rows)
-                    break;
+            in_slots<K>(g.segment_rows, [&](int k) {
                 R dx = dy[k] + fma(by_x, x[k], level);
                 if (p.du().data)
                     dx += number_of<T>(more[k]);
                 if (k < count)
                     store_number<T>(to, dx);
                 to += step;
-            }
+            });
         }
     }
 

@@ -27,11 +27,33 @@ template <typename T> __device__ __forceinline__ void store_number(char *to, com
     *reinterpret_cast<raw<T, 1> *>(to) = rounded_to<T>(number);
 }
 
+/* work(slot) for the first `used` of a thread's slots, rounded up to slots_at_once. */
+template <int K, typename Work> __device__ __forceinline__ void in_slots(int used, Work work)
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        if (k % slots_at_once == 0 && k >= used)
+            break;
+        work(k);
+    }
+}
+
 /* x with what is added to it, rounded as it would be in memory. */
 template <typename T, int K>
-__device__ __forceinline__ void take_addition(const raw<T, 1> (&more)[K], compute<T> (&x)[K])
+__device__ __forceinline__ void add_slots(int used, const raw<T, 1> (&more)[K], compute<T> (&x)[K])
 {
-    each<K>([&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
+    in_slots<K>(used, [&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
+}
+
+/* Those values that the thread has, `step` bytes apart. */
+template <typename T, int K, typename Step, typename Has>
+__device__ __forceinline__ void store_slots(int used, char *to, Step step, const compute<T> (&values)[K], Has has)
+{
+    in_slots<K>(used, [&](int k) {
+        if (has(k))
+            store_number<T>(to, values[k]);
+        to += step;
+    });
 }
 
 /* value / divisor, rounded once but for the last bit, exact where the quotient is; share is 1 / divisor. */

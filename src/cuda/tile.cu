@@ -84,17 +84,6 @@ struct tile_place {
     }
 };
 
-/* work(slot) for as many as any thread of the block has, rounded up to slots_at_once. */
-template <int K, typename Work> __device__ __forceinline__ void in_slots(const normfuse_cuda_tile &a, Work work)
-{
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        if (k % slots_at_once == 0 && k >= a.slots)
-            break;
-        work(k);
-    }
-}
-
 /* A thread's values of a tensor, and of a second one, requested together. What is loaded in a branch is waited for at
  * its end, so there are two ways and not one end for every slots_at_once: 32x500x250 f16 NHWC 24.5 us, so 48.6; and 16
  * loads where 4 are wanted cost 0.4 us. */
@@ -122,20 +111,7 @@ template <typename T, int K>
 __device__ __forceinline__ void store_slots(const normfuse_cuda_tile &a, char *data, const tile_place &place,
                                             const compute<T> (&values)[K])
 {
-    char *to = data + place.at;
-    const int64_t step = a.at_once * a.row_bytes;
-    in_slots<K>(a, [&](int k) {
-        if (place.has(a, k))
-            store_number<T>(to, values[k]);
-        to += step;
-    });
-}
-
-/* x with what is added to it, rounded as it would be in memory. */
-template <typename T, int K>
-__device__ __forceinline__ void add_slots(const normfuse_cuda_tile &a, const raw<T, 1> (&more)[K], compute<T> (&x)[K])
-{
-    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
+    store_slots<T>(a.slots, data + place.at, a.at_once * a.row_bytes, values, [&](int k) { return place.has(a, k); });
 }
 
 /* work(chosen, first slot) with slots_at_once of them. The rare activations are long: their slots go through memory of
@@ -147,7 +123,7 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
         constexpr bool rare = decltype(chosen)::constant < 0;
         R held[rare ? K : 1];
         if (rare)
-            in_slots<K>(a, [&](int k) { held[rare ? k : 0] = z[k]; });
+            in_slots<K>(a.slots, [&](int k) { held[rare ? k : 0] = z[k]; });
 #pragma unroll(rare ? 1 : K / slots_at_once)
         for (int begin = 0; begin < K; begin += slots_at_once) {
             if (begin >= a.slots)
@@ -161,7 +137,7 @@ __device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&
             each<slots_at_once>([&](int i) { (rare ? held[rare ? begin + i : 0] : z[begin + i]) = few[i]; });
         }
         if (rare)
-            in_slots<K>(a, [&](int k) { z[k] = held[rare ? k : 0]; });
+            in_slots<K>(a.slots, [&](int k) { z[k] = held[rare ? k : 0]; });
     });
 }
 
@@ -177,7 +153,7 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
         if (decltype(chosen)::constant == NORMFUSE_IDENTITY)
             return;
         if (rare)
-            in_slots<K>(a, [&](int k) {
+            in_slots<K>(a.slots, [&](int k) {
                 held_z[rare ? k : 0] = z[k];
                 held_by[rare ? k : 0] = by[k];
             });
@@ -196,7 +172,7 @@ __device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a,
             each<slots_at_once>([&](int i) { (rare ? held_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i]; });
         }
         if (rare)
-            in_slots<K>(a, [&](int k) { by[k] = held_by[rare ? k : 0]; });
+            in_slots<K>(a.slots, [&](int k) { by[k] = held_by[rare ? k : 0]; });
     });
 }
 
@@ -238,32 +214,13 @@ __device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entri
     return {about, mean, sum_few(squares, lanes), values};
 }
 
-__device__ __forceinline__ void request_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
-                                                          requested_weights &found)
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &all, const tile_place &place)
 {
-    const normfuse_cuda_problem &p = all.problem;
-    const int n = place.n, c = divide(place.first + place.column, all.tile.by_channel_columns);
-    const auto request = [&](const normfuse_parameter &of) {
-        return request_at_once(of, n * of.batch + c * of.channel, place.left > 0);
-    };
-    found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+    const int c = divide(place.first + place.column, all.tile.by_channel_columns);
+    return request_weights(all.problem, place.n, c, place.left > 0);
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
-
-/* By one warp of the block that speaks for the norm groups. */
-template <typename R>
-__device__ __forceinline__ void write_statistics(const normfuse_cuda_arguments &all, const tile_place &place,
-                                                 double mean, R variance, R rstd)
-{
-    const normfuse_cuda_problem &p = all.problem;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int set = place.set(all.tile);
-    const double of_running = store_statistics(all, place.n, set, by_channel ? set : (int64_t)place.n * p.groups + set,
-                                               mean, variance, rstd, (double)p.set_values);
-    if (p.has_running_momentum() && by_channel)
-        update_running<R>(p, set, mean, of_running);
-}
 
 template <typename T, int K> __device__ __forceinline__ void tile_forward(const normfuse_cuda_arguments &all)
 {
@@ -284,15 +241,14 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     if (a.pre_add)
         request_values<T, K>(a, place, a.pre_add, more);
     place.find_groups(a);
-    requested_weights weights;
-    request_weights_of_column(all, place, weights);
+    const requested_weights weights = request_weights(all, place);
     if (a.parts > 1)
         open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
     R x[K];
-    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
+    in_slots<K>(a.slots, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
     if (a.pre_add) {
-        add_slots<T, K>(a, more, x);
+        add_slots<T>(a.slots, more, x);
         if (a.u)
             store_slots<T, K>(a, a.u, place, x);
     }
@@ -302,14 +258,14 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     /* About the thread's first value; then about its mean. */
     const R own_about = x[0];
     R sum = R(0), squares = R(0), own_count = R(0);
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         if (place.has(a, k)) {
             sum += x[k] - own_about;
             own_count += R(1);
         }
     });
     const R own_mean = sum / max(own_count, R(1));
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         const R distance = (x[k] - own_about) - own_mean;
         if (place.has(a, k))
             squares += distance * distance;
@@ -330,8 +286,17 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     }
     const R variance = quotient(all_of.squares, (R)p.set_values, R(1) / (R)p.set_values);
     const R rstd = inverse_root(variance + (R)p.eps);
-    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
-        write_statistics<R>(all, place, (double)all_of.about + (double)all_of.mean, variance, rstd);
+    /* By one warp of the block that speaks for the norm groups. */
+    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0) {
+        const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+        const int set = place.set(a);
+        const double mean = (double)all_of.about + (double)all_of.mean;
+        const double of_running =
+            store_statistics(all, place.n, set, by_channel ? set : (int64_t)place.n * p.groups + set, mean, variance,
+                             rstd, (double)p.set_values);
+        if (p.has_running_momentum() && by_channel)
+            update_running<R>(p, set, mean, of_running);
+    }
 
     /* The mean is about + rest. */
     const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
@@ -341,7 +306,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     weigh(p, weights, slope, offset);
     slope *= place.broadcast(a, rstd);
     offset -= rest * slope;
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         x[k] = fma(x[k] - about, slope, offset);
         if (a.post_add)
             x[k] += number_of<T>(more[k]);
@@ -464,8 +429,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     const int set = place.set(a);
     const requested_value requested_mean = request_at_once(p.mean(), place.n * p.mean().batch + set * p.mean().channel);
     const requested_value requested_rstd = request_at_once(p.rstd(), place.n * p.rstd().batch + set * p.rstd().channel);
-    requested_weights weights;
-    request_weights_of_column(all, place, weights);
+    const requested_weights weights = request_weights(all, place);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
@@ -475,12 +439,12 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     }
 
     R x[K], dy[K];
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         x[k] = number_of<T>(requested_x[k]);
         dy[k] = number_of<T>(requested_dy[k]);
     });
     if (a.pre_add)
-        add_slots<T, K>(a, more, x);
+        add_slots<T>(a.slots, more, x);
     if (has_post)
         request_values<T, K>(a, place, a.post_add, more);
     const double mean = receive<double>(requested_mean, p.mean().type);
@@ -495,7 +459,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     /* x becomes x - about, and dy what came through the activation. */
     R z[K];
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         x[k] -= about;
         z[k] = fma(x[k], slope, offset);
         if (has_post)
@@ -507,7 +471,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     if (a.dpost_add)
         store_slots<T, K>(a, a.dpost_add, place, dy);
     tile_sums<R> found = {R(0), R(0)};
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         if (place.has(a, k)) {
             found.plain += dy[k];
             found.centred += dy[k] * x[k];
@@ -555,7 +519,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
         const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
         const R by_x = later * place.broadcast(a, by_x_of), level = later * place.broadcast(a, level_of);
-        in_slots<K>(a, [&](int k) {
+        in_slots<K>(a.slots, [&](int k) {
             x[k] = fma(slope, dy[k], fma(by_x, x[k], level));
             if (a.du)
                 x[k] += number_of<T>(more[k]);
