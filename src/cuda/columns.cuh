@@ -6,7 +6,7 @@
 #define NORMFUSE_CUDA_COLUMNS_CUH
 
 #include "activation.cuh"
-#include "each.cuh"
+#include "body.cuh"
 #include "join.cuh"
 
 struct column_place {
@@ -310,28 +310,21 @@ __device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const chan
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
         const int c = first + i;
-        bits<float> weight = 0, bias = 0, scale = 0, shift = 0, added = 0;
-        if (p.weight().data)
-            weight = request_bits<float>(p.weight(), n * p.weight().batch + c * p.weight().channel);
-        if (p.bias().data)
-            bias = request_bits<float>(p.bias(), n * p.bias().batch + c * p.bias().channel);
-        if (p.scale().data)
-            scale = request_bits<float>(p.scale(), n * p.scale().batch + c * p.scale().channel);
-        if (p.shift().data)
-            shift = request_bits<float>(p.shift(), n * p.shift().batch + c * p.shift().channel);
-        if (p.pre_bias().data)
-            added = request_bits<float>(p.pre_bias(), n * p.pre_bias().batch + c * p.pre_bias().channel);
+        const auto request = [&](const normfuse_parameter &from) {
+            return from.data ? request_bits<float>(from, n * from.batch + c * from.channel) : bits<float>(0);
+        };
+        const bits<float> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
+                          shift = request(p.shift()), added = request(p.pre_bias());
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
-            if (p.weight().data)
-                of.slopes[at] = receive<float>(weight, p.weight().type);
-            if (p.bias().data)
-                of.offsets[at] = receive<float>(bias, p.bias().type);
-            if (p.scale().data)
-                of.means[at] = receive<float>(scale, p.scale().type);
-            if (p.shift().data)
-                of.shifts[at] = receive<float>(shift, p.shift().type);
-            if (p.pre_bias().data)
-                biases_of(p, of, all)[at] = receive<float>(added, p.pre_bias().type);
+            const auto hold = [&](float *values, const normfuse_parameter &from, bits<float> found) {
+                if (from.data)
+                    values[at] = receive<float>(found, from.type);
+            };
+            hold(of.slopes, p.weight(), weight);
+            hold(of.offsets, p.bias(), bias);
+            hold(of.means, p.scale(), scale);
+            hold(of.shifts, p.shift(), shift);
+            hold(biases_of(p, of, all), p.pre_bias(), added);
         });
     }
 }
@@ -504,6 +497,26 @@ __device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&s
             half *= R(2);
         }
     }
+}
+
+/* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,
+ * row_channels apart. All threads call. */
+template <typename Work>
+__device__ __forceinline__ void sum_beside(const float *plain, const float *centred, int here, int row_channels,
+                                           int beside, int bits, Work work)
+{
+    share_items(here, bits, [&](int i, bool exists, int lane, int lanes) {
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll 4
+        for (int row = lane; row < (exists ? beside : 0); row += lanes) {
+            sum += plain[row * row_channels + i];
+            product += centred[row * row_channels + i];
+        }
+        sum = sum_few(sum, lanes);
+        product = sum_few(product, lanes);
+        if (exists && lane == 0)
+            work(i, sum, product);
+    });
 }
 
 #endif

@@ -140,42 +140,29 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
         }
     }
     __syncthreads();
-    /* Rows folded are beside one another of.here, too. */
-    const int row_channels = g.folded > 1 ? of.here : of.channels, sums_beside = of.at_once * g.folded;
-    const int lanes = 1 << of.channel_bits, lane = (int)threadIdx.x & (lanes - 1);
-    const int first_of_warp = (int)(threadIdx.x & ~31u) >> of.channel_bits;
-#pragma unroll 1
-    for (int round = 0; round + first_of_warp < of.here; round += of.step >> of.channel_bits) {
-        const int i = round + ((int)threadIdx.x >> of.channel_bits);
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll 4
-        for (int beside = lane; beside < (i < of.here ? sums_beside : 0); beside += lanes) {
-            sum += of.of_plain[beside * row_channels + i];
-            product += of.of_centred[beside * row_channels + i];
-        }
-        sum = sum_few(sum, lanes);
-        product = sum_few(product, lanes);
-        if (i >= of.here || lane != 0)
-            continue;
-        float weight, bias;
-        const int of_channel = first_place(i, of.later, of.here);
-        if (ready) {
-            product -= of.of_channels.shifts[of_channel] * sum;
-            weight = of.of_channels.slopes[of_channel];
-        } else {
-            const group_statistics<float> of_group = of.of_groups[divide(i, g.by_group)];
-            product -= of_group.rest * sum;
-            weigh(p, of.of_channels, of_channel, weight, bias);
-            weight *= of_group.rstd;
-        }
-        if (holds)
-            of.of_sums[i] = {weight * sum, weight * product};
-        if (a.sums) {
-            const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : of.n) * p.c + of.first_channel + i;
-            reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] =
-                make_double2((double)sum, (double)product);
-        }
-    }
+    /* Rows folded are beside one another, too. */
+    const int row_channels = g.folded > 1 ? of.here : of.channels;
+    sum_beside(of.of_plain, of.of_centred, of.here, row_channels, of.at_once * g.folded, of.channel_bits,
+               [&](int i, float sum, float product) {
+                   float weight, bias;
+                   const int of_channel = first_place(i, of.later, of.here);
+                   if (ready) {
+                       product -= of.of_channels.shifts[of_channel] * sum;
+                       weight = of.of_channels.slopes[of_channel];
+                   } else {
+                       const group_statistics<float> of_group = of.of_groups[divide(i, g.by_group)];
+                       product -= of_group.rest * sum;
+                       weigh(p, of.of_channels, of_channel, weight, bias);
+                       weight *= of_group.rstd;
+                   }
+                   if (holds)
+                       of.of_sums[i] = {weight * sum, weight * product};
+                   if (a.sums) {
+                       const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : of.n) * p.c + of.first_channel + i;
+                       reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] =
+                           make_double2((double)sum, (double)product);
+                   }
+               });
 }
 
 /* What dx takes of the groups, of the channels' weighted sums, or of totals that are known. */
@@ -195,9 +182,6 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &a, co
         });
     };
     if constexpr (holds) {
-        const int lanes = 1 << of.group_bits, lane = (int)threadIdx.x & (lanes - 1);
-        const int groups_at_once = of.step >> of.group_bits, own_group = (int)threadIdx.x >> of.group_bits;
-        const int first_of_warp = (int)(threadIdx.x & ~31u) >> of.group_bits;
         const bool far = block.exchange == NORMFUSE_EXCHANGE_GRID;
         float2 *const of_grid = block.parts_of<float2>(a, of.groups);
         __syncthreads();
@@ -205,10 +189,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &a, co
             counted = count_block(a, divide(of.first_channel, g.by_group));
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
             await_open_mailboxes();
-#pragma unroll 1
-        for (int round = 0; round + first_of_warp < of.groups_here; round += groups_at_once) {
-            const int group = round + own_group;
-            const bool exists = group < of.groups_here;
+        share_items(of.groups_here, of.group_bits, [&](int group, bool exists, int lane, int lanes) {
             float sum = 0.0f, product = 0.0f;
 #pragma unroll 4
             for (int i = lane; i < (exists ? g.group : 0); i += lanes) {
@@ -219,7 +200,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &a, co
             sum = sum_few(sum, lanes);
             product = sum_few(product, lanes);
             if (!exists)
-                continue;
+                return;
             const float2 both = {sum, product};
             if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                 for (int other = lane; other < g.parts; other += lanes)
@@ -230,18 +211,15 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &a, co
                 else
                     finish(group, sum, product);
             }
-        }
+        });
         if (block.exchange != NORMFUSE_EXCHANGE_NONE) {
             if (far) {
                 synchronize_block_group(block.grid_barrier(a), block.part, g.parts, grid_barrier_before);
             } else {
                 await_mailbox(mailbox);
             }
-#pragma unroll 1
-            for (int round = 0; round + first_of_warp < of.groups_here; round += groups_at_once) {
-                const int group = round + own_group;
-                const bool exists = group < of.groups_here;
-                const int begin = (exists ? group : 0) * g.parts;
+            share_items(of.groups_here, of.group_bits, [&](int group, bool exists, int lane, int lanes) {
+                const int begin = group * g.parts;
                 double sum = 0.0, product = 0.0;
                 if (far) {
 #pragma unroll 8
@@ -260,7 +238,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &a, co
                 product = sum_few(product, lanes);
                 if (exists && lane == 0)
                     finish(group, (float)sum, (float)product);
-            }
+            });
         }
     } else {
 #pragma unroll 1

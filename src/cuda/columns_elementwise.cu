@@ -133,19 +133,17 @@ template <typename T, int V> struct elementwise_channels {
 };
 
 /* What a thread requests together. */
-template <bool residual> struct elementwise_vectors {
-    uint4 x;
-};
-template <> struct elementwise_vectors<true> {
-    uint4 x, residual;
+template <int N> struct vectors_of {
+    uint4 of[N];
 };
 
-template <typename T, int V, int K, bool residual>
-__device__ __forceinline__ void elementwise_forward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
+    constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = elementwise_vectors<residual>;
+    using vectors = vectors_of<residual ? 2 : 1>; /* x, what is added */
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -159,9 +157,9 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row),
         other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
-        load_vector_where<T, V>(wanted, of.x, x.base + x.at);
+        load_vector_where<T, V>(wanted, of.of[0], x.base + x.at);
         if constexpr (residual)
-            load_vector_where<T, V>(wanted, of.residual, other.base + x.at);
+            load_vector_where<T, V>(wanted, of.of[1], other.base + x.at);
         x.advance(place);
     };
     request_first<K>(held, count, request_vector);
@@ -173,11 +171,11 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
-            unpack<T, V>(of.x, z);
+            unpack<T, V>(of.of[0], z);
             each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
             if constexpr (residual) {
                 float more[V];
-                unpack<T, V>(of.residual, more);
+                unpack<T, V>(of.of[1], more);
                 each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
             }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
@@ -187,21 +185,15 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     });
 }
 
-template <bool residual> struct elementwise_pairs {
-    uint4 x, dy;
-};
-template <> struct elementwise_pairs<true> {
-    uint4 x, dy, residual;
-};
-
 /* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean); with an addition dy', its
  * gradient. */
-template <typename T, int V, int K, bool residual>
-__device__ __forceinline__ void elementwise_backward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
+    constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = elementwise_pairs<residual>;
+    using vectors = vectors_of<residual ? 3 : 2>; /* x, dy, what was added */
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
@@ -216,10 +208,10 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     cursor residual_at(residual ? p.post_add().data : p.x().data, p.x(), place, row),
         dresidual(p.dpost_add().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
-        load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
-        load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
+        load_vector_where<T, V>(wanted, of.of[0], x_at.base + x_at.at);
+        load_vector_where<T, V>(wanted, of.of[1], dy_at.base + dy_at.at);
         if constexpr (residual)
-            load_vector_where<T, V>(wanted, of.residual, residual_at.base + x_at.at);
+            load_vector_where<T, V>(wanted, of.of[2], residual_at.base + x_at.at);
         x_at.advance(place);
         dy_at.advance(place);
     };
@@ -235,15 +227,15 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
             each<V / H>([&](int h) {
                 float x[H], dy[H];
-                unpack_part<T, V>(of.x, h, x);
-                unpack_part<T, V>(of.dy, h, dy);
+                unpack_part<T, V>(of.of[0], h, x);
+                unpack_part<T, V>(of.of[1], h, dy);
                 each<H>([&](int i) { x[i] -= about[h * H + i]; });
                 if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[H];
                     each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
                     if constexpr (residual) {
                         float more[H];
-                        unpack_part<T, V>(of.residual, h, more);
+                        unpack_part<T, V>(of.of[2], h, more);
                         each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
                     }
                     differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
@@ -285,42 +277,23 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         write_values<V>(of_centred + at, second);
     }
     __syncthreads();
-    const int lanes = 1 << g.channel_bits, lane = (int)threadIdx.x & (lanes - 1);
-    const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.channel_bits;
-#pragma unroll 1
-    for (int round = 0; round + first_of_warp < here; round += (int)blockDim.x >> g.channel_bits) {
-        const int i = round + ((int)threadIdx.x >> g.channel_bits), c = place.first_channel + i;
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll 4
-        for (int beside = lane; beside < (i < here ? place.rows_at_once : 0); beside += lanes) {
-            sum += of_plain[beside * channels + i];
-            product += of_centred[beside * channels + i];
-        }
-        sum = sum_few(sum, lanes);
-        product = sum_few(product, lanes);
-        if (i >= here || lane != 0)
-            continue;
-        float rounded = 0.0f, rest = 0.0f, left;
-        if (p.evaluate())
-            elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
-        else if (residual && p.sets != NORMFUSE_SETS_NONE)
-            split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
-                          rounded, rest);
-        if (p.pre_bias().data) {
-            (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
-            rest += left;
-        }
-        product -= rest * sum;
-        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
-        reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
-    }
+    sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits,
+               [&](int i, float sum, float product) {
+                   const int c = place.first_channel + i;
+                   float rounded = 0.0f, rest = 0.0f, left;
+                   if (p.evaluate())
+                       elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
+                   else if (residual && p.sets != NORMFUSE_SETS_NONE)
+                       split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
+                                     rounded, rest);
+                   if (p.pre_bias().data) {
+                       (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
+                       rest += left;
+                   }
+                   product -= rest * sum;
+                   const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
+                   reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
+               });
 }
 
-constexpr bool residual_elementwise = false, residual_elementwise_residual = true;
-
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        elementwise_##direction<type, elements, vectors, residual_##schedule>(a);                                      \
-    }
-NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(NORMFUSE_INSTANCE)

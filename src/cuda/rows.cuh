@@ -6,7 +6,7 @@
 #define NORMFUSE_CUDA_ROWS_CUH
 
 #include "activation.cuh"
-#include "each.cuh"
+#include "body.cuh"
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */

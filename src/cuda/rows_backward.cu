@@ -488,9 +488,4 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     } while (block.advance(g));
 }
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        rows_backward<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                       \
-    }
-NORMFUSE_KERNELS_ROWS_BACKWARD(INSTANCE)
+NORMFUSE_KERNELS_ROWS_BACKWARD(NORMFUSE_INSTANCE)

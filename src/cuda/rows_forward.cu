@@ -442,9 +442,4 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 
 /* Of the block schedule: blocks of 224 threads that hold a set of 25 KB, four on a multiprocessor at 72 registers. With
  * 64 a vector went to memory as soon as it was loaded, and the parameters were requested only then. */
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        rows_forward<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                        \
-    }
-NORMFUSE_KERNELS_ROWS_FORWARD(INSTANCE)
+NORMFUSE_KERNELS_ROWS_FORWARD(NORMFUSE_INSTANCE)

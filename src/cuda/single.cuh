@@ -4,7 +4,7 @@
 #ifndef NORMFUSE_CUDA_SINGLE_CUH
 #define NORMFUSE_CUDA_SINGLE_CUH
 
-#include "each.cuh"
+#include "body.cuh"
 #include "vector.cuh"
 
 /* Values of a thread that are worked on together; slots that are used are a multiple of this. */
