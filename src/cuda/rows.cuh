@@ -279,6 +279,11 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
         NORMFUSE_DYNAMIC_SHARED(dynamic);
         return dynamic[(N * slot + which) * (int)blockDim.x + (int)threadIdx.x];
     }
+    __device__ __forceinline__ uint4 *behind_slots() const
+    {
+        NORMFUSE_DYNAMIC_SHARED(dynamic);
+        return dynamic + N * shared * (int)blockDim.x;
+    }
 
     /* The forward deals vectors to the threads of a block in turn. The backward, which has to know what each channel
      * sums to, gives each warp adjacent ones, so that a warp meets few channels. */

@@ -35,7 +35,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct forw
 
     __device__ __forceinline__ explicit forward_rows(const normfuse_cuda_arguments &a) : kernel(a)
     {
-        coefficients = reinterpret_cast<row_coefficient<R> *>(&this->place_of_slot(shared, 0) - threadIdx.x);
+        coefficients = reinterpret_cast<row_coefficient<R> *>(this->behind_slots());
     }
 
     /* Coefficients of the channels that the block touches, halved where the activation takes half. With statistics to
