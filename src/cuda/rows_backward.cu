@@ -10,7 +10,7 @@
 #include "rows.cuh"
 
 /* z = (x - shift) * slope + offset; shift + rest is the mean. */
-template <typename R> struct alignas(16) row_gradient {
+template <typename R> struct row_gradient {
     R shift, rest, slope, offset;
 };
 
@@ -211,8 +211,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct back
                     R x[V], dy[V];
                     unpack<T, V>(x_vector, x);
                     unpack<T, V>(dy_vector, dy);
-                    const row_gradient<R> coefficient = own[channel_here];
-                    differentiate(chosen, post, coefficient, index, stretch, x, dy);
+                    differentiate(chosen, post, own[channel_here], index, stretch, x, dy);
                     const row_elements<V, unaligned> elements = this->elements_of(index);
                     if (!elements.are_all()) {
                         /* Not by a factor of 0: what others have there may be infinite. */
@@ -287,7 +286,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct back
     __device__ __forceinline__ totals<R> join_set(const totals<R> &met, cluster_mailbox &mailbox, Write write_sums) const
     {
         __shared__ totals<R> of_warps[max_row_warps];
-        __shared__ double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
+        __shared__ __align__(16) double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
         totals<R> total = {sum_lanes(met.plain, lanes), sum_lanes(met.centred, lanes)};
         if constexpr (!many) {
             total = join_warps(of_warps, total, [](const totals<R> &of_lane) {
