@@ -346,29 +346,17 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         each<K>([&](int k) { x[k] -= about; });
 
         /* dy becomes what came through the activation. */
-        choose_activation<true, true>(p.activation, [&](auto chosen) {
-            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-#pragma unroll
-                for (int begin = 0; begin < K; begin += slots_at_once) {
-                    if (begin >= g.segment_rows)
-                        break;
-                    R z[slots_at_once], by[slots_at_once];
-                    const bool half = takes_half<fast, true>(decltype(chosen)::constant);
-                    each<slots_at_once>([&](int i) {
-                        const line_pair<R> pair = own[begin + i];
-                        const R slope = pair.first * rstd;
-                        z[i] = fma(x[begin + i], slope, pair.second - rest * slope);
-                        if (has_post)
-                            z[i] = p.from_y() ? number_of<T>(more[begin + i]) : z[i] + number_of<T>(more[begin + i]);
-                        if (half)
-                            z[i] *= R(0.5);
-                        by[i] = dy[begin + i];
-                    });
-                    differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
-                    each<slots_at_once>([&](int i) { dy[begin + i] = half ? R(0.5) * by[i] : by[i]; });
-                }
-            }
-        });
+        if (p.activation != NORMFUSE_IDENTITY) {
+            R z[K];
+            in_slots<K>(g.segment_rows, [&](int k) {
+                const line_pair<R> pair = own[k];
+                const R slope = pair.first * rstd;
+                z[k] = fma(x[k], slope, pair.second - rest * slope);
+                if (has_post)
+                    z[k] = p.from_y() ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
+            });
+            activate_slots<fast, true, false>(g.segment_rows, z, dy, p.activation, (R)p.act_param);
+        }
         if (p.du().data)
             place.request(p.du(), n, count, more);
         request_sample(n + place.apart); /* not before the derivatives: with registers for both fewer blocks would run */
