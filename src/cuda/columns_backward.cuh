@@ -138,29 +138,29 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
             }
         }
         __syncthreads();
+        const auto store = [&](int i, float sum, float product) {
+            float weight, bias;
+            const int of_channel = first_place(i, later, here);
+            if (ready) {
+                product -= of_channels.shifts[of_channel] * sum;
+                weight = of_channels.slopes[of_channel];
+            } else {
+                const group_statistics<float> of_group = of_groups[divide(i, g.by_group)];
+                product -= of_group.rest * sum;
+                weigh(p, of_channels, of_channel, weight, bias);
+                weight *= of_group.rstd;
+            }
+            if (holds)
+                of_sums[i] = {weight * sum, weight * product};
+            if (a.sums) {
+                const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * p.c + first_channel + i;
+                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + block.part] =
+                    make_double2((double)sum, (double)product);
+            }
+        };
         /* Rows folded are beside one another, too. */
         const int row_channels = g.folded > 1 ? here : channels;
-        sum_beside(of_plain, of_centred, here, row_channels, at_once * g.folded, channel_bits,
-                   [&](int i, float sum, float product) {
-                       float weight, bias;
-                       const int of_channel = first_place(i, later, here);
-                       if (ready) {
-                           product -= of_channels.shifts[of_channel] * sum;
-                           weight = of_channels.slopes[of_channel];
-                       } else {
-                           const group_statistics<float> of_group = of_groups[divide(i, g.by_group)];
-                           product -= of_group.rest * sum;
-                           weigh(p, of_channels, of_channel, weight, bias);
-                           weight *= of_group.rstd;
-                       }
-                       if (holds)
-                           of_sums[i] = {weight * sum, weight * product};
-                       if (a.sums) {
-                           const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * p.c + first_channel + i;
-                           reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + block.part] =
-                               make_double2((double)sum, (double)product);
-                       }
-                   });
+        sum_beside(of_plain, of_centred, here, row_channels, at_once * g.folded, channel_bits, store);
     }
     /* What dx takes of the groups, of the channels' weighted sums, or of totals that are known. */
     __device__ __forceinline__ void join_totals(cluster_mailbox &mailbox, uint32_t grid_barrier_before,
@@ -236,7 +236,8 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
 #pragma unroll 1
             for (int group = (int)threadIdx.x; group < groups_here; group += step) {
                 const int c = first_channel + group * g.group;
-                const int64_t set = p.sets == NORMFUSE_SETS_BATCH ? c : (int64_t)n * p.groups + divide(c, g.by_set_channels);
+                const int64_t set =
+                    p.sets == NORMFUSE_SETS_BATCH ? c : (int64_t)n * p.groups + divide(c, g.by_set_channels);
                 finish(group, (float)a.totals[set * PAIR], (float)a.totals[set * PAIR + 1]);
             }
         }
@@ -458,8 +459,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             wait_for_copies();
         __syncthreads();
         const int column = place.active ? place.column : 0;
-        coefficients_of<V>(a, of.of_channels, of.of_groups, column, edges.of_group(column * V, of.here), of.ready, slope,
-                           offset, shift);
+        coefficients_of<V>(a, of.of_channels, of.of_groups, column, edges.of_group(column * V, of.here), of.ready,
+                           slope, offset, shift);
         if (half)
             halve(slope, offset);
         const auto differentiate = [&](auto chosen, int h, values_of_part &x, values_of_part &dy) {

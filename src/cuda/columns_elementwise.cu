@@ -16,18 +16,6 @@
 /* Of the thread's channels: z = (x - shift) * slope + offset. */
 template <typename T, int V> struct elementwise_channels {
     channel_words<V> weight, bias;
-    __device__ __forceinline__ static void take_bias(const normfuse_cuda_problem &p, int n, int c, const float (&slope)[V],
-                                                     float (&offset)[V], float (&about)[V])
-    {
-        float of[V];
-        receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
-        each<V>([&](int i) {
-            float left;
-            about[i] = add_exactly(about[i], -of[i], left);
-            offset[i] -= left * slope[i];
-        });
-    }
-
     /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
     __device__ __forceinline__ static channel_words<V> request_of(const normfuse_cuda_problem &p,
                                                                   const normfuse_parameter &of, int n, int c)
@@ -114,8 +102,14 @@ template <typename T, int V> struct elementwise_channels {
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
-        if (p.pre_bias().data)
-            take_bias(p, n, c, slope, offset, about);
+        if (p.pre_bias().data) {
+            receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
+            each<V>([&](int i) {
+                float left;
+                about[i] = add_exactly(about[i], -of[i], left);
+                offset[i] -= left * slope[i];
+            });
+        }
         each<V>([&](int i) {
             slope[i] *= factor;
             offset[i] *= factor;
@@ -193,6 +187,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     follow_kernel();
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
+    using channels_of = elementwise_channels<T, V>;
     using vectors = vectors_of<residual ? 3 : 2>; /* x, dy, what was added */
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
@@ -216,7 +211,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         dy_at.advance(place);
     };
     request_first<K>(held, count, request_vector);
-    elementwise_channels<T, V> parameters;
+    channels_of parameters;
     const int c = place.active ? place.c : 0;
     parameters.request(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
@@ -277,23 +272,22 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         write_values<V>(of_centred + at, second);
     }
     __syncthreads();
-    sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits,
-               [&](int i, float sum, float product) {
-                   const int c = place.first_channel + i;
-                   float rounded = 0.0f, rest = 0.0f, left;
-                   if (p.evaluate())
-                       elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
-                   else if (residual && p.sets != NORMFUSE_SETS_NONE)
-                       split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
-                                     rounded, rest);
-                   if (p.pre_bias().data) {
-                       (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
-                       rest += left;
-                   }
-                   product -= rest * sum;
-                   const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
-                   reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
-               });
+    const auto store = [&](int i, float sum, float product) {
+        const int c = place.first_channel + i;
+        float rounded = 0.0f, rest = 0.0f, left;
+        if (p.evaluate())
+            channels_of::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
+        else if (residual && p.sets != NORMFUSE_SETS_NONE)
+            split_mean<T>(channels_of::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded, rest);
+        if (p.pre_bias().data) {
+            (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
+            rest += left;
+        }
+        product -= rest * sum;
+        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
+        reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
+    };
+    sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits, store);
 }
 
 NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(NORMFUSE_INSTANCE)

@@ -359,7 +359,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         }
         if (p.du().data)
             place.request(p.du(), n, count, more);
-        request_sample(n + place.apart); /* not before the derivatives: with registers for both fewer blocks would run */
+        /* Not before the derivatives: with registers for both fewer blocks would run. */
+        request_sample(n + place.apart);
 
         /* dy becomes its part of dx, slope dy'. */
         char *to_addition = place.line_of(p.dpost_add(), n);

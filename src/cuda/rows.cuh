@@ -169,33 +169,6 @@ template <typename T, int V, bool short_offsets, bool unaligned> struct row_tens
     }
 };
 
-/* Where the tensors of a call end, in bytes from row_tensor's `data` (2^32 - 1 where that is further): unaligned
- * vectors may reach beyond. */
-template <typename T, bool unaligned> struct row_end {
-    unsigned bytes;
-
-    __device__ __forceinline__ row_end(const normfuse_cuda_arguments &a, const row_vectors &vectors, unsigned lead)
-    {
-        const normfuse_cuda_problem &p = a.problem;
-        bytes = 0;
-        if constexpr (unaligned) {
-            const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
-            bytes = (unsigned)min((int64_t)lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
-        }
-    }
-    __device__ __forceinline__ bool cuts(unsigned place) const
-    {
-        return unaligned && place + 16 > bytes;
-    }
-};
-
-/* A vector that the tensor's end cuts: what is before that, and nothing after. */
-template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data, unsigned place, unsigned end)
-{
-    const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
-    return load_range<T>(data + place, 0, elements, make_uint4(0, 0, 0, 0));
-}
-
 /* Never an element of another stretch: someone else may be writing it. */
 template <typename T, int V, bool unaligned>
 __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const row_elements<V, unaligned> &own)
@@ -232,8 +205,8 @@ __device__ __forceinline__ Sums join_warps(Sums *of_warps, const Sums &of_warp, 
     return join(of_lane);
 }
 
-/* What both directions know: `vectors` of one set after another, of N tensors. Lanes alone have additions and tensors of
- * more than 2^31 bytes. */
+/* What both directions know: `vectors` of one set after another, of N tensors. Lanes alone have additions and tensors
+ * of more than 2^31 bytes. */
 template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> struct row_kernel {
     using R = compute<T>;
     static constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block,
@@ -318,7 +291,18 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     template <bool straight>
     __device__ __forceinline__ void load(bool is_requested, const tensor (&from)[N], raw<T, V> (&held)[N][K]) const
     {
-        const row_end<T, unaligned> end(a, vectors, from[0].lead);
+        /* Unaligned vectors may reach beyond the tensors' end, in bytes from their `data` (2^32 - 1 where that is
+         * further): they have what is before that, and nothing after. */
+        unsigned end = 0;
+        if constexpr (unaligned) {
+            const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
+            end = (unsigned)min((int64_t)from[0].lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
+        }
+        const auto is_cut = [&](unsigned place) { return unaligned && place + 16 > end; };
+        const auto load_cut = [&](const tensor &of, unsigned place) {
+            const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
+            return load_range<T>(of.data + place, 0, elements, make_uint4(0, 0, 0, 0));
+        };
         int index = vectors.index;
         if constexpr (!many) {
 #pragma unroll 1
@@ -327,10 +311,10 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
                     const int stretch = stretch_of(index);
                     const unsigned place = from[0].place(g, index, stretch);
                     each<N>([&](int m) {
-                        if (!end.cuts(place))
+                        if (!is_cut(place))
                             copy_once(&place_of_slot(k, m), from[m].at(g, index, stretch), 0);
                         else
-                            place_of_slot(k, m) = load_cut<T>(from[m].data, place, end.bytes);
+                            place_of_slot(k, m) = load_cut(from[m], place);
                     });
                 }
                 index += vectors.step;
@@ -346,19 +330,19 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
             } else if (index < vectors.end) {
                 const unsigned place = from[0].place(g, index, stretch);
                 furthest = max(furthest, place);
-                if (!end.cuts(place))
+                if (!is_cut(place))
                     each<N>([&](int m) { held[m][k] = load_vector<T, V>(from[m].at(g, index, stretch), 0); });
             }
             index += vectors.step;
         });
         if constexpr (unaligned) {
             /* Once all others have been requested: these are waited for. */
-            if (end.cuts(furthest)) {
+            if (is_cut(furthest)) {
                 index = vectors.index + shared * vectors.step;
                 each<K>([&](int k) {
                     const unsigned place = from[0].place(g, index, stretch_of(index));
-                    if (index < vectors.end && end.cuts(place))
-                        each<N>([&](int m) { held[m][k] = load_cut<T>(from[m].data, place, end.bytes); });
+                    if (index < vectors.end && is_cut(place))
+                        each<N>([&](int m) { held[m][k] = load_cut(from[m], place); });
                     index += vectors.step;
                 });
             }
@@ -404,8 +388,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     /* What the blocks of a set send one another: join(all of them, whether they are in shared memory). meanwhile()
      * is done while they are on their way. */
     template <int numbers, typename Meanwhile, typename Join>
-    __device__ __forceinline__ void exchange_sums(cluster_mailbox &mailbox, double *of_parts, const double (&own)[numbers],
-                                                  Meanwhile meanwhile, Join join) const
+    __device__ __forceinline__ void exchange_sums(cluster_mailbox &mailbox, double *of_parts,
+                                                  const double (&own)[numbers], Meanwhile meanwhile, Join join) const
     {
         const int part = block.part;
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {

@@ -27,7 +27,8 @@ struct requested_gradient {
     requested_weights weights;
 };
 
-template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct backward_rows : row_kernel<T, V, K, 2, schedule> {
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     using kernel = row_kernel<T, V, K, 2, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
     using kernel::many, kernel::unaligned, kernel::split, kernel::fast;
@@ -283,7 +284,8 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct back
     /* The weighted sums of a set, of what its threads found; write_sums() while those of other blocks are on their
      * way. */
     template <typename Write>
-    __device__ __forceinline__ totals<R> join_set(const totals<R> &met, cluster_mailbox &mailbox, Write write_sums) const
+    __device__ __forceinline__ totals<R> join_set(const totals<R> &met, cluster_mailbox &mailbox,
+                                                  Write write_sums) const
     {
         __shared__ totals<R> of_warps[max_row_warps];
         __shared__ __align__(16) double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
@@ -333,7 +335,8 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct back
                         unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
                         each<V>([&](int i) { x[i] += more[i]; });
                     }
-                    store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x), this->elements_of(index));
+                    store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
+                                               this->elements_of(index));
                 }
             };
             walk(held, store, next);

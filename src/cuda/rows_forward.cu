@@ -24,7 +24,8 @@ template <typename R> struct row_centre {
     }
 };
 
-template <typename T, int V, int K, normfuse_cuda_schedule schedule> struct forward_rows : row_kernel<T, V, K, 1, schedule> {
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     using kernel = row_kernel<T, V, K, 1, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
     using kernel::many, kernel::unaligned, kernel::streams, kernel::split, kernel::fast;

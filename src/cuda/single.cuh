@@ -46,7 +46,7 @@ __device__ __forceinline__ void add_slots(int used, const raw<T, 1> (&more)[K], 
 }
 
 /* out = act(out), or, of a derivative, out *= act'(z). The rare activations are long: where `rolled` their slots go
- * through memory of the thread, so that there is one loop over them instead of as many copies as registers would need. */
+ * through memory of the thread, so that there is one loop over them and not as many copies as registers would need. */
 template <bool fast, bool derivative, bool rolled, typename R, int K>
 __device__ __forceinline__ void activate_slots(int used, R (&z)[K], R (&out)[K], int activation, R p)
 {

@@ -147,7 +147,8 @@ __device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, 
     each<(int)(sizeof(S) / 8)>([&](int i) { send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]); });
 }
 
-__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &all, const tile_place &place)
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &all,
+                                                             const tile_place &place)
 {
     const int c = divide(place.first + place.column, all.tile.by_channel_columns);
     return request_weights(all.problem, place.n, c, place.left > 0);
@@ -257,13 +258,6 @@ template <typename R> struct channel_mailbox {
     int senders;
 };
 
-template <typename R>
-__device__ __forceinline__ channel_mailbox<R> channel_mailbox_of(const normfuse_cuda_tile &a, cluster_mailbox &mailbox,
-                                                                 tile_sums<R> *places)
-{
-    return {mailbox, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
-}
-
 /* One thread, of one channel of the block. */
 template <typename R>
 __device__ __forceinline__ void finish_channel(const normfuse_cuda_arguments &all, const tile_place &place,
@@ -346,8 +340,8 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
                         *const of_columns = entries + a.width * a.at_once,
                         *const of_parts = of_columns + (a.by_channels ? 0 : a.width * a.at_once);
-    const channel_mailbox<R> gradients =
-        channel_mailbox_of(a, gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
+    const channel_mailbox<R> gradients = {gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0),
+                                          a.by_channels ? a.samples : (int)a.by_ranks.divisor};
     const int ranks = (int)a.by_ranks.divisor;
     const bool has_post = a.post_add && p.activation != NORMFUSE_IDENTITY;
 
