@@ -316,15 +316,16 @@ __device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const chan
         const bits<float> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
                           shift = request(p.shift()), added = request(p.pre_bias());
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
-            const auto hold = [&](float *values, const normfuse_parameter &from, bits<float> found) {
-                if (from.data)
-                    values[at] = receive<float>(found, from.type);
-            };
-            hold(of.slopes, p.weight(), weight);
-            hold(of.offsets, p.bias(), bias);
-            hold(of.means, p.scale(), scale);
-            hold(of.shifts, p.shift(), shift);
-            hold(biases_of(p, of, all), p.pre_bias(), added);
+            if (p.weight().data)
+                of.slopes[at] = receive<float>(weight, p.weight().type);
+            if (p.bias().data)
+                of.offsets[at] = receive<float>(bias, p.bias().type);
+            if (p.scale().data)
+                of.means[at] = receive<float>(scale, p.scale().type);
+            if (p.shift().data)
+                of.shifts[at] = receive<float>(shift, p.shift().type);
+            if (p.pre_bias().data)
+                biases_of(p, of, all)[at] = receive<float>(added, p.pre_bias().type);
         });
     }
 }
