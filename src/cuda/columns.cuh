@@ -6,6 +6,7 @@
 #define NORMFUSE_CUDA_COLUMNS_CUH
 
 #include "activation.cuh"
+#include "body.cuh"
 #include "join.cuh"
 
 struct column_place {
@@ -223,12 +224,11 @@ __device__ __forceinline__ void store_edges(const Edges &edges, char *first_vect
 template <int slots, typename Edges, typename Copy>
 __device__ __forceinline__ void open_pipeline(const Edges &edges, Copy &copy)
 {
-#pragma unroll
-    for (int slot = 0; slot < slots; slot++) {
+    each<slots>([&](int slot) {
         if (slot >= edges.edges() && slot < edges.count)
             copy(slot);
         commit_copies();
-    }
+    });
 }
 template <int slots, typename Copy, typename Read, typename Work>
 __device__ __forceinline__ void walk_pipeline(int count, Copy &copy, Read read, Work work)
@@ -310,17 +310,11 @@ __device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const chan
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
         const int c = first + i;
-        bits<float> weight = 0, bias = 0, scale = 0, shift = 0, added = 0;
-        if (p.weight().data)
-            weight = request_bits<float>(p.weight(), n * p.weight().batch + c * p.weight().channel);
-        if (p.bias().data)
-            bias = request_bits<float>(p.bias(), n * p.bias().batch + c * p.bias().channel);
-        if (p.scale().data)
-            scale = request_bits<float>(p.scale(), n * p.scale().batch + c * p.scale().channel);
-        if (p.shift().data)
-            shift = request_bits<float>(p.shift(), n * p.shift().batch + c * p.shift().channel);
-        if (p.pre_bias().data)
-            added = request_bits<float>(p.pre_bias(), n * p.pre_bias().batch + c * p.pre_bias().channel);
+        const auto request = [&](const normfuse_parameter &from) {
+            return from.data ? request_bits<float>(from, n * from.batch + c * from.channel) : bits<float>(0);
+        };
+        const bits<float> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
+                          shift = request(p.shift()), added = request(p.pre_bias());
         in_all_rows(first_place(i, later, count), count, all, [&](int at) {
             if (p.weight().data)
                 of.slopes[at] = receive<float>(weight, p.weight().type);
@@ -398,28 +392,24 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
         read_values<V>(of.means + column * V, shift);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         slope[i] = 1.0f;
         offset[i] = 0.0f;
-    }
+    });
     if (p.weight().data)
         read_values<V>(of.slopes + column * V, slope);
     if (p.bias().data)
         read_values<V>(of.offsets + column * V, offset);
     if (p.scale().data) {
         read_values<V>(of.means + column * V, shift);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] *= 1.0f + shift[i];
             offset[i] *= 1.0f + shift[i];
-        }
+        });
     }
     if (p.shift().data) {
         read_values<V>(of.shifts + column * V, shift);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            offset[i] += shift[i];
+        each<V>([&](int i) { offset[i] += shift[i]; });
     }
     /* Adjacent channels of a subvector are of one group. */
     group_statistics<float> found;
@@ -434,12 +424,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     if (p.pre_bias().data) {
         float bias[V];
         read_values<V>(biases_of(p, of, a.geometry.width * V) + column * V, bias);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             float left;
             shift[i] = add_exactly(shift[i], -bias[i], left);
             offset[i] -= left * slope[i];
-        }
+        });
     }
 }
 
@@ -447,12 +436,11 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
  * that goes to the means, which are less these. */
 template <typename R, int V> __device__ __forceinline__ void add_bias(const R (&bias)[V], R (&first)[V], R (&mean)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         R left;
         first[i] = add_exactly(first[i], bias[i], left);
         mean[i] += left;
-    }
+    });
 }
 
 /* What a block sends the other blocks of its block group, for each norm group: forward the mean, less a value of the
@@ -470,22 +458,20 @@ template <int V, typename About>
 __device__ __forceinline__ void add_squares(const float (&value)[V], const About &about, float (&sum)[V],
                                             float (&square)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         const float distance = value[i] - about[i];
         sum[i] += distance;
         square[i] += distance * distance;
-    }
+    });
 }
 
 /* Where the activation takes half of z, its coefficients are halved, and so are the sums of twice dy'. */
 template <int V> __device__ __forceinline__ void halve(float (&first)[V], float (&second)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         first[i] *= 0.5f;
         second[i] *= 0.5f;
-    }
+    });
 }
 
 /* What a thread found in a subvector: adjacent channels of its vector that are of one group, as many as any vector and
@@ -512,6 +498,26 @@ __device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&s
             half *= R(2);
         }
     }
+}
+
+/* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,
+ * row_channels apart. All threads call. */
+template <typename Work>
+__device__ __forceinline__ void sum_beside(const float *plain, const float *centred, int here, int row_channels,
+                                           int beside, int bits, Work work)
+{
+    share_items(here, bits, [&](int i, bool exists, int lane, int lanes) {
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll 4
+        for (int row = lane; row < (exists ? beside : 0); row += lanes) {
+            sum += plain[row * row_channels + i];
+            product += centred[row * row_channels + i];
+        }
+        sum = sum_few(sum, lanes);
+        product = sum_few(product, lanes);
+        if (exists && lane == 0)
+            work(i, sum, product);
+    });
 }
 
 #endif

@@ -16,19 +16,6 @@
 /* Of the thread's channels: z = (x - shift) * slope + offset. */
 template <typename T, int V> struct elementwise_channels {
     channel_words<V> weight, bias;
-    __device__ __forceinline__ static void take_bias(const normfuse_cuda_problem &p, int n, int c, const float (&slope)[V],
-                                                     float (&offset)[V], float (&about)[V])
-    {
-        float of[V];
-        receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            float left;
-            about[i] = add_exactly(about[i], -of[i], left);
-            offset[i] -= left * slope[i];
-        }
-    }
-
     /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
     __device__ __forceinline__ static channel_words<V> request_of(const normfuse_cuda_problem &p,
                                                                   const normfuse_parameter &of, int n, int c)
@@ -49,8 +36,7 @@ template <typename T, int V> struct elementwise_channels {
         const int first = divide(c, a.geometry.by_set_channels);
         const bool several = divide(c + V - 1, a.geometry.by_set_channels) != first;
         float rest = 0.0f, rstd = 0.0f;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             if (i == 0 || several) {
                 const set_statistics of =
                     statistics_of(a, n, i == 0 ? first : divide(c + i, a.geometry.by_set_channels));
@@ -61,7 +47,7 @@ template <typename T, int V> struct elementwise_channels {
             }
             slope[i] *= rstd;
             offset[i] -= rest * slope[i];
-        }
+        });
     }
     struct set_statistics {
         double mean;
@@ -82,52 +68,52 @@ template <typename T, int V> struct elementwise_channels {
     {
         const normfuse_cuda_problem &p = a.problem;
         float of[V];
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] = 1.0f;
             offset[i] = about[i] = 0.0f;
-        }
+        });
         if (p.weight().data)
             receive_channels<V>(weight, p.weight().type, slope);
         if (p.bias().data)
             receive_channels<V>(bias, p.bias().type, offset);
         if (p.scale().data) {
             receive_channels<V>(request_of(p, p.scale(), n, c), p.scale().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 slope[i] *= 1.0f + of[i];
                 offset[i] *= 1.0f + of[i];
-            }
+            });
         }
         if (p.shift().data) {
             receive_channels<V>(request_of(p, p.shift(), n, c), p.shift().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                offset[i] += of[i];
+            each<V>([&](int i) { offset[i] += of[i]; });
         }
         if (p.evaluate()) {
             const channel_words<V> mean = request_of(p, p.running_mean(), 0, c);
             receive_channels<V>(request_of(p, p.running_var(), 0, c), p.running_var().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++)
+            each<V>([&](int i) {
                 slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
+            });
             receive_channels<V>(mean, p.running_mean().type, of);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 float rest;
                 split_mean(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
-            }
+            });
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
-        if (p.pre_bias().data)
-            take_bias(p, n, c, slope, offset, about);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        if (p.pre_bias().data) {
+            receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
+            each<V>([&](int i) {
+                float left;
+                about[i] = add_exactly(about[i], -of[i], left);
+                offset[i] -= left * slope[i];
+            });
+        }
+        each<V>([&](int i) {
             slope[i] *= factor;
             offset[i] *= factor;
-        }
+        });
     }
     /* As split_mean in columns.cuh; what is left of a single is one. */
     __device__ __forceinline__ static void split_mean(float mean, float &rounded, float &rest)
@@ -141,19 +127,17 @@ template <typename T, int V> struct elementwise_channels {
 };
 
 /* What a thread requests together. */
-template <bool residual> struct elementwise_vectors {
-    uint4 x;
-};
-template <> struct elementwise_vectors<true> {
-    uint4 x, residual;
+template <int N> struct vectors_of {
+    uint4 of[N];
 };
 
-template <typename T, int V, int K, bool residual>
-__device__ __forceinline__ void elementwise_forward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
+    constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = elementwise_vectors<residual>;
+    using vectors = vectors_of<residual ? 2 : 1>; /* x, what is added */
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -167,9 +151,9 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row),
         other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
-        load_vector_where<T, V>(wanted, of.x, x.base + x.at);
+        load_vector_where<T, V>(wanted, of.of[0], x.base + x.at);
         if constexpr (residual)
-            load_vector_where<T, V>(wanted, of.residual, other.base + x.at);
+            load_vector_where<T, V>(wanted, of.of[1], other.base + x.at);
         x.advance(place);
     };
     request_first<K>(held, count, request_vector);
@@ -181,16 +165,12 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
-            unpack<T, V>(of.x, z);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fmaf(z[i] - about[i], slope[i], offset[i]);
+            unpack<T, V>(of.of[0], z);
+            each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
             if constexpr (residual) {
                 float more[V];
-                unpack<T, V>(of.residual, more);
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    z[i] = fmaf(more[i], factor, z[i]);
+                unpack<T, V>(of.of[1], more);
+                each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
             }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
             y.store(make_vector<T, V>(z));
@@ -199,21 +179,16 @@ __device__ __forceinline__ void elementwise_forward(const normfuse_cuda_argument
     });
 }
 
-template <bool residual> struct elementwise_pairs {
-    uint4 x, dy;
-};
-template <> struct elementwise_pairs<true> {
-    uint4 x, dy, residual;
-};
-
 /* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean); with an addition dy', its
  * gradient. */
-template <typename T, int V, int K, bool residual>
-__device__ __forceinline__ void elementwise_backward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
+    constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = elementwise_pairs<residual>;
+    using channels_of = elementwise_channels<T, V>;
+    using vectors = vectors_of<residual ? 3 : 2>; /* x, dy, what was added */
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
@@ -228,15 +203,15 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     cursor residual_at(residual ? p.post_add().data : p.x().data, p.x(), place, row),
         dresidual(p.dpost_add().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
-        load_vector_where<T, V>(wanted, of.x, x_at.base + x_at.at);
-        load_vector_where<T, V>(wanted, of.dy, dy_at.base + dy_at.at);
+        load_vector_where<T, V>(wanted, of.of[0], x_at.base + x_at.at);
+        load_vector_where<T, V>(wanted, of.of[1], dy_at.base + dy_at.at);
         if constexpr (residual)
-            load_vector_where<T, V>(wanted, of.residual, residual_at.base + x_at.at);
+            load_vector_where<T, V>(wanted, of.of[2], residual_at.base + x_at.at);
         x_at.advance(place);
         dy_at.advance(place);
     };
     request_first<K>(held, count, request_vector);
-    elementwise_channels<T, V> parameters;
+    channels_of parameters;
     const int c = place.active ? place.c : 0;
     parameters.request(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
@@ -245,43 +220,33 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
-#pragma unroll
-            for (int h = 0; h < V / H; h++) {
+            each<V / H>([&](int h) {
                 float x[H], dy[H];
-                unpack_part<T, V>(of.x, h, x);
-                unpack_part<T, V>(of.dy, h, dy);
-#pragma unroll
-                for (int i = 0; i < H; i++)
-                    x[i] -= about[h * H + i];
+                unpack_part<T, V>(of.of[0], h, x);
+                unpack_part<T, V>(of.of[1], h, dy);
+                each<H>([&](int i) { x[i] -= about[h * H + i]; });
                 if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[H];
-#pragma unroll
-                    for (int i = 0; i < H; i++)
-                        z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]);
+                    each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
                     if constexpr (residual) {
                         float more[H];
-                        unpack_part<T, V>(of.residual, h, more);
-#pragma unroll
-                        for (int i = 0; i < H; i++)
-                            z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]);
+                        unpack_part<T, V>(of.of[2], h, more);
+                        each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
                     }
                     differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
                 }
                 if constexpr (residual) {
                     float more[H];
-#pragma unroll
-                    for (int i = 0; i < H; i++)
-                        more[i] = dy[i] * factor;
+                    each<H>([&](int i) { more[i] = dy[i] * factor; });
                     pack_part<T, V>(out_residual, h, more);
                 }
-#pragma unroll
-                for (int i = 0; i < H; i++) {
+                each<H>([&](int i) {
                     first[h * H + i] += dy[i];
                     second[h * H + i] += dy[i] * x[i];
                     dy[i] *= slope[h * H + i];
-                }
+                });
                 pack_part<T, V>(out, h, dy);
-            }
+            });
             if (writes_dx)
                 dx.store(out);
             if constexpr (residual) {
@@ -298,37 +263,22 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
     float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_centred =
                                                                     of_plain + place.rows_at_once * channels;
     if (place.active) {
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             first[i] *= factor;
             second[i] *= factor;
-        }
+        });
         const int at = place.beside * channels + place.column * V;
         write_values<V>(of_plain + at, first);
         write_values<V>(of_centred + at, second);
     }
     __syncthreads();
-    const int lanes = 1 << g.channel_bits, lane = (int)threadIdx.x & (lanes - 1);
-    const int first_of_warp = (int)(threadIdx.x & ~31u) >> g.channel_bits;
-#pragma unroll 1
-    for (int round = 0; round + first_of_warp < here; round += (int)blockDim.x >> g.channel_bits) {
-        const int i = round + ((int)threadIdx.x >> g.channel_bits), c = place.first_channel + i;
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll 4
-        for (int beside = lane; beside < (i < here ? place.rows_at_once : 0); beside += lanes) {
-            sum += of_plain[beside * channels + i];
-            product += of_centred[beside * channels + i];
-        }
-        sum = sum_few(sum, lanes);
-        product = sum_few(product, lanes);
-        if (i >= here || lane != 0)
-            continue;
+    const auto store = [&](int i, float sum, float product) {
+        const int c = place.first_channel + i;
         float rounded = 0.0f, rest = 0.0f, left;
         if (p.evaluate())
-            elementwise_channels<T, V>::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
+            channels_of::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
         else if (residual && p.sets != NORMFUSE_SETS_NONE)
-            split_mean<T>(elementwise_channels<T, V>::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean,
-                          rounded, rest);
+            split_mean<T>(channels_of::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded, rest);
         if (p.pre_bias().data) {
             (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
             rest += left;
@@ -336,14 +286,8 @@ __device__ __forceinline__ void elementwise_backward(const normfuse_cuda_argumen
         product -= rest * sum;
         const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
         reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
-    }
+    };
+    sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits, store);
 }
 
-constexpr bool residual_elementwise = false, residual_elementwise_residual = true;
-
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        elementwise_##direction<type, elements, vectors, residual_##schedule>(a);                                      \
-    }
-NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(NORMFUSE_INSTANCE)

@@ -4,9 +4,4 @@
  */
 #include "columns_forward.cuh"
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        columns_forward<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                     \
-    }
-NORMFUSE_KERNELS_COLUMNS_FORWARD(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_FORWARD(NORMFUSE_INSTANCE)

@@ -11,7 +11,15 @@
 /* Of a block's channels: how many there are, and what shared memory has of them, in this order behind the vectors: sums
  * of subvectors (where pipelines are, once these are done with); statistics of groups; of each channel what
  * channel_values says; means of groups; of each block of a cluster the pair of a group. */
-struct column_memory {
+template <typename T, int V, bool unaligned_samples> struct column_memory {
+    static constexpr int max_bits = V == 8 ? 3 : 2;
+    const normfuse_cuda_arguments &a;
+    const normfuse_cuda_problem &p;
+    const normfuse_cuda_geometry &g;
+    const block_turns &block;
+    const column_place &place;
+    const column_edges<T, V, unaligned_samples> &edges;
+    const bool sums;
     int n, step, rows, part_rows, at_once, group_bits, subvector_bits;
     int channels, first_channel, here, groups, groups_here;
     subvector_sums<float> *of_subvectors;
@@ -20,11 +28,17 @@ struct column_memory {
     double *of_means;
     float2 *of_parts;
 
-    /* What follows from these is found now, not ahead of all loops and loads. */
-    __device__ __forceinline__ column_memory(const normfuse_cuda_geometry &g, const column_place &place, int &width)
-        : n(place.n), step((int)blockDim.x), rows(g.rows), part_rows(g.part_rows), at_once(place.rows_at_once),
+    /* What follows from these is found now, not ahead of all loops and loads. `pipeline`: bytes that subvectors share
+     * with it, at least. */
+    __device__ __forceinline__ column_memory(const normfuse_cuda_arguments &a, const block_turns &block,
+                                             const column_place &place,
+                                             const column_edges<T, V, unaligned_samples> &edges, uint4 *behind_vectors,
+                                             int pipeline, bool sums)
+        : a(a), p(a.problem), g(a.geometry), block(block), place(place), edges(edges), sums(sums), n(place.n),
+          step((int)blockDim.x), rows(g.rows), part_rows(g.part_rows), at_once(place.rows_at_once),
           group_bits(g.group_bits), subvector_bits(g.subvector_bits)
     {
+        int width = g.width;
         compiler_barrier(width);
         compiler_barrier(at_once);
         compiler_barrier(group_bits);
@@ -33,13 +47,7 @@ struct column_memory {
         compiler_barrier(step);
         compiler_barrier(rows);
         compiler_barrier(part_rows);
-    }
-    /* `pipeline`: bytes that subvectors share with it, at least. */
-    __device__ __forceinline__ void lay_out(const normfuse_cuda_arguments &a, const column_place &place, int width,
-                                            int vector_bits, uint4 *behind_vectors, int pipeline, bool sums)
-    {
-        const normfuse_cuda_problem &p = a.problem;
-        const normfuse_cuda_geometry &g = a.geometry;
+        const int vector_bits = max_bits - subvector_bits;
         channels = width << (vector_bits + subvector_bits);
         first_channel = place.first_channel;
         here = min(channels, (int)p.c - first_channel);
@@ -55,269 +63,240 @@ struct column_memory {
         of_means = reinterpret_cast<double *>(values + (3 + modulated + biased) * channels);
         of_parts = reinterpret_cast<float2 *>(of_means + groups + (groups & 1));
     }
-};
-
-/* What the block has to know of its channels before their vectors are there. */
-template <typename T>
-__device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, const column_memory &of, int later,
-                                              bool sums, bool applies)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    /* The first value of each group, which all of its blocks know: means are sent less it. */
-    const auto first_value = [&](int i) {
-        const int64_t c = of.first_channel + i * g.group;
-        return load_vector<T, 1>(p.x().data, of.n * p.x().batch + c * p.x().channel);
-    };
-    const auto hold_first = [&](int i, raw<T, 1> own) {
-        float value[1];
-        unpack<T, 1>(own, value);
-        if (p.pre_bias().data)
-            value[0] += parameter<float>(p.pre_bias(), of.n, of.first_channel + i * g.group, 0.0f);
-        of.of_groups[i].mean = value[0];
-    };
-    raw<T, 1> first_own = raw<T, 1>();
-    if (sums && (int)threadIdx.x < of.groups_here)
-        first_own = first_value((int)threadIdx.x);
-    if (sums && (applies || p.pre_bias().data))
-        stage(p, of.of_channels, of.n, of.first_channel, of.here, of.channels, later, of.step);
-    if (sums) {
-        if ((int)threadIdx.x < of.groups_here)
-            hold_first((int)threadIdx.x, first_own);
+    /* What the block has to know of its channels before their vectors are there. */
+    __device__ __forceinline__ void know_channels(bool applies) const
+    {
+        /* The first value of each group, which all of its blocks know: means are sent less it. */
+        const auto first_value = [&](int i) {
+            const int64_t c = first_channel + i * g.group;
+            return load_vector<T, 1>(p.x().data, n * p.x().batch + c * p.x().channel);
+        };
+        const auto hold_first = [&](int i, raw<T, 1> own) {
+            float value[1];
+            unpack<T, 1>(own, value);
+            if (p.pre_bias().data)
+                value[0] += parameter<float>(p.pre_bias(), n, first_channel + i * g.group, 0.0f);
+            of_groups[i].mean = value[0];
+        };
+        raw<T, 1> first_own = raw<T, 1>();
+        if (sums && (int)threadIdx.x < groups_here)
+            first_own = first_value((int)threadIdx.x);
+        if (sums && (applies || p.pre_bias().data))
+            stage(p, of_channels, n, first_channel, here, channels, edges.later(), step);
+        if (sums) {
+            if ((int)threadIdx.x < groups_here)
+                hold_first((int)threadIdx.x, first_own);
 #pragma unroll 1
-        for (int i = (int)threadIdx.x + of.step; i < of.groups_here; i += of.step)
-            hold_first(i, first_value(i));
-    } else if (applies) {
-        /* Each channel's by one thread: those of a block have each channel many times. */
+            for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
+                hold_first(i, first_value(i));
+        } else if (applies) {
+            /* Each channel's by one thread: those of a block have each channel many times. */
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < of.here; i += of.step) {
-            const int c = of.first_channel + i;
-            const float scale = 1.0f + parameter<float>(p.scale(), of.n, c, 0.0f);
-            float slope_here = parameter<float>(p.weight(), of.n, c, 1.0f) * scale, rest;
-            const float offset_here =
-                parameter<float>(p.bias(), of.n, c, 0.0f) * scale + parameter<float>(p.shift(), of.n, c, 0.0f);
-            double mean = 0.0;
-            if (a.source == NORMFUSE_SOURCE_SCRATCH) {
-                const normfuse_cuda_statistics *const of_set =
-                    a.statistics + (by_channel ? c : of.n * p.groups + divide(c, g.by_set_channels));
-                mean = of_set->mean;
-                slope_here *= (float)of_set->rstd;
-            } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
-                slope_here = scaled_by_running(p, c, slope_here);
+            for (int i = (int)threadIdx.x; i < here; i += step) {
+                const int c = first_channel + i;
+                const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
+                float slope = parameter<float>(p.weight(), n, c, 1.0f) * scale, mean_here, rest;
+                const float offset =
+                    parameter<float>(p.bias(), n, c, 0.0f) * scale + parameter<float>(p.shift(), n, c, 0.0f);
+                double mean = 0.0;
+                if (a.source == NORMFUSE_SOURCE_SCRATCH) {
+                    const normfuse_cuda_statistics *const of_set =
+                        a.statistics +
+                        (p.sets == NORMFUSE_SETS_BATCH ? c : n * p.groups + divide(c, g.by_set_channels));
+                    mean = of_set->mean;
+                    slope *= (float)of_set->rstd;
+                } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
+                    mean = parameter<double>(p.running_mean(), 0, c, 0.0);
+                    slope = scaled_by_running(p, c, slope);
+                }
+                split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), n, c, 0.0f), mean_here, rest);
+                in_all_rows(first_place(i, edges.later(), here), here, channels, [&](int at) {
+                    of_channels.means[at] = mean_here;
+                    of_channels.slopes[at] = slope;
+                    of_channels.offsets[at] = offset - rest * slope;
+                });
             }
-            float mean_here;
-            split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), of.n, c, 0.0f), mean_here, rest);
-            in_all_rows(first_place(i, later, of.here), of.here, of.channels, [&](int at) {
-                of.of_channels.means[at] = mean_here;
-                of.of_channels.slopes[at] = slope_here;
-                of.of_channels.offsets[at] = offset_here - rest * slope_here;
+        }
+    }
+
+    /* What the thread summed about `shift`, in subvectors, for the block. */
+    __device__ __forceinline__ void store_subvectors(int count, float (&shift)[V], float (&first)[V],
+                                                     float (&second)[V]) const
+    {
+        const int vector_bits = max_bits - subvector_bits, subvectors_a_vector = 1 << vector_bits;
+        const int subvectors = g.group >> subvector_bits, entries = subvectors * at_once;
+        const float share = 1.0f / (float)max(count, 1);
+        const float share_of_fewer = unaligned_samples ? 1.0f / (float)max(count - 1, 1) : share;
+        /* A bit for each element that an edge lacks. */
+        const unsigned lacking = unaligned_samples ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
+        const auto met_of = [&](int i) { return count - (unaligned_samples ? (int)(lacking >> i & 1) : 0); };
+        each<V>([&](int i) {
+            const float mean = first[i] * (unaligned_samples && met_of(i) != count ? share_of_fewer : share);
+            second[i] -= first[i] * mean;
+            first[i] = mean;
+        });
+        if (p.pre_bias().data) {
+            float bias[V];
+            read_values<V>(biases_of(p, of_channels, channels) + place.column * V, bias);
+            add_bias<float, V>(bias, shift, first);
+        }
+        ::join_channels<float, V>(shift, first, second, (float)count, subvector_bits);
+        each<V>([&](int i) {
+            const int met_here = met_of(i);
+            const bool any = met_here > 0;
+            if (i < subvectors_a_vector) {
+                const int of_row = (place.column << vector_bits) + i - edges.later();
+                const int subvector = of_row + (unaligned_samples && of_row < 0 ? channels : 0),
+                          group = divide(subvector, g.by_subvectors);
+                of_subvectors[group * entries + place.beside * subvectors + subvector - group * subvectors] = {
+                    any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
+                    (float)(met_here << subvector_bits)};
+            }
+        });
+    }
+
+    __device__ __forceinline__ float values_of_group() const
+    {
+        return (float)rows * (float)g.row_values;
+    }
+    /* `mean` is less the value that all know, which the statistics then replace. */
+    __device__ __forceinline__ void finish_group(int group, float mean, float squares) const
+    {
+        group_statistics<float> of_group;
+        const float base = of_groups[group].mean;
+        of_group.variance = squares / values_of_group();
+        of_group.rstd = inverse_root(of_group.variance + (float)p.eps);
+        split_sum<T>(base, mean, of_group.mean, of_group.rest);
+        in_all_rows(group, groups_here, groups, [&](int at) { of_groups[at] = of_group; });
+        of_means[group] = (double)base + (double)mean;
+        if (g.group == 1) {
+            float weight, bias, left = 0.0f, shift_here = of_group.mean;
+            weigh(p, of_channels, group, weight, bias);
+            if (p.pre_bias().data)
+                shift_here = add_exactly(shift_here, -biases_of(p, of_channels, channels)[group], left);
+            in_all_rows(group, groups_here, groups, [&](int at) {
+                of_channels.slopes[at] = weight * of_group.rstd;
+                of_channels.offsets[at] = bias - (of_group.rest + left) * (weight * of_group.rstd);
+                of_channels.means[at] = shift_here;
             });
         }
     }
-}
-
-/* What the thread summed about `shift`, in subvectors, for the block. */
-template <int V, bool unaligned_samples, typename Edges>
-__device__ __forceinline__ void store_subvectors(const normfuse_cuda_arguments &a, const column_memory &of,
-                                             const column_place &place, const Edges &edges, int met, float (&shift)[V],
-                                             float (&first)[V], float (&second)[V])
-{
-    constexpr int max_bits = V == 8 ? 3 : 2;
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const int vector_bits = max_bits - of.subvector_bits, subvectors_a_vector = 1 << vector_bits;
-    const int subvectors = g.group >> of.subvector_bits, entries = subvectors * of.at_once;
-    const float count_here = (float)met, share = 1.0f / (float)max(met, 1);
-    const float share_of_fewer = unaligned_samples ? 1.0f / (float)max(met - 1, 1) : share;
-    /* A bit for each element that an edge lacks. */
-    const unsigned lacking = unaligned_samples ? ~(~0u << edges.begin()) | ~0u << edges.finish() : 0;
-    const auto met_of = [&](int i) { return met - (unaligned_samples ? (int)(lacking >> i & 1) : 0); };
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        const float mean = first[i] * (unaligned_samples && met_of(i) != met ? share_of_fewer : share);
-        second[i] -= first[i] * mean;
-        first[i] = mean;
-    }
-    if (p.pre_bias().data) {
-        float bias[V];
-        read_values<V>(biases_of(p, of.of_channels, of.channels) + place.column * V, bias);
-        add_bias<float, V>(bias, shift, first);
-    }
-    join_channels<float, V>(shift, first, second, count_here, of.subvector_bits);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-        const int met_here = met_of(i);
-        const bool any = met_here > 0;
-        if (i < subvectors_a_vector) {
-            const int of_row = (place.column << vector_bits) + i - edges.later();
-            const int subvector = of_row + (unaligned_samples && of_row < 0 ? of.channels : 0),
-                      group = divide(subvector, g.by_subvectors);
-            of.of_subvectors[group * entries + place.beside * subvectors + subvector - group * subvectors] = {
-                any ? shift[i] : 0.0f, any ? first[i] : 0.0f, any ? second[i] : 0.0f,
-                (float)(met_here << of.subvector_bits)};
-        }
-    }
-}
-
-/* The statistics of a group: `mean` is less the value that all know, which the statistics then replace. */
-template <typename T>
-__device__ __forceinline__ void finish_group(const normfuse_cuda_arguments &a, const column_memory &of, int group,
-                                             float mean, float squares)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const float count_all = (float)of.rows * (float)g.row_values;
-    group_statistics<float> of_group;
-    const float base = of.of_groups[group].mean;
-    of_group.variance = squares / count_all;
-    of_group.rstd = inverse_root(of_group.variance + (float)p.eps);
-    split_sum<T>(base, mean, of_group.mean, of_group.rest);
-    in_all_rows(group, of.groups_here, of.groups, [&](int at) { of.of_groups[at] = of_group; });
-    of.of_means[group] = (double)base + (double)mean;
-    if (g.group == 1) {
-        float weight, bias, left = 0.0f, shift_here = of_group.mean;
-        weigh(p, of.of_channels, group, weight, bias);
-        if (p.pre_bias().data)
-            shift_here = add_exactly(shift_here, -biases_of(p, of.of_channels, of.channels)[group], left);
-        in_all_rows(group, of.groups_here, of.groups, [&](int at) {
-            of.of_channels.slopes[at] = weight * of_group.rstd;
-            of.of_channels.offsets[at] = bias - (of_group.rest + left) * (weight * of_group.rstd);
-            of.of_channels.means[at] = shift_here;
+    /* The block's subvectors become its part of each group: first the mean, then squares about it, which cannot
+     * cancel. */
+    __device__ __forceinline__ void join_subvectors(cluster_mailbox &mailbox, bool applies) const
+    {
+        const int entries = (g.group >> subvector_bits) * at_once;
+        const float rows_part = (float)rows_of(g, place) * (float)g.row_values;
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+            await_open_mailboxes();
+        share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
+            const int own = exists ? entries : 0;
+            const float base = of_groups[group].mean;
+            const subvector_sums<float> *const of_group = of_subvectors + group * entries;
+            float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
+            /* The groups of the rows folded follow one another. */
+#pragma unroll 1
+            for (int row = 0; row < g.folded; row++) {
+#pragma unroll 2
+                for (int i = lane; i < own; i += lanes) {
+                    const subvector_sums<float> found = of_group[row * groups_here * entries + i];
+                    mean += found.count * ((found.first - base) + found.mean);
+                    if (unaligned_samples)
+                        met_in_all += found.count;
+                }
+            }
+            /* Exact, of no more than 2^24. */
+            const float count_part = unaligned_samples ? sum_few(met_in_all, lanes) : rows_part;
+            mean = sum_few(mean, lanes) / max(count_part, 1.0f);
+#pragma unroll 1
+            for (int row = 0; row < g.folded; row++) {
+#pragma unroll 2
+                for (int i = lane; i < own; i += lanes) {
+                    const subvector_sums<float> found = of_group[row * groups_here * entries + i];
+                    const float distance = ((found.first - base) + found.mean) - mean;
+                    squares += found.squares + found.count * distance * distance;
+                }
+            }
+            squares = sum_few(squares, lanes);
+            if (own == 0)
+                return;
+            const float2 both = {mean, squares};
+            if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+                for (int other = lane; other < g.parts; other += lanes)
+                    send(mailbox, of_parts + group * g.parts + block.part, other, both);
+            } else if (lane == 0) {
+                if (!applies) {
+                    /* A later kernel joins the parts. */
+                    const int set = (g.all_samples ? 0 : n * divide((int)p.c, g.by_group)) +
+                                    divide(first_channel, g.by_group) + group;
+                    double *const triple = a.partials + ((int64_t)set * g.parts + block.part) * TRIPLE;
+                    triple[0] = (double)count_part;
+                    triple[1] = (double)base + (double)mean;
+                    triple[2] = (double)squares;
+                } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
+                    block.parts_of<float2>(a, groups)[group * g.parts + block.part] = both;
+                } else {
+                    finish_group(group, mean, squares);
+                }
+            }
         });
     }
-}
-
-/* The block's subvectors become its part of each group: first the mean, then squares about it, which cannot cancel. */
-template <typename T, bool unaligned_samples>
-__device__ __forceinline__ void join_subvectors(const normfuse_cuda_arguments &a, const column_memory &of,
-                                            const block_turns &block, const column_place &place,
-                                            cluster_mailbox &mailbox, bool applies)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const int entries = (g.group >> of.subvector_bits) * of.at_once;
-    const float rows_part = (float)rows_of(g, place) * (float)g.row_values;
-    if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        await_open_mailboxes();
-    share_items(of.groups_here, of.group_bits, [&](int group, bool exists, int lane, int lanes) {
-        const int own = exists ? entries : 0;
-        const float base = of.of_groups[group].mean;
-        const subvector_sums<float> *const of_group = of.of_subvectors + group * entries;
-        float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
-        /* The of.groups of the of.rows folded follow one another. */
-#pragma unroll 1
-        for (int row = 0; row < g.folded; row++) {
-#pragma unroll 2
-            for (int i = lane; i < own; i += lanes) {
-                const subvector_sums<float> found = of_group[row * of.groups_here * entries + i];
-                mean += found.count * ((found.first - base) + found.mean);
-                if (unaligned_samples)
-                    met_in_all += found.count;
-            }
-        }
-        /* Exact, of no more than 2^24. */
-        const float count_part = unaligned_samples ? sum_few(met_in_all, lanes) : rows_part;
-        mean = sum_few(mean, lanes) / max(count_part, 1.0f);
-#pragma unroll 1
-        for (int row = 0; row < g.folded; row++) {
-#pragma unroll 2
-            for (int i = lane; i < own; i += lanes) {
-                const subvector_sums<float> found = of_group[row * of.groups_here * entries + i];
-                const float distance = ((found.first - base) + found.mean) - mean;
-                squares += found.squares + found.count * distance * distance;
-            }
-        }
-        squares = sum_few(squares, lanes);
-        if (own == 0)
-            return;
-        const float2 both = {mean, squares};
-        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-            for (int other = lane; other < g.parts; other += lanes)
-                send(mailbox, of.of_parts + group * g.parts + block.part, other, both);
-        } else if (lane == 0) {
-            if (!applies) {
-                /* A later kernel joins the parts. */
-                const int set = (g.all_samples ? 0 : of.n * divide((int)p.c, g.by_group)) +
-                                divide(of.first_channel, g.by_group) + group;
-                double *const triple = a.partials + ((int64_t)set * g.parts + block.part) * TRIPLE;
-                triple[0] = (double)count_part;
-                triple[1] = (double)base + (double)mean;
-                triple[2] = (double)squares;
-            } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
-                block.parts_of<float2>(a, of.groups)[group * g.parts + block.part] = both;
-            } else {
-                finish_group<T>(a, of, group, mean, squares);
-            }
-        }
-    });
-}
-
-/* The parts of each group, of which a lane reads max_pairs at once, become its statistics. How many values a part has
- * follows from its place. */
-template <typename T, int max_pairs, typename Read>
-__device__ __forceinline__ void join_parts(const normfuse_cuda_arguments &a, const column_memory &of,
-                                           const float2 *pairs, Read read)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    const float count_all = (float)of.rows * (float)g.row_values;
-    const auto number = [&](int i) {
-        return (float)max(0, min(of.part_rows, of.rows - i * of.part_rows)) * (float)g.row_values;
-    };
-    share_items(of.groups_here, of.group_bits, [&](int group, bool exists, int lane, int lanes) {
-        const float2 *const own = pairs + group * g.parts;
-        float mean = 0.0f, squares = 0.0f;
-        float2 first_pairs[max_pairs];
+    /* The parts of each group, of which a lane reads max_pairs at once, become its statistics. How many values a part
+     * has follows from its place. */
+    template <int max_pairs, typename Read>
+    __device__ __forceinline__ void join_parts(const float2 *pairs, Read read) const
+    {
+        const auto number = [&](int i) {
+            return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
+        };
+        share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
+            const float2 *const own = pairs + group * g.parts;
+            float mean = 0.0f, squares = 0.0f;
+            float2 first_pairs[max_pairs];
 #pragma unroll
-        for (int k = 0; k < max_pairs; k++) {
-            const int i = lane + k * lanes;
-            first_pairs[k] = {0.0f, 0.0f};
-            if (i < g.parts)
-                first_pairs[k] = read(own + i);
-        }
-#pragma unroll
-        for (int k = 0; k < max_pairs; k++)
-            mean += number(lane + k * lanes) * first_pairs[k].x;
+            for (int k = 0; k < max_pairs; k++) {
+                const int i = lane + k * lanes;
+                first_pairs[k] = {0.0f, 0.0f};
+                if (i < g.parts)
+                    first_pairs[k] = read(own + i);
+            }
+            each<max_pairs>([&](int k) { mean += number(lane + k * lanes) * first_pairs[k].x; });
 #pragma unroll 4
-        for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes)
-            mean += number(i) * read(own + i).x;
-        mean = sum_few(mean, lanes) / count_all;
-#pragma unroll
-        for (int k = 0; k < max_pairs; k++) {
-            const float distance = first_pairs[k].x - mean;
-            squares += first_pairs[k].y + number(lane + k * lanes) * distance * distance;
-        }
+            for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes)
+                mean += number(i) * read(own + i).x;
+            mean = sum_few(mean, lanes) / values_of_group();
+            each<max_pairs>([&](int k) {
+                const float distance = first_pairs[k].x - mean;
+                squares += first_pairs[k].y + number(lane + k * lanes) * distance * distance;
+            });
 #pragma unroll 4
-        for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes) {
-            const float2 next = read(own + i);
-            const float distance = next.x - mean;
-            squares += next.y + number(i) * distance * distance;
-        }
-        squares = sum_few(squares, lanes);
-        if (exists && lane == 0)
-            finish_group<T>(a, of, group, mean, squares);
-    });
-}
-
-/* The statistics of the block's groups, to memory. */
-__device__ __forceinline__ void store_groups(const normfuse_cuda_arguments &a, const column_memory &of)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int first_set = divide(of.first_channel, g.by_group);
-#pragma unroll 1
-    for (int group = (int)threadIdx.x; group < of.groups_here; group += of.step) {
-        const int set = first_set + group;
-        const double mean = of.of_means[group], count_all = (double)of.rows * (double)g.row_values;
-        const group_statistics<float> found = of.of_groups[group];
-        const double variance = store_statistics(a, of.n, set, by_channel ? set : of.n * p.groups + set, mean,
-                                                 found.variance, found.rstd, count_all);
-        if (p.has_running_momentum() && by_channel)
-            update_running<float>(p, set, mean, variance);
+            for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes) {
+                const float2 next = read(own + i);
+                const float distance = next.x - mean;
+                squares += next.y + number(i) * distance * distance;
+            }
+            squares = sum_few(squares, lanes);
+            if (exists && lane == 0)
+                finish_group(group, mean, squares);
+        });
     }
-}
+    /* The statistics of the block's groups, to memory. */
+    __device__ __forceinline__ void store_groups() const
+    {
+        const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+        const int first_set = divide(first_channel, g.by_group);
+#pragma unroll 1
+        for (int group = (int)threadIdx.x; group < groups_here; group += step) {
+            const int set = first_set + group;
+            const double mean = of_means[group], count_all = (double)rows * (double)g.row_values;
+            const group_statistics<float> found = of_groups[group];
+            const double variance = store_statistics(a, n, set, by_channel ? set : n * p.groups + set, mean,
+                                                     found.variance, found.rstd, count_all);
+            if (p.has_running_momentum() && by_channel)
+                update_running<float>(p, set, mean, variance);
+        }
+    }
+};
 
 /* The results of the vectors that walk(work) calls work(values, slot, left) for; each slot is then done(slot) with. */
 template <typename T, int V, bool unaligned_samples, typename Edges, typename Walk, typename Done>
@@ -333,9 +312,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
         y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
     choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
         walk_all([&](float(&z)[V], int slot, int left) {
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = fma(z[i] - shift[i], slope[i], offset[i]);
+            each<V>([&](int i) { z[i] = fma(z[i] - shift[i], slope[i], offset[i]); });
             activate<fast, !unaligned_samples>(z, chosen, p.activation, (float)p.act_param);
             const raw<T, V> vector = make_vector<T, V>(z);
             bool is_edge = false;
@@ -384,7 +361,6 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
-    constexpr int max_bits = V == 8 ? 3 : 2;
     constexpr int max_pairs = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -405,7 +381,6 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
         const int shared = holds ? g.held_shared : 0;
-        int met = 0;
         uint32_t grid_barrier_before = 0;
         /* Of the thread's channels. First a value of its own and sums of distances from it and of their squares, then
          * the mean, slope and offset. */
@@ -455,16 +430,13 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 });
         };
 
-        int width = g.width;
-        column_memory of(g, place, width);
-        of.lay_out(a, place, width, max_bits - of.subvector_bits, dynamic + shared * threads,
-                   holds ? 0 : K * threads * 16, sums);
-
+        const column_memory<T, V, unaligned_samples> of(a, block, place, edges, dynamic + shared * threads,
+                                                        holds ? 0 : K * threads * 16, sums);
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
             open_only_mailbox(mailbox, of.groups_here * g.parts * (int)sizeof(float2));
         if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before = look_at_grid_barrier(block.grid_barrier(a));
-        know_channels<T>(a, of, edges.later(), sums, applies);
+        of.know_channels(applies);
         if (shared > 0)
             wait_for_copies();
 
@@ -479,26 +451,25 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     read(-1, shift);
                 else
                     read(0, shift);
-                met = count;
                 walk_all([&](float(&value)[V], int, int) { add_squares<V>(value, shift, first, second); });
             }
             /* ---- the statistics of the groups ---- */
             if (!holds || p.pre_bias().data)
                 __syncthreads();
             if (place.active)
-                store_subvectors<V, unaligned_samples>(a, of, place, edges, met, shift, first, second);
+                of.store_subvectors(count, shift, first, second);
             __syncthreads();
 
-            join_subvectors<T, unaligned_samples>(a, of, block, place, mailbox, applies);
+            of.join_subvectors(mailbox, applies);
             if (!applies)
                 return;
             if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
                 await_mailbox(mailbox);
-                join_parts<T, max_pairs>(a, of, of.of_parts, [](const float2 *of_part) { return *of_part; });
+                of.template join_parts<max_pairs>(of.of_parts, [](const float2 *of_part) { return *of_part; });
             } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
                 synchronize_block_group(block.grid_barrier(a), block.part, g.parts, grid_barrier_before);
-                join_parts<T, max_pairs>(a, of, block.parts_of<float2>(a, of.groups),
-                                         [](const float2 *of_part) { return __ldcg(of_part); });
+                of.template join_parts<max_pairs>(block.parts_of<float2>(a, of.groups),
+                                                  [](const float2 *of_part) { return __ldcg(of_part); });
             }
         }
 
@@ -510,9 +481,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (p.y().data) {
             if (takes_half<sizeof(T) == 2, true>(p.activation))
                 halve(first, second);
-#pragma unroll
-            for (int k = 0; k < (holds ? K : 0); k++)
-                compiler_barrier(held[k]);
+            each<(holds ? K : 0)>([&](int k) { compiler_barrier(held[k]); });
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             cursor next(p.x().data, p.x(), place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);
@@ -525,7 +494,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         /* ---- what others receive: after the results, which wait for nothing here ---- */
         if (sums && block.part == 0)
-            store_groups(a, of);
+            of.store_groups();
     } while (block.advance(g));
 }
 

@@ -94,27 +94,23 @@ template <int V>
 __device__ __forceinline__ void receive_channels(const channel_words<V> &words, int type, float (&values)[V])
 {
     unsigned of[V];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    each<2>([&](int i) {
         of[i * V / 2] = words.of[i].x;
         of[i * V / 2 + 1] = words.of[i].y;
         if constexpr (V == 8) {
             of[i * V / 2 + 2] = words.of[i].z;
             of[i * V / 2 + 3] = words.of[i].w;
         }
-    }
+    });
     if (type == NORMFUSE_F32) {
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            values[i] = __uint_as_float(of[i]);
+        each<V>([&](int i) { values[i] = __uint_as_float(of[i]); });
         return;
     }
-#pragma unroll
-    for (int i = 0; i < V / 2; i++) {
+    each<V / 2>([&](int i) {
         const float2 pair = type == NORMFUSE_F16 ? pair_of(of[i], f16()) : pair_of(of[i], bf16());
         values[2 * i] = pair.x;
         values[2 * i + 1] = pair.y;
-    }
+    });
 }
 
 /* weight (1 + scale) and bias (1 + scale) + shift of the thread's channels. */
@@ -142,11 +138,10 @@ template <int V> struct channel_parameters {
     __device__ __forceinline__ void receive_weights(const normfuse_cuda_columns &a, float (&slope)[V],
                                                     float (&offset)[V]) const
     {
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] = 1.0f;
             offset[i] = 0.0f;
-        }
+        });
         if (a.weight)
             receive_channels<V>(weight, type_of(a, COLUMNS_WEIGHT), slope);
         if (a.bias)
@@ -158,18 +153,15 @@ template <int V> struct channel_parameters {
         if (a.scale) {
             float more[V];
             receive_channels<V>(scale, type_of(a, COLUMNS_SCALE), more);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 slope[i] *= 1.0f + more[i];
                 offset[i] *= 1.0f + more[i];
-            }
+            });
         }
         if (a.shift) {
             float more[V];
             receive_channels<V>(shift, type_of(a, COLUMNS_SHIFT), more);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                offset[i] += more[i];
+            each<V>([&](int i) { offset[i] += more[i]; });
         }
     }
 };
@@ -216,11 +208,10 @@ template <int V, typename Rests, typename Rstds>
 __device__ __forceinline__ void centre(float (&slope)[V], float (&offset)[V], const Rests &rests, const Rstds &rstds,
                                        float factor)
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         slope[i] *= rstds[i] * factor;
         offset[i] = offset[i] * factor - rests[i] * slope[i];
-    }
+    });
 }
 
 template <typename T, int V, typename Chosen, typename Means>
@@ -230,9 +221,7 @@ __device__ __forceinline__ void store_result(const normfuse_cuda_columns &a, Cho
 {
     float z[V];
     unpack<T, V>(vector, z);
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        z[i] = fmaf(z[i] - means[i], slope[i], offset[i]);
+    each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
     activate<sizeof(T) == 2, true>(z, chosen, a.activation, a.act_param);
     store_vector<T, V>(to, 0, make_vector<T, V>(z));
 }
@@ -243,14 +232,10 @@ __device__ __forceinline__ void differentiate_channels(int activation, float act
                                                        const Means &means, const float (&slope)[V],
                                                        const float (&offset)[V], float (&x)[V], float (&dy)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        x[i] -= means[i];
+    each<V>([&](int i) { x[i] -= means[i]; });
     if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
         float z[V];
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            z[i] = fmaf(x[i], slope[i], offset[i]);
+        each<V>([&](int i) { z[i] = fmaf(x[i], slope[i], offset[i]); });
         differentiate_by<fast>(dy, z, chosen, activation, act_param);
     }
 }
@@ -260,11 +245,10 @@ template <int V>
 __device__ __forceinline__ void add_products(const float (&x)[V], const float (&dy)[V], float (&first)[V],
                                              float (&second)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         first[i] += dy[i];
         second[i] += dy[i] * x[i];
-    }
+    });
 }
 
 /* dx = slope dy' + of_x (x - mean) + level */
@@ -272,9 +256,7 @@ template <typename T, int V, typename Factors, typename Levels>
 __device__ __forceinline__ void store_gradient(const float (&slope)[V], const Factors &of_x, const Levels &level,
                                                float (&x)[V], const float (&dy)[V], char *to)
 {
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        x[i] = fmaf(slope[i], dy[i], fmaf(of_x[i], x[i], level[i]));
+    each<V>([&](int i) { x[i] = fmaf(slope[i], dy[i], fmaf(of_x[i], x[i], level[i])); });
     store_vector<T, V>(to, 0, make_vector<T, V>(x));
 }
 
@@ -286,12 +268,11 @@ __device__ __forceinline__ moments<float> moments_of_side(const thread_place &pl
                                                           const float (&square)[V], float rows)
 {
     float all = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         const bool is_own = (i < place.split) == (side == 0);
         all += is_own ? sum[i] : 0.0f;
         squares += is_own ? square[i] : 0.0f;
-    }
+    });
     const float count = rows * (float)(side == 0 ? place.split : V - place.split);
     const float mean = all * reciprocal(fmaxf(count, 1.0f));
     return {count, mean, squares - all * mean};
@@ -305,8 +286,7 @@ __device__ __forceinline__ float2 join_entries(const float4 *entries, int lane, 
                                                float values)
 {
     float means[held], found[held], counts[held], mean = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int k = 0; k < held; k++) {
+    each<held>([&](int k) {
         const int i = lane + k * lanes;
         float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
         if (i < count)
@@ -315,18 +295,17 @@ __device__ __forceinline__ float2 join_entries(const float4 *entries, int lane, 
         found[k] = entry.z;
         counts[k] = entry.w;
         mean += counts[k] * means[k];
-    }
+    });
 #pragma unroll 1
     for (int i = lane + held * lanes; i < count; i += lanes) {
         const float4 entry = entries[i];
         mean += entry.w * ((entry.x - base) + entry.y);
     }
     mean = sum_few(mean, lanes) * reciprocal(values);
-#pragma unroll
-    for (int k = 0; k < held; k++) {
+    each<held>([&](int k) {
         const float distance = means[k] - mean;
         squares += found[k] + counts[k] * distance * distance;
-    }
+    });
 #pragma unroll 1
     for (int i = lane + held * lanes; i < count; i += lanes) {
         const float4 entry = entries[i];
@@ -345,24 +324,22 @@ __device__ __forceinline__ void write_thread_sums(const normfuse_cuda_columns &a
                                                   float *of_plain, float *of_centred)
 {
     float2 found[2] = {};
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         const bool is_first = i < place.split;
         found[0].x += is_first ? slope[i] * first[i] : 0.0f;
         found[0].y += is_first ? slope[i] * second[i] : 0.0f;
         found[1].x += is_first ? 0.0f : slope[i] * first[i];
         found[1].y += is_first ? 0.0f : slope[i] * second[i];
-    }
+    });
     entries[place.entry(a, 0)] = found[0];
     if (place.split < V)
         entries[place.entry(a, 1)] = found[1];
     if (gives) {
         const int at = place.beside * channels + place.column * V;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             first[i] *= factor;
             second[i] *= factor;
-        }
+        });
         write_values<V>(of_plain + at, first);
         write_values<V>(of_centred + at, second);
     }

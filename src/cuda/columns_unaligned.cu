@@ -7,9 +7,4 @@
 #include "columns_backward.cuh"
 #include "columns_forward.cuh"
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        columns_##direction<type, elements, vectors, NORMFUSE_SCHEDULE_unaligned>(a);                                  \
-    }
-NORMFUSE_KERNELS_COLUMNS_UNALIGNED(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_UNALIGNED(NORMFUSE_INSTANCE)

@@ -6,6 +6,7 @@
 #define NORMFUSE_CUDA_ROWS_CUH
 
 #include "activation.cuh"
+#include "body.cuh"
 #include "join.cuh"
 
 /* Of a block: policy.h has none larger. */
@@ -57,20 +58,28 @@ struct row_block : block_turns {
     }
 };
 
-/* Weight and bias of a channel with the sample's scale and shift. */
-template <typename R>
-__device__ __forceinline__ void weigh_channel(const normfuse_cuda_problem &p, int64_t n, int64_t c, R &slope, R &offset)
+/* What a channel is weighed by, as it is in memory. */
+struct requested_weights {
+    requested_value weight, bias, scale, shift;
+};
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_problem &p, int64_t n, int64_t c,
+                                                             bool wanted)
 {
     const auto request = [&](const normfuse_parameter &of) {
-        return of.data ? request_bits<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
+        return request_at_once(of, n * of.batch + c * of.channel, wanted);
     };
-    const bits<R> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
-                  shift = request(p.shift());
-    const R more = p.scale().data ? R(1) + receive<R>(scale, p.scale().type) : R(1);
-    slope = p.weight().data ? receive<R>(weight, p.weight().type) * more : more;
-    offset = p.bias().data ? receive<R>(bias, p.bias().type) * more : R(0);
+    return {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+}
+
+/* Weight and bias with the sample's scale and shift. */
+template <typename R, typename Requested>
+__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const Requested &from, R &slope, R &offset)
+{
+    const R more = p.scale().data ? R(1) + receive<R>(from.scale, p.scale().type) : R(1);
+    slope = p.weight().data ? receive<R>(from.weight, p.weight().type) * more : more;
+    offset = p.bias().data ? receive<R>(from.bias, p.bias().type) * more : R(0);
     if (p.shift().data)
-        offset += receive<R>(shift, p.shift().type);
+        offset += receive<R>(from.shift, p.shift().type);
 }
 
 /* Where a thread's vectors are: from `index` on, `step` apart, up to `end`; all of a set are counted through. */
@@ -79,75 +88,6 @@ struct row_vectors {
     int first_outer; /* the stretch that the block begins in */
     int index, end, step;
 };
-
-/* The forward deals vectors to the threads of a block in turn. The backward, which has to know what each channel sums
- * to, gives each warp adjacent ones, so that a warp meets few channels. `many`: each segment of a warp has a set of its
- * own, so nothing here is the same in a whole block. */
-template <bool many, bool dealt>
-__device__ __forceinline__ row_vectors vectors_of(const normfuse_cuda_arguments &a, int set, int part, int tile)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    row_vectors vectors;
-    if (many) {
-        vectors.step = 1 << g.lane_bits;
-        vectors.set = set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
-        vectors.index = (int)threadIdx.x & (vectors.step - 1);
-        vectors.end = vectors.set < g.all_block_groups ? g.rows : 0;
-        vectors.first_outer = 0;
-    } else {
-        vectors.set = set;
-        vectors.end = min(g.rows, (part + 1) * g.part_rows);
-        int first = part * g.part_rows;
-        if (dealt) {
-            vectors.step = (int)blockDim.x;
-            first += tile * g.segment_rows * vectors.step;
-            vectors.index = first + (int)threadIdx.x;
-        } else {
-            vectors.step = 32;
-            const int of_warp = first + ((int)threadIdx.x >> 5) * g.segment_rows;
-            vectors.index = of_warp + ((int)threadIdx.x & 31);
-            vectors.end = min(vectors.end, of_warp + g.segment_rows);
-        }
-        vectors.first_outer = divide(first, g.by_spans);
-    }
-    begin_of(a, vectors.set, vectors.n, vectors.c);
-    return vectors;
-}
-
-/* Where a block has one set at a time: what its channel i is weighed by, requested ahead of the vectors. Behind them it
- * would come last, and what waits for it would begin when all is there. */
-__device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, const row_vectors &vectors, int i)
-{
-    return vectors.c + (a.problem.sets == NORMFUSE_SETS_BATCH ? 0 : vectors.first_outer + i);
-}
-__device__ __forceinline__ bool has_channel(const normfuse_cuda_arguments &a, const row_vectors &vectors, int i)
-{
-    return i < a.geometry.coefficients &&
-           (a.problem.sets == NORMFUSE_SETS_BATCH || vectors.first_outer + i < a.geometry.outer);
-}
-struct requested_weights {
-    requested_value weight, bias, scale, shift;
-};
-__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &a,
-                                                             const row_vectors &vectors, int i)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    const bool wanted = has_channel(a, vectors, i);
-    const int n = vectors.n, c = channel_of(a, vectors, i);
-    const auto request = [&](const normfuse_parameter &of) {
-        return request_at_once(of, n * of.batch + c * of.channel, wanted);
-    };
-    return {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
-}
-template <typename R>
-__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const requested_weights &from, R &slope, R &offset)
-{
-    const R more = p.scale().data ? R(1) + receive<R>(from.scale, p.scale().type) : R(1);
-    slope = p.weight().data ? receive<R>(from.weight, p.weight().type) * more : more;
-    offset = p.bias().data ? receive<R>(from.bias, p.bias().type) * more : R(0);
-    if (p.shift().data)
-        offset += receive<R>(from.shift, p.shift().type);
-}
 
 /* Which elements of a vector are its stretch's: element i is element `first` + i of the stretch, where it has that
  * many.
@@ -229,61 +169,6 @@ template <typename T, int V, bool short_offsets, bool unaligned> struct row_tens
     }
 };
 
-/* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
-template <typename T, int V, bool short_offsets, bool unaligned>
-__device__ __forceinline__ row_elements<V, unaligned> elements_of(const normfuse_cuda_arguments &a,
-                                                                  const row_vectors &vectors, int index)
-{
-    if constexpr (unaligned) {
-        const row_tensor<T, V, short_offsets, unaligned> x(a, a.problem.x(), vectors.n, vectors.c);
-        const int stretch = divide(index, a.geometry.by_spans);
-        const int before = (int)(x.start(stretch) % 16 / (unsigned)sizeof(T));
-        return {(index - stretch * a.geometry.spans) * V - before, (int)a.problem.s};
-    } else {
-        return {0, V};
-    }
-}
-
-/* Where the tensors of a call end, in bytes from row_tensor's `data` (2^32 - 1 where that is further): unaligned
- * vectors may reach beyond. */
-template <typename T, bool unaligned> struct row_end {
-    unsigned bytes;
-
-    __device__ __forceinline__ row_end(const normfuse_cuda_arguments &a, const row_vectors &vectors, unsigned lead)
-    {
-        const normfuse_cuda_problem &p = a.problem;
-        bytes = 0;
-        if constexpr (unaligned) {
-            const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
-            bytes = (unsigned)min((int64_t)lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
-        }
-    }
-    __device__ __forceinline__ bool cuts(unsigned place) const
-    {
-        return unaligned && place + 16 > bytes;
-    }
-};
-
-/* A vector that the tensor's end cuts: what is before that, and nothing after. */
-template <typename T> __device__ __forceinline__ uint4 load_cut(const char *data, unsigned place, unsigned end)
-{
-    const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
-    uint4 vector = make_uint4(0, 0, 0, 0);
-    /* From the last to the first, each pushing the others along: a vector in registers has no places to count through.
-     */
-#pragma unroll 1
-    for (int i = elements - 1; i >= 0; i--) {
-        const raw<T, 1> value = load_vector<T, 1>(data + place, i);
-        if constexpr (sizeof(T) == 2) {
-            vector = make_uint4(vector.x << 16 | value, __funnelshift_l(vector.x, vector.y, 16),
-                                __funnelshift_l(vector.y, vector.z, 16), __funnelshift_l(vector.z, vector.w, 16));
-        } else {
-            vector = make_uint4(__float_as_uint(value), vector.x, vector.y, vector.z);
-        }
-    }
-    return vector;
-}
-
 /* Never an element of another stretch: someone else may be writing it. */
 template <typename T, int V, bool unaligned>
 __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, const row_elements<V, unaligned> &own)
@@ -296,43 +181,16 @@ __device__ __forceinline__ void store_own(char *data, const raw<T, V> &vector, c
         /* One address with offsets: the compiler would find that of each element again. */
         data = opaque(data);
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-        for (int i = 0; i < V; i++)
+        each<V>([&](int i) {
             if (own.has(i)) {
                 if constexpr (sizeof(T) == 2)
                     store_vector<T, 1>(data, i, (unsigned short)(words[i / 2] >> (i % 2 * 16)));
                 else
                     store_vector<T, 1>(data, i, __uint_as_float(words[i]));
             }
+        });
     }
 }
-
-/* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for; also to u. Lanes alone.
- */
-template <typename T, int V, typename Walk>
-__device__ __forceinline__ void add_residual(const normfuse_cuda_arguments &a, const row_vectors &vectors, bool writes,
-                                             Walk walk)
-{
-    using R = compute<T>;
-    using tensor = row_tensor<T, V, false, false>;
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_view to = p.u().data ? p.u() : p.x();
-    const tensor other(a, p.pre_add(), vectors.n, vectors.c), u(a, to, vectors.n, vectors.c);
-    walk([&](raw<T, V> &vector, int index) {
-        const int stretch = divide(index, a.geometry.by_spans);
-        R value[V], residual[V];
-        unpack<T, V>(vector, value);
-        unpack<T, V>(load_vector<T, V>(other.at(a.geometry, index, stretch), 0), residual);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            value[i] += residual[i];
-        vector = make_vector<T, V>(value);
-        if (writes)
-            store_vector<T, V>(u.at(a.geometry, index, stretch), 0, vector);
-    });
-}
-
-/* ---- sums -------------------------------------------------------------------------------------------------------- */
 
 /* What the warps of a block found, to all of them: join(of_lane) joins the lanes of a warp, one for each. */
 template <typename Sums, typename Join>
@@ -347,37 +205,210 @@ __device__ __forceinline__ Sums join_warps(Sums *of_warps, const Sums &of_warp, 
     return join(of_lane);
 }
 
-/* What the blocks of a set send one another, N numbers each: join(all of them, whether they are in shared memory).
- * meanwhile() is done while they are on their way. */
-template <int N, typename Meanwhile, typename Join>
-__device__ __forceinline__ void exchange_sums(const normfuse_cuda_arguments &a, const row_block &block,
-                                              cluster_mailbox &mailbox, double *of_parts, const double (&own)[N],
-                                              Meanwhile meanwhile, Join join)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    const int part = block.part;
-    if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-        await_open_mailboxes();
-        if ((int)threadIdx.x < g.parts) {
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                send(mailbox, of_parts + N * part + i, (int)threadIdx.x, own[i]);
-        }
-        meanwhile();
-        await_mailbox(mailbox);
-        join(of_parts, true);
-    } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
-        double *const places = a.partials + ((int64_t)block.parity * g.block_groups + block.block_group) * g.parts * N;
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                places[N * part + i] = own[i];
-        }
-        arrive_at_block_group(block.grid_barrier(a), part, g.parts);
-        meanwhile();
-        await_block_group(block.grid_barrier(a), grid_barrier_before());
-        join(places, false);
+/* What both directions know: `vectors` of one set after another, of N tensors. Lanes alone have additions and tensors
+ * of more than 2^31 bytes. */
+template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> struct row_kernel {
+    using R = compute<T>;
+    static constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block,
+                          split = schedule == NORMFUSE_SCHEDULE_split, holds = whole || split,
+                          unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
+                          streams = N == 1 && schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
+    using tensor = row_tensor<T, V, !many, unaligned>;
+    const normfuse_cuda_arguments &a;
+    const normfuse_cuda_problem &p;
+    const normfuse_cuda_geometry &g;
+    const bool by_sample;
+    const int shared; /* slots of shared memory that the thread has beside K of registers */
+    row_block block;
+    row_vectors vectors;
+
+    __device__ __forceinline__ explicit row_kernel(const normfuse_cuda_arguments &a)
+        : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH),
+          shared(many || streams ? 0 : g.held_shared), block(a, whole, split || unaligned, !holds && g.backwards)
+    {
     }
-}
+    __device__ __forceinline__ tensor of(const normfuse_view &view) const
+    {
+        return tensor(a, view, vectors.n, vectors.c);
+    }
+    __device__ __forceinline__ int stretch_of(int index) const
+    {
+        return divide(index, g.by_spans);
+    }
+    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
+    __device__ __forceinline__ row_elements<V, unaligned> elements_of(int index) const
+    {
+        if constexpr (unaligned) {
+            const int stretch = stretch_of(index);
+            const int before = (int)(of(p.x()).start(stretch) % 16 / (unsigned)sizeof(T));
+            return {(index - stretch * g.spans) * V - before, (int)p.s};
+        } else {
+            return {0, V};
+        }
+    }
+    /* The thread's place in shared memory for a vector of one of the tensors. */
+    __device__ __forceinline__ uint4 &place_of_slot(int slot, int which) const
+    {
+        NORMFUSE_DYNAMIC_SHARED(dynamic);
+        return dynamic[(N * slot + which) * (int)blockDim.x + (int)threadIdx.x];
+    }
+    __device__ __forceinline__ uint4 *behind_slots() const
+    {
+        NORMFUSE_DYNAMIC_SHARED(dynamic);
+        return dynamic + N * shared * (int)blockDim.x;
+    }
+
+    /* The forward deals vectors to the threads of a block in turn. The backward, which has to know what each channel
+     * sums to, gives each warp adjacent ones, so that a warp meets few channels. */
+    __device__ __forceinline__ void find_vectors(int tile)
+    {
+        if (many) {
+            vectors.step = 1 << g.lane_bits;
+            vectors.set = block.set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
+            vectors.index = (int)threadIdx.x & (vectors.step - 1);
+            vectors.end = vectors.set < g.all_block_groups ? g.rows : 0;
+            vectors.first_outer = 0;
+        } else {
+            vectors.set = block.set;
+            vectors.end = min(g.rows, (block.part + 1) * g.part_rows);
+            int first = block.part * g.part_rows;
+            if (N == 1) {
+                vectors.step = (int)blockDim.x;
+                first += tile * g.segment_rows * vectors.step;
+                vectors.index = first + (int)threadIdx.x;
+            } else {
+                vectors.step = 32;
+                const int of_warp = first + ((int)threadIdx.x >> 5) * g.segment_rows;
+                vectors.index = of_warp + ((int)threadIdx.x & 31);
+                vectors.end = min(vectors.end, of_warp + g.segment_rows);
+            }
+            vectors.first_outer = stretch_of(first);
+        }
+        begin_of(a, vectors.set, vectors.n, vectors.c);
+    }
+    /* The thread's vectors: `shared` into shared memory, which may have been requested, the others into registers;
+     * `straight`: by loads without branches. */
+    template <bool straight>
+    __device__ __forceinline__ void load(bool is_requested, const tensor (&from)[N], raw<T, V> (&held)[N][K]) const
+    {
+        /* Unaligned vectors may reach beyond the tensors' end, in bytes from their `data` (2^32 - 1 where that is
+         * further): they have what is before that, and nothing after. */
+        unsigned end = 0;
+        if constexpr (unaligned) {
+            const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
+            end = (unsigned)min((int64_t)from[0].lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
+        }
+        const auto is_cut = [&](unsigned place) { return unaligned && place + 16 > end; };
+        const auto load_cut = [&](const tensor &of, unsigned place) {
+            const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
+            return load_range<T>(of.data + place, 0, elements, make_uint4(0, 0, 0, 0));
+        };
+        int index = vectors.index;
+        if constexpr (!many) {
+#pragma unroll 1
+            for (int k = 0; k < shared; k++) {
+                if (!is_requested && index < vectors.end) {
+                    const int stretch = stretch_of(index);
+                    const unsigned place = from[0].place(g, index, stretch);
+                    each<N>([&](int m) {
+                        if (!is_cut(place))
+                            copy_once(&place_of_slot(k, m), from[m].at(g, index, stretch), 0);
+                        else
+                            place_of_slot(k, m) = load_cut(from[m], place);
+                    });
+                }
+                index += vectors.step;
+            }
+        }
+        unsigned furthest = 0;
+        each<K>([&](int k) {
+            const int stretch = stretch_of(index);
+            if constexpr (straight) {
+                each<N>([&](int m) {
+                    load_vector_where<T, V>(index < vectors.end, held[m][k], from[m].at(g, index, stretch));
+                });
+            } else if (index < vectors.end) {
+                const unsigned place = from[0].place(g, index, stretch);
+                furthest = max(furthest, place);
+                if (!is_cut(place))
+                    each<N>([&](int m) { held[m][k] = load_vector<T, V>(from[m].at(g, index, stretch), 0); });
+            }
+            index += vectors.step;
+        });
+        if constexpr (unaligned) {
+            /* Once all others have been requested: these are waited for. */
+            if (is_cut(furthest)) {
+                index = vectors.index + shared * vectors.step;
+                each<K>([&](int k) {
+                    const unsigned place = from[0].place(g, index, stretch_of(index));
+                    if (index < vectors.end && is_cut(place))
+                        each<N>([&](int m) { held[m][k] = load_cut(from[m], place); });
+                    index += vectors.step;
+                });
+            }
+        }
+    }
+    /* work(i, n, c) for each channel that the block touches, shared out among its threads from `first` on. */
+    template <typename Work> __device__ __forceinline__ void share_channels(int first, Work work) const
+    {
+#pragma unroll 1
+        for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
+            int n = vectors.n, c = vectors.c;
+            if (many) {
+                const int nth = by_sample ? i : divide(i, g.by_outer);
+                const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
+                if (set >= g.all_block_groups)
+                    break;
+                begin_of(a, set, n, c);
+                c += by_sample ? 0 : i - nth * g.outer;
+            } else if (!by_sample) {
+                if (vectors.first_outer + i >= g.outer)
+                    break;
+                c += vectors.first_outer + i;
+            }
+            work(i, n, c);
+        }
+    }
+    /* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for; also to u. Lanes
+     * alone. */
+    template <typename Walk> __device__ __forceinline__ void add_residual(bool writes, Walk walk) const
+    {
+        const tensor other = of(p.pre_add()), u = of(p.u().data ? p.u() : p.x());
+        walk([&](raw<T, V> &vector, int index) {
+            const int stretch = stretch_of(index);
+            R value[V], residual[V];
+            unpack<T, V>(vector, value);
+            unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), residual);
+            each<V>([&](int i) { value[i] += residual[i]; });
+            vector = make_vector<T, V>(value);
+            if (writes)
+                store_vector<T, V>(u.at(g, index, stretch), 0, vector);
+        });
+    }
+    /* What the blocks of a set send one another: join(all of them, whether they are in shared memory). meanwhile()
+     * is done while they are on their way. */
+    template <int numbers, typename Meanwhile, typename Join>
+    __device__ __forceinline__ void exchange_sums(cluster_mailbox &mailbox, double *of_parts,
+                                                  const double (&own)[numbers], Meanwhile meanwhile, Join join) const
+    {
+        const int part = block.part;
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+            await_open_mailboxes();
+            if ((int)threadIdx.x < g.parts)
+                each<numbers>([&](int i) { send(mailbox, of_parts + numbers * part + i, (int)threadIdx.x, own[i]); });
+            meanwhile();
+            await_mailbox(mailbox);
+            join(of_parts, true);
+        } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
+            double *const places = block.template parts_of<double>(a, numbers);
+            if (threadIdx.x == 0)
+                each<numbers>([&](int i) { places[numbers * part + i] = own[i]; });
+            arrive_at_block_group(block.grid_barrier(a), part, g.parts);
+            meanwhile();
+            await_block_group(block.grid_barrier(a), grid_barrier_before());
+            join(places, false);
+        }
+    }
+};
 
 #endif

@@ -26,6 +26,7 @@ template <typename R> struct __align__(2 * sizeof(R)) tile_sums
 };
 
 struct tile_place {
+    const normfuse_cuda_tile &a;
     int rank, part, n, first;  /* of the block: its number in the cluster and of its norm groups' parts, its sample, its
                                   first column */
     int beside, column, own;   /* the thread's first row; its column and norm group in the block */
@@ -35,7 +36,7 @@ struct tile_place {
     bool has_group;            /* it is one of the tensor's */
     int64_t at;                /* bytes from the tensor's beginning to the thread's first value */
 
-    template <typename T> __device__ __forceinline__ void find(const normfuse_cuda_tile &a)
+    __device__ __forceinline__ tile_place(const normfuse_cuda_tile &a, int value_bytes) : a(a)
     {
         const int cluster = divide((int)blockIdx.x, a.by_ranks), samples = divide(cluster, a.by_blocks_wide);
         rank = (int)blockIdx.x - cluster * (int)a.by_ranks.divisor;
@@ -53,9 +54,9 @@ struct tile_place {
         values = a.length ? min(a.length - first_row * a.width, a.part_rows * a.width)
                           : min(a.rows - first_row, a.part_rows) * a.group;
         at = n * a.batch_bytes + (cluster - samples * (int)a.by_blocks_wide.divisor) * a.tile_bytes +
-             (first_row + beside) * a.row_bytes + column * (int64_t)sizeof(T);
+             (first_row + beside) * a.row_bytes + column * (int64_t)value_bytes;
     }
-    __device__ __forceinline__ void find_groups(const normfuse_cuda_tile &a)
+    __device__ __forceinline__ void find_groups()
     {
         own = divide(column, a.by_group);
         lane = (int)threadIdx.x % 32;
@@ -64,220 +65,96 @@ struct tile_place {
         has_group = group < a.sets && first + group * a.group < a.columns;
     }
     /* Of the lane's norm group: its number in the sample. */
-    __device__ __forceinline__ int set(const normfuse_cuda_tile &a) const
+    __device__ __forceinline__ int set() const
     {
         return divide(first, a.by_group) + (has_group ? group : 0);
     }
-    __device__ __forceinline__ bool has(const normfuse_cuda_tile &a, int slot) const
+    __device__ __forceinline__ bool has(int slot) const
     {
         return slot * a.at_once < left;
     }
     /* What the lanes of the thread's norm group know. */
-    template <typename R> __device__ __forceinline__ R broadcast(const normfuse_cuda_tile &a, R value) const
+    template <typename R> __device__ __forceinline__ R broadcast(R value) const
     {
         return __shfl_sync(full_mask, value, own << a.lane_bits);
     }
     /* In shared memory a norm group has what its threads found side by side. */
-    __device__ __forceinline__ int entry(const normfuse_cuda_tile &a) const
+    __device__ __forceinline__ int entry() const
     {
         return column * a.at_once + beside;
     }
+    /* A thread's values of a tensor, and of a second one, requested together. What is loaded in a branch is waited for
+     * at its end, so there are two ways and not one end for every slots_at_once: 32x500x250 f16 NHWC 24.5 us, so 48.6;
+     * and 16 loads where 4 are wanted cost 0.4 us. */
+    template <typename Raw, int K>
+    __device__ __forceinline__ void request(const char *data, Raw (&values)[K], const char *other = nullptr,
+                                            Raw (*others)[K] = nullptr) const
+    {
+        const int64_t step = a.at_once * a.row_bytes;
+        int64_t from = at;
+        const auto request_slot = [&](int k) {
+            load_where(has(k), values[k], data + from);
+            if (others)
+                load_where(has(k), (*others)[k], other + from);
+            from += step;
+        };
+        if (a.slots == slots_at_once)
+            each<slots_at_once>(request_slot);
+        else
+            each<K>(request_slot);
+    }
+    template <typename T, int K>
+    __device__ __forceinline__ void store(char *data, const compute<T> (&values)[K]) const
+    {
+        store_slots<T>(a.slots, data + at, a.at_once * a.row_bytes, values, [&](int k) { return has(k); });
+    }
+    /* The lane's norm group: first the mean, then squares about it, which cannot cancel. */
+    template <typename R>
+    __device__ __forceinline__ tile_entry<R> join(const tile_entry<R> *entries, int count, R values) const
+    {
+        constexpr int held = 4; /* of the lane's, read once */
+        const int lanes = 1 << a.lane_bits;
+        const R about = entries[0].about;
+        R mean = R(0), squares = R(0), means[held], found[held], counts[held];
+        each<held>([&](int k) {
+            const int i = of_group + k * lanes;
+            const tile_entry<R> one = i < count ? entries[i] : tile_entry<R>{about, R(0), R(0), R(0)};
+            means[k] = (one.about - about) + one.mean;
+            found[k] = one.squares;
+            counts[k] = one.count;
+            mean += counts[k] * means[k];
+        });
+#pragma unroll 4
+        for (int i = of_group + held * lanes; i < count; i += lanes)
+            mean += entries[i].count * ((entries[i].about - about) + entries[i].mean);
+        mean = sum_few(mean, lanes);
+        mean = quotient(mean, values, R(1) / values);
+        each<held>([&](int k) { squares += found[k] + counts[k] * (means[k] - mean) * (means[k] - mean); });
+#pragma unroll 4
+        for (int i = of_group + held * lanes; i < count; i += lanes) {
+            const R distance = ((entries[i].about - about) + entries[i].mean) - mean;
+            squares += entries[i].squares + entries[i].count * distance * distance;
+        }
+        return {about, mean, sum_few(squares, lanes), values};
+    }
 };
-
-/* work(slot) for as many as any thread of the block has, rounded up to slots_at_once. */
-template <int K, typename Work> __device__ __forceinline__ void in_slots(const normfuse_cuda_tile &a, Work work)
-{
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        if (k % slots_at_once == 0 && k >= a.slots)
-            break;
-        work(k);
-    }
-}
-
-/* A thread's values of a tensor, and of a second one, requested together. What is loaded in a branch is waited for at
- * its end, so there are two ways and not one end for every slots_at_once: 32x500x250 f16 NHWC 24.5 us, so 48.6; and 16
- * loads where 4 are wanted cost 0.4 us. */
-template <typename T, int K>
-__device__ __forceinline__ void request_values(const normfuse_cuda_tile &a, const tile_place &place, const char *data,
-                                               raw<T, 1> (&values)[K], const char *other = nullptr,
-                                               raw<T, 1> (*others)[K] = nullptr)
-{
-    const int64_t step = a.at_once * a.row_bytes;
-    int64_t at = place.at;
-    const auto request_slot = [&](int k) {
-        load_where(place.has(a, k), values[k], data + at);
-        if (others)
-            load_where(place.has(a, k), (*others)[k], other + at);
-        at += step;
-    };
-    if (a.slots == slots_at_once) {
-#pragma unroll
-        for (int k = 0; k < slots_at_once; k++)
-            request_slot(k);
-    } else {
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            request_slot(k);
-    }
-}
-
-template <typename T, int K>
-__device__ __forceinline__ void store_slots(const normfuse_cuda_tile &a, char *data, const tile_place &place,
-                                            const compute<T> (&values)[K])
-{
-    char *to = data + place.at;
-    const int64_t step = a.at_once * a.row_bytes;
-    in_slots<K>(a, [&](int k) {
-        if (place.has(a, k))
-            store_number<T>(to, values[k]);
-        to += step;
-    });
-}
-
-/* x with what is added to it, rounded as it would be in memory. */
-template <typename T, int K>
-__device__ __forceinline__ void add_slots(const normfuse_cuda_tile &a, const raw<T, 1> (&more)[K], compute<T> (&x)[K])
-{
-    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
-}
-
-/* work(chosen, first slot) with slots_at_once of them. The rare activations are long: their slots go through memory of
- * the thread, so that there is one loop over them instead of as many copies as registers would need. */
-template <bool fast, typename R, int K>
-__device__ __forceinline__ void activate_slots(const normfuse_cuda_tile &a, R (&z)[K], int activation, R p)
-{
-    choose_activation<true, true>(activation, [&](auto chosen) {
-        constexpr bool rare = decltype(chosen)::constant < 0;
-        R held[rare ? K : 1];
-        if (rare)
-            in_slots<K>(a, [&](int k) { held[rare ? k : 0] = z[k]; });
-#pragma unroll(rare ? 1 : K / slots_at_once)
-        for (int begin = 0; begin < K; begin += slots_at_once) {
-            if (begin >= a.slots)
-                break;
-            R few[slots_at_once];
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++)
-                few[i] = rare ? held[rare ? begin + i : 0]
-                              : z[begin + i] * (takes_half<fast, true>(decltype(chosen)::constant) ? R(0.5) : R(1));
-            activate<fast, true>(few, chosen, activation, p);
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++)
-                (rare ? held[rare ? begin + i : 0] : z[begin + i]) = few[i];
-        }
-        if (rare)
-            in_slots<K>(a, [&](int k) { z[k] = held[rare ? k : 0]; });
-    });
-}
-
-/* The same of derivatives: by *= act'(z). */
-template <bool fast, typename R, int K>
-__device__ __forceinline__ void differentiate_slots(const normfuse_cuda_tile &a, R (&by)[K], R (&z)[K], int activation,
-                                                    R p)
-{
-    choose_activation<true, true>(activation, [&](auto chosen) {
-        constexpr bool rare = decltype(chosen)::constant < 0;
-        constexpr int places = rare ? K : 1;
-        R held_z[places], held_by[places];
-        if (decltype(chosen)::constant == NORMFUSE_IDENTITY)
-            return;
-        if (rare)
-            in_slots<K>(a, [&](int k) {
-                held_z[rare ? k : 0] = z[k];
-                held_by[rare ? k : 0] = by[k];
-            });
-        const bool half = takes_half<fast, true>(decltype(chosen)::constant);
-        const R factor = half ? R(0.5) : R(1);
-#pragma unroll(rare ? 1 : K / slots_at_once)
-        for (int begin = 0; begin < K; begin += slots_at_once) {
-            if (begin >= a.slots)
-                break;
-            R few_z[slots_at_once], few_by[slots_at_once];
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++) {
-                few_z[i] = rare ? held_z[rare ? begin + i : 0] : z[begin + i] * factor;
-                few_by[i] = rare ? held_by[rare ? begin + i : 0] : by[begin + i] * factor;
-            }
-            differentiate_by<fast>(few_by, few_z, chosen, activation, p);
-#pragma unroll
-            for (int i = 0; i < slots_at_once; i++)
-                (rare ? held_by[rare ? begin + i : 0] : by[begin + i]) = few_by[i];
-        }
-        if (rare)
-            in_slots<K>(a, [&](int k) { by[k] = held_by[rare ? k : 0]; });
-    });
-}
 
 /* A struct into the same place of another block's shared memory. */
 template <typename S>
 __device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, int rank, const S &value)
 {
     const double *const words = reinterpret_cast<const double *>(&value);
-#pragma unroll
-    for (int i = 0; i < (int)(sizeof(S) / 8); i++)
-        send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]);
+    each<(int)(sizeof(S) / 8)>([&](int i) { send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]); });
 }
 
-/* Of the lane's norm group: first the mean, then squares about it, which cannot cancel. */
-template <typename R>
-__device__ __forceinline__ tile_entry<R> join_entries(const tile_entry<R> *entries, int count, const tile_place &place,
-                                                      int lanes, R values)
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &all,
+                                                             const tile_place &place)
 {
-    constexpr int held = 4; /* of the lane's, read once */
-    const R about = entries[0].about;
-    R mean = R(0), squares = R(0), means[held], found[held], counts[held];
-#pragma unroll
-    for (int k = 0; k < held; k++) {
-        const int i = place.of_group + k * lanes;
-        const tile_entry<R> one = i < count ? entries[i] : tile_entry<R>{about, R(0), R(0), R(0)};
-        means[k] = (one.about - about) + one.mean;
-        found[k] = one.squares;
-        counts[k] = one.count;
-        mean += counts[k] * means[k];
-    }
-#pragma unroll 4
-    for (int i = place.of_group + held * lanes; i < count; i += lanes)
-        mean += entries[i].count * ((entries[i].about - about) + entries[i].mean);
-    mean = sum_few(mean, lanes);
-    mean = quotient(mean, values, R(1) / values);
-#pragma unroll
-    for (int k = 0; k < held; k++)
-        squares += found[k] + counts[k] * (means[k] - mean) * (means[k] - mean);
-#pragma unroll 4
-    for (int i = place.of_group + held * lanes; i < count; i += lanes) {
-        const R distance = ((entries[i].about - about) + entries[i].mean) - mean;
-        squares += entries[i].squares + entries[i].count * distance * distance;
-    }
-    return {about, mean, sum_few(squares, lanes), values};
-}
-
-__device__ __forceinline__ void request_weights_of_column(const normfuse_cuda_arguments &all, const tile_place &place,
-                                                          requested_weights &found)
-{
-    const normfuse_cuda_problem &p = all.problem;
-    const int n = place.n, c = divide(place.first + place.column, all.tile.by_channel_columns);
-    const auto request = [&](const normfuse_parameter &of) {
-        return request_at_once(of, n * of.batch + c * of.channel, place.left > 0);
-    };
-    found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+    const int c = divide(place.first + place.column, all.tile.by_channel_columns);
+    return request_weights(all.problem, place.n, c, place.left > 0);
 }
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
-
-/* By one warp of the block that speaks for the norm groups. */
-template <typename R>
-__device__ __forceinline__ void write_statistics(const normfuse_cuda_arguments &all, const tile_place &place,
-                                                 double mean, R variance, R rstd)
-{
-    const normfuse_cuda_problem &p = all.problem;
-    const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const int set = place.set(all.tile);
-    const double of_running = store_statistics(all, place.n, set, by_channel ? set : (int64_t)place.n * p.groups + set,
-                                               mean, variance, rstd, (double)p.set_values);
-    if (p.has_running_momentum() && by_channel)
-        update_running<R>(p, set, mean, of_running);
-}
 
 template <typename T, int K> __device__ __forceinline__ void tile_forward(const normfuse_cuda_arguments &all)
 {
@@ -291,77 +168,84 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
                                                                                    entries + a.width * a.at_once;
 
-    tile_place place;
-    place.find<T>(a);
+    tile_place place(a, (int)sizeof(T));
     raw<T, 1> requested_x[K], more[K];
-    request_values<T, K>(a, place, a.x, requested_x);
+    place.request(a.x, requested_x);
     if (a.pre_add)
-        request_values<T, K>(a, place, a.pre_add, more);
-    place.find_groups(a);
-    requested_weights weights;
-    request_weights_of_column(all, place, weights);
+        place.request(a.pre_add, more);
+    place.find_groups();
+    const requested_weights weights = request_weights(all, place);
     if (a.parts > 1)
         open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
     R x[K];
-    in_slots<K>(a, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
+    in_slots<K>(a.slots, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
     if (a.pre_add) {
-        add_slots<T, K>(a, more, x);
+        add_slots<T>(a.slots, more, x);
         if (a.u)
-            store_slots<T, K>(a, a.u, place, x);
+            place.store<T>(a.u, x);
     }
     if (a.post_add)
-        request_values<T, K>(a, place, a.post_add, more);
+        place.request(a.post_add, more);
 
     /* About the thread's first value; then about its mean. */
     const R own_about = x[0];
     R sum = R(0), squares = R(0), own_count = R(0);
-    in_slots<K>(a, [&](int k) {
-        if (place.has(a, k)) {
+    in_slots<K>(a.slots, [&](int k) {
+        if (place.has(k)) {
             sum += x[k] - own_about;
             own_count += R(1);
         }
     });
     const R own_mean = sum / max(own_count, R(1));
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         const R distance = (x[k] - own_about) - own_mean;
-        if (place.has(a, k))
+        if (place.has(k))
             squares += distance * distance;
     });
     if (place.beside < a.at_once)
-        entries[place.entry(a)] = {own_about, own_mean, squares, own_count};
+        entries[place.entry()] = {own_about, own_mean, squares, own_count};
     __syncthreads();
 
     const int lanes = 1 << a.lane_bits, of_set = a.group * a.at_once, slot = place.has_group ? place.group : 0;
-    tile_entry<R> all_of = join_entries(entries + slot * of_set, of_set, place, lanes, (R)place.values);
+    tile_entry<R> all_of = place.join(entries + slot * of_set, of_set, (R)place.values);
     if (a.parts > 1) {
         await_open_mailboxes();
         if (threadIdx.x < 32 && place.group < a.sets)
             for (int other = place.of_group; other < a.parts; other += lanes)
                 send_struct(mailbox, of_parts + place.group * a.parts + place.part, other, all_of);
         await_mailbox(mailbox);
-        all_of = join_entries(of_parts + slot * a.parts, a.parts, place, lanes, (R)p.set_values);
+        all_of = place.join(of_parts + slot * a.parts, a.parts, (R)p.set_values);
     }
     const R variance = quotient(all_of.squares, (R)p.set_values, R(1) / (R)p.set_values);
     const R rstd = inverse_root(variance + (R)p.eps);
-    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
-        write_statistics<R>(all, place, (double)all_of.about + (double)all_of.mean, variance, rstd);
+    /* By one warp of the block that speaks for the norm groups. */
+    if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0) {
+        const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+        const int set = place.set();
+        const double mean = (double)all_of.about + (double)all_of.mean;
+        const double of_running =
+            store_statistics(all, place.n, set, by_channel ? set : (int64_t)place.n * p.groups + set, mean, variance,
+                             rstd, (double)p.set_values);
+        if (p.has_running_momentum() && by_channel)
+            update_running<R>(p, set, mean, of_running);
+    }
 
     /* The mean is about + rest. */
     const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
     const R rest_of = (all_of.about - (about_of - back)) + (all_of.mean - back);
-    const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of);
+    const R about = place.broadcast(about_of), rest = place.broadcast(rest_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
-    slope *= place.broadcast(a, rstd);
+    slope *= place.broadcast(rstd);
     offset -= rest * slope;
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         x[k] = fma(x[k] - about, slope, offset);
         if (a.post_add)
             x[k] += number_of<T>(more[k]);
     });
-    activate_slots<fast>(a, x, p.activation, (R)p.act_param);
-    store_slots<T, K>(a, a.out, place, x);
+    activate_slots<fast, false, true>(a.slots, x, x, p.activation, (R)p.act_param);
+    place.store<T>(a.out, x);
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
@@ -373,13 +257,6 @@ template <typename R> struct channel_mailbox {
     tile_sums<R> *places; /* of each channel one for each of `senders` */
     int senders;
 };
-
-template <typename R>
-__device__ __forceinline__ channel_mailbox<R> channel_mailbox_of(const normfuse_cuda_tile &a, cluster_mailbox &mailbox,
-                                                                 tile_sums<R> *places)
-{
-    return {mailbox, places, a.by_channels ? a.samples : (int)a.by_ranks.divisor};
-}
 
 /* One thread, of one channel of the block. */
 template <typename R>
@@ -463,23 +340,21 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
                         *const of_columns = entries + a.width * a.at_once,
                         *const of_parts = of_columns + (a.by_channels ? 0 : a.width * a.at_once);
-    const channel_mailbox<R> gradients =
-        channel_mailbox_of(a, gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0));
+    const channel_mailbox<R> gradients = {gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0),
+                                          a.by_channels ? a.samples : (int)a.by_ranks.divisor};
     const int ranks = (int)a.by_ranks.divisor;
     const bool has_post = a.post_add && p.activation != NORMFUSE_IDENTITY;
 
-    tile_place place;
-    place.find<T>(a);
+    tile_place place(a, (int)sizeof(T));
     raw<T, 1> requested_x[K], requested_dy[K], more[K];
-    request_values<T, K>(a, place, a.x, requested_x, a.dy, &requested_dy);
+    place.request(a.x, requested_x, a.dy, &requested_dy);
     if (a.pre_add)
-        request_values<T, K>(a, place, a.pre_add, more);
-    place.find_groups(a);
-    const int set = place.set(a);
+        place.request(a.pre_add, more);
+    place.find_groups();
+    const int set = place.set();
     const requested_value requested_mean = request_at_once(p.mean(), place.n * p.mean().batch + set * p.mean().channel);
     const requested_value requested_rstd = request_at_once(p.rstd(), place.n * p.rstd().batch + set * p.rstd().channel);
-    requested_weights weights;
-    request_weights_of_column(all, place, weights);
+    const requested_weights weights = request_weights(all, place);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
@@ -489,19 +364,19 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     }
 
     R x[K], dy[K];
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         x[k] = number_of<T>(requested_x[k]);
         dy[k] = number_of<T>(requested_dy[k]);
     });
     if (a.pre_add)
-        add_slots<T, K>(a, more, x);
+        add_slots<T>(a.slots, more, x);
     if (has_post)
-        request_values<T, K>(a, place, a.post_add, more);
+        place.request(a.post_add, more);
     const double mean = receive<double>(requested_mean, p.mean().type);
     const R rstd_of = receive<R>(requested_rstd, p.rstd().type), about_of = (R)mean,
             rest_of = (R)(mean - (double)about_of);
-    const R about = place.broadcast(a, about_of), rest = place.broadcast(a, rest_of),
-            rstd = place.broadcast(a, rstd_of);
+    const R about = place.broadcast(about_of), rest = place.broadcast(rest_of),
+            rstd = place.broadcast(rstd_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
     slope *= rstd;
@@ -509,20 +384,20 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     /* x becomes x - about, and dy what came through the activation. */
     R z[K];
-    in_slots<K>(a, [&](int k) {
+    in_slots<K>(a.slots, [&](int k) {
         x[k] -= about;
         z[k] = fma(x[k], slope, offset);
         if (has_post)
             z[k] = a.from_y ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
     });
-    differentiate_slots<fast>(a, dy, z, p.activation, (R)p.act_param);
+    activate_slots<fast, true, true>(a.slots, z, dy, p.activation, (R)p.act_param);
     if (a.du)
-        request_values<T, K>(a, place, a.du, more);
+        place.request(a.du, more);
     if (a.dpost_add)
-        store_slots<T, K>(a, a.dpost_add, place, dy);
+        place.store<T>(a.dpost_add, dy);
     tile_sums<R> found = {R(0), R(0)};
-    in_slots<K>(a, [&](int k) {
-        if (place.has(a, k)) {
+    in_slots<K>(a.slots, [&](int k) {
+        if (place.has(k)) {
             found.plain += dy[k];
             found.centred += dy[k] * x[k];
         }
@@ -530,9 +405,9 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     /* Where a norm group is one channel its slope comes later, and its sums are those of the channel. */
     const R by = a.by_channels ? R(1) : slope;
     if (place.beside < a.at_once) {
-        entries[place.entry(a)] = {by * found.plain, by * found.centred};
+        entries[place.entry()] = {by * found.plain, by * found.centred};
         if (!a.by_channels)
-            of_columns[place.entry(a)] = found;
+            of_columns[place.entry()] = found;
     }
     __syncthreads();
 
@@ -568,13 +443,13 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         const R portion = R(1) / (R)p.set_values;
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
         const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
-        const R by_x = later * place.broadcast(a, by_x_of), level = later * place.broadcast(a, level_of);
-        in_slots<K>(a, [&](int k) {
+        const R by_x = later * place.broadcast(by_x_of), level = later * place.broadcast(level_of);
+        in_slots<K>(a.slots, [&](int k) {
             x[k] = fma(slope, dy[k], fma(by_x, x[k], level));
             if (a.du)
                 x[k] += number_of<T>(more[k]);
         });
-        store_slots<T, K>(a, a.out, place, x);
+        place.store<T>(a.out, x);
     }
     if (a.gives && is_first)
         add_channels(all, place, gradients, channels);

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * body.cuh - how kernels come of bodies, and loops in them over what a thread has in registers. */
+#ifndef NORMFUSE_CUDA_BODY_CUH
+#define NORMFUSE_CUDA_BODY_CUH
+
+/* The kernel of a row of kernels.def, whose body is a template of its layout and direction. */
+#define NORMFUSE_INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                    \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
+    {                                                                                                                  \
+        layout##_##direction<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                \
+    }
+
+/* work(i) for each i below N, unrolled: what i counts through stays in registers. */
+template <int N, typename Work> __device__ __forceinline__ void each(Work work)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        work(i);
+}
+
+#endif
