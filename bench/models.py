@@ -135,7 +135,7 @@ def unet(device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtyp
     return Task(model, (latents, step, words, noise),
                 lambda m, x, t, e, n: F.mse_loss(m(x, t, e, return_dict=False)[0].float()
                                                  if x.dtype != torch.float64 else m(x, t, e, return_dict=False)[0], n),
-                True, dtype, layout, autocast=autocast)
+                True, dtype, layout, autocast=autocast, graph=graph)
 
 
 def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int, flux: bool = False) -> Task:

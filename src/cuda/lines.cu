@@ -30,99 +30,104 @@ __device__ __forceinline__ int pairs_of_thread(const normfuse_cuda_geometry &g)
     return g.segment_rows + 1;
 }
 
-/* A thread's place, the same in each sample. Parameters of one channel are requested once, and a thread joins the sums
- * of its positions by itself. */
-template <typename T, int K> struct line_place {
-    using R = compute<T>;
-    const normfuse_cuda_arguments &a;
-    const normfuse_cuda_problem &p;
-    const normfuse_cuda_geometry &g;
-    int part, block_of_row;      /* of the block */
-    int lanes, lane;             /* of the line */
-    int warp, warps, first_warp; /* of the block; of a line, 0: less than one; the line's first */
-    int sample;                  /* of those that the block has beside one another */
-    int group;                   /* norm group of a sample */
-    int count;                   /* values of a line that the thread has, those of its first slots; 0: it has no line */
-    int step;                    /* bytes from one to the next */
-    int64_t at;                  /* elements from the beginning of a sample to the first of them */
-    int samples, apart, first;   /* all, from one of the thread's to the next, the block's first */
-    bool modulated, one_channel;
-    line_pair<R> *own;
+struct line_place {
+    int lanes, lane; /* of the line */
+    int sample;      /* of those that the block has beside one another */
+    int group;       /* norm group of a sample */
+    int count;       /* values of a line that the thread has, those of its first slots; 0: it has no line */
+    int64_t at;      /* elements from the beginning of a sample to the first of them */
 
-    __device__ __forceinline__ explicit line_place(const normfuse_cuda_arguments &a)
-        : a(a), p(a.problem), g(a.geometry)
+    __device__ __forceinline__ line_place(const normfuse_cuda_arguments &a, int block_of_row)
     {
-        NORMFUSE_DYNAMIC_SHARED(dynamic);
-        part = divide((int)blockIdx.x, g.by_blocks_wide);
-        block_of_row = (int)blockIdx.x - part * g.blocks_wide;
+        const normfuse_cuda_geometry &g = a.geometry;
         const int line = (int)threadIdx.x >> g.lane_bits;
         lanes = 1 << g.lane_bits;
         lane = (int)threadIdx.x & (lanes - 1);
-        warp = (int)threadIdx.x / 32;
-        warps = lanes / 32;
-        first_warp = warp & ~(max(warps, 1) - 1);
         sample = divide(line, g.by_width);
         group = block_of_row * g.width + line - sample * g.width;
-        const bool has = sample < g.sets_a_block && group < (int)p.groups && lane < g.rows;
+        const bool has = sample < g.sets_a_block && group < (int)a.problem.groups && lane < g.rows;
         count = has ? (g.rows - lane + lanes - 1) >> g.lane_bits : 0;
-        step = lanes * (int)sizeof(T);
-        at = (int64_t)group * g.group * p.x().channel + lane;
-        samples = (int)p.n;
-        apart = g.parts * g.sets_a_block;
-        first = part * g.sets_a_block;
-        modulated = p.scale().data || p.shift().data;
-        one_channel = g.group == 1;
-        own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
-    }
-    __device__ __forceinline__ int count_of(int n) const
-    {
-        return n < samples ? count : 0;
+        at = (int64_t)group * g.group * a.problem.x().channel + lane;
     }
     /* Rows: the positions of a channel are adjacent. Columns: one position, or all channels of each position. */
-    __device__ __forceinline__ int channel_of(int slot) const
+    __device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, int slot) const
     {
         const int value = lane + slot * lanes;
-        const int channel = p.columns() ? value - divide(value, g.by_group) * g.group : divide(value, g.by_spans);
-        return group * g.group + channel;
+        const int channel = a.problem.columns() ? value - divide(value, a.geometry.by_group) * a.geometry.group
+                                              : divide(value, a.geometry.by_spans);
+        return group * a.geometry.group + channel;
     }
-    /* The first `count` of the thread's values of sample n in a tensor, which has the strides of x. */
-    __device__ __forceinline__ char *line_of(const normfuse_view &view, int n) const
+    /* Whether the thread speaks for its line. */
+    __device__ __forceinline__ bool is_first() const
     {
-        return view.data + (n * p.x().batch + at) * (int64_t)sizeof(T);
-    }
-    __device__ __forceinline__ void request(const normfuse_view &view, int n, int count, raw<T, 1> (&values)[K]) const
-    {
-        const char *from = line_of(view, n);
-        /* From one to the next: addresses that follow from a base are held in registers, all of them. */
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            load_where(k < count, values[k], from);
-            from += step;
-        }
-    }
-    /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. Of M at a time. */
-    template <int M> __device__ __forceinline__ void prepare(int n, int count) const
-    {
-        const auto hold = [&](int slot, const requested_weights &found) {
-            R slope, offset;
-            weigh(p, found, slope, offset);
-            own[slot] = slot < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
-        };
-        if (one_channel) {
-            const requested_weights found = request_weights(p, n, group, count > 0);
-#pragma unroll 1
-            for (int k = 0; k < g.segment_rows; k++)
-                hold(k, found);
-            return;
-        }
-#pragma unroll 1
-        for (int first = 0; first < g.segment_rows; first += M) {
-            requested_weights found[M];
-            each<M>([&](int i) { found[i] = request_weights(p, n, channel_of(first + i), first + i < count); });
-            each<M>([&](int i) { hold(first + i, found[i]); });
-        }
+        return lane == 0 && count > 0;
     }
 };
+
+/* The first `count` of the thread's values of sample n in a tensor, which has the strides of x. */
+template <typename T>
+__device__ __forceinline__ char *line_of(const normfuse_cuda_arguments &a, const normfuse_view &view,
+                                         const line_place &place, int n)
+{
+    return view.data + (n * a.problem.x().batch + place.at) * (int64_t)sizeof(T);
+}
+template <typename T, int K>
+__device__ __forceinline__ void request_values(const normfuse_cuda_arguments &a, const normfuse_view &view,
+                                               const line_place &place, int n, int count, raw<T, 1> (&values)[K])
+{
+    const char *from = line_of<T>(a, view, place, n);
+    /* From one to the next: addresses that follow from a base are held in registers, all of them. */
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        load_where(k < count, values[k], from);
+        from += place.lanes * (int)sizeof(T);
+    }
+}
+
+/* Its parameters are requested once, and a thread joins the sums of its positions by itself. */
+__device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
+{
+    return g.group == 1;
+}
+
+/* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
+template <int M, typename R>
+__device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
+                                             int count, line_pair<R> *own)
+{
+    const normfuse_cuda_problem &p = a.problem;
+    if (is_one_channel(a.geometry)) {
+        const auto request = [&](const normfuse_parameter &of) {
+            return request_at_once(of, n * of.batch + place.group * of.channel, count > 0);
+        };
+        const requested_weights found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+        R slope, offset;
+        weigh(p, found, slope, offset);
+#pragma unroll 1
+        for (int k = 0; k < a.geometry.segment_rows; k++)
+            own[k] = k < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+        return;
+    }
+#pragma unroll 1
+    for (int first = 0; first < a.geometry.segment_rows; first += M) {
+        requested_weights found[M];
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            const bool wanted = first + i < count;
+            const int64_t c = place.channel_of(a, first + i);
+            const auto request = [&](const normfuse_parameter &of) {
+                return request_at_once(of, n * of.batch + c * of.channel, wanted);
+            };
+            found[i] = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+        }
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+            R slope, offset;
+            weigh(p, found[i], slope, offset);
+            own[first + i] = first + i < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+        }
+    }
+}
 
 /* Values of a line that its warp number `warp` has. */
 __device__ __forceinline__ int values_of_warp(const normfuse_cuda_geometry &g, int warp)
@@ -140,46 +145,63 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ R base_of[max_line_warps], sum_of[max_line_warps], square_of[max_line_warps];
-    const line_place<T, K> place(a);
-    line_pair<R> *const own = place.own;
-    const int warp = place.warp, warps = place.warps, first_warp = place.first_warp, step = place.step;
-    const int first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
+    const int warp = (int)threadIdx.x / 32;
+    const int part = divide((int)blockIdx.x, g.by_blocks_wide);
+    const line_place place(a, (int)blockIdx.x - part * g.blocks_wide);
+    line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
+    const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32; /* of a line; 0: less than one */
+    const int first_warp = warp & ~(max(warps, 1) - 1), first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
+    const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
+    const bool modulated = p.scale().data || p.shift().data;
     const R values = (R)g.rows, share = R(1) / values;
 
     raw<T, 1> requested[K];
     const auto request_sample = [&](int n) {
-        place.request(p.x(), n, place.count_of(n), requested);
+        request_values<T, K>(a, p.x(), place, n, n < samples ? place.count : 0, requested);
     };
-    request_sample(place.first + place.sample);
-    if (!place.modulated)
-        place.template prepare<slots_at_once>(0, place.count);
+    request_sample(part * g.sets_a_block + place.sample);
+    if (!modulated)
+        prepare_line<slots_at_once>(a, place, 0, place.count, own);
 
 #pragma unroll 1
-    for (int first = place.first; first < place.samples; first += place.apart) {
-        const int n = first + place.sample, count = place.count_of(n);
+    for (int first = part * g.sets_a_block; first < samples; first += apart) {
+        const int n = first + place.sample, count = n < samples ? place.count : 0;
         R x[K];
         raw<T, 1> more[K];
         if (p.pre_add().data)
-            place.request(p.pre_add(), n, count, more);
-        each<K>([&](int k) { x[k] = number_of<T>(requested[k]); });
+            request_values<T, K>(a, p.pre_add(), place, n, count, more);
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            x[k] = number_of<T>(requested[k]);
         if (p.pre_add().data) {
             add_slots<T>(K, more, x);
-            if (p.u().data)
-                store_slots<T>(K, place.line_of(p.u(), n), step, x, [&](int k) { return k < count; });
+            if (p.u().data) {
+                char *to = line_of<T>(a, p.u(), place, n);
+#pragma unroll
+                for (int k = 0; k < K; k++) {
+                    if (k < count)
+                        store_number<T>(to, x[k]);
+                    to += step;
+                }
+            }
         }
         if (p.post_add().data)
-            place.request(p.post_add(), n, count, more);
-        request_sample(n + place.apart);
-        if (place.modulated)
-            place.template prepare<1>(n, count);
+            request_values<T, K>(a, p.post_add(), place, n, count, more);
+        request_sample(n + apart);
+        if (modulated)
+            prepare_line<1>(a, place, n, count, own);
 
         /* About the line's first value, or that of each warp; then about the mean, which cannot cancel. */
         R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
-        in_slots<K>(g.segment_rows, [&](int k) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            if (k % slots_at_once == 0 && k >= g.segment_rows)
+                break;
             if (k < count)
                 sum += x[k] - base;
-        });
+        }
         sum = sum_few(sum, place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0) {
@@ -195,11 +217,14 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         /* The mean is about + rest. */
         const R distance = quotient(sum, values, share), about = base + distance, back = about - base;
         const R rest = (base - (about - back)) + (distance - back);
-        in_slots<K>(g.segment_rows, [&](int k) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            if (k % slots_at_once == 0 && k >= g.segment_rows)
+                break;
             x[k] -= about;
             if (k < count)
                 square += (x[k] - rest) * (x[k] - rest);
-        });
+        }
         square = sum_few(square, place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
@@ -210,34 +235,51 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
                 square += square_of[first_warp + i];
         }
         const R variance = quotient(square, values, share), rstd = inverse_root(variance + (R)p.eps);
-        if (place.lane == 0 && place.count > 0 && n < place.samples)
+        if (place.is_first() && n < samples)
             store_statistics(a, n, place.group, (int64_t)n * p.groups + place.group, (double)about + (double)rest,
                              variance, rstd, (double)p.set_values);
 
-        in_slots<K>(g.segment_rows, [&](int k) {
-            const line_pair<R> by = own[k];
-            const R slope = by.first * rstd;
-            x[k] = fma(x[k], slope, by.second - rest * slope);
-            if (p.post_add().data)
-                x[k] += number_of<T>(more[k]);
+        char *to = line_of<T>(a, p.y(), place, n);
+        choose_activation<true, true>(p.activation, [&](auto chosen) {
+#pragma unroll
+            for (int begin = 0; begin < K; begin += slots_at_once) {
+                if (begin >= g.segment_rows)
+                    break;
+                R z[slots_at_once];
+#pragma unroll
+                for (int i = 0; i < slots_at_once; i++) {
+                    const line_pair<R> by = own[begin + i];
+                    const R slope = by.first * rstd;
+                    z[i] = fma(x[begin + i], slope, by.second - rest * slope);
+                    if (p.post_add().data)
+                        z[i] += number_of<T>(more[begin + i]);
+                    if (takes_half<fast, true>(decltype(chosen)::constant))
+                        z[i] *= R(0.5);
+                }
+                activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+#pragma unroll
+                for (int i = 0; i < slots_at_once; i++) {
+                    if (begin + i < count)
+                        store_number<T>(to, z[i]);
+                    to += step;
+                }
+            }
         });
-        activate_slots<fast, false, false>(g.segment_rows, x, x, p.activation, (R)p.act_param);
-        store_slots<T>(g.segment_rows, place.line_of(p.y(), n), step, x, [&](int k) { return k < count; });
     }
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
 /* The sums of the block's channels, of what its threads have of positions (of one channel two doubles, in the place of
- * the first), to memory: `bits` say how many threads of a warp have a channel together. */
+ * the first), to memory: `bits` say how many threads of a
+ * warp have a channel together. */
 template <typename R>
-__device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, int part, int block_of_row)
+__device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
+                                                int part, int block_of_row)
 {
-    NORMFUSE_DYNAMIC_SHARED(dynamic);
-    const line_pair<R> *const positions = reinterpret_cast<const line_pair<R> *>(dynamic);
     const normfuse_cuda_geometry &g = a.geometry;
     const int threads = (int)blockDim.x, lanes = 1 << g.lane_bits;
-    const bool by_thread = g.group == 1;
+    const bool by_thread = is_one_channel(g);
     const int channels = g.width * g.group, first_channel = block_of_row * channels, length = (int)a.problem.s;
     int bits = 0;
     while (bits < 5 && channels << (bits + 1) <= threads)
@@ -278,16 +320,17 @@ template <typename R, int K>
 __device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
                                                const R (&normalized)[K])
 {
-    each<K>([&](int k) {
-        if (k < g.segment_rows && g.group > 1)
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        if (k < g.segment_rows && !is_one_channel(g))
             own[k] = {plain[k], normalized[k]};
-    });
-    if (g.group == 1) {
+    if (is_one_channel(g)) {
         double of_thread[2] = {0.0, 0.0};
-        each<K>([&](int k) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
             of_thread[0] += (double)plain[k];
             of_thread[1] += (double)normalized[k];
-        });
+        }
         reinterpret_cast<double *>(own)[0] = of_thread[0];
         reinterpret_cast<double *>(own)[1] = of_thread[1];
     }
@@ -300,72 +343,100 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ totals<R> of_warps[2][max_line_warps];
-    const line_place<T, K> place(a);
-    line_pair<R> *const own = place.own;
-    const int warp = place.warp, warps = place.warps, first_warp = place.first_warp, step = place.step;
+    const int warp = (int)threadIdx.x / 32;
+    const int part = divide((int)blockIdx.x, g.by_blocks_wide), block_of_row = (int)blockIdx.x - part * g.blocks_wide;
+    const line_place place(a, block_of_row);
+    line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
+    const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32;
+    const int first_warp = warp & ~(max(warps, 1) - 1);
+    const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
+    const bool modulated = p.scale().data || p.shift().data;
     const bool has_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const R portion = R(1) / (R)p.set_values;
 
     raw<T, 1> requested_x[K], requested_dy[K];
     requested_value requested_mean, requested_rstd;
     const auto request_sample = [&](int n) {
-        const int count = place.count_of(n);
+        const int count = n < samples ? place.count : 0;
         requested_mean = request_at_once(p.mean(), n * p.mean().batch + place.group * p.mean().channel, count > 0);
         requested_rstd = request_at_once(p.rstd(), n * p.rstd().batch + place.group * p.rstd().channel, count > 0);
-        place.request(p.x(), n, count, requested_x);
-        place.request(p.dy(), n, count, requested_dy);
+        request_values<T, K>(a, p.x(), place, n, count, requested_x);
+        request_values<T, K>(a, p.dy(), place, n, count, requested_dy);
     };
-    request_sample(place.first + place.sample);
-    if (!place.modulated)
-        place.template prepare<slots_at_once>(0, place.count);
+    request_sample(part * g.sets_a_block + place.sample);
+    if (!modulated)
+        prepare_line<slots_at_once>(a, place, 0, place.count, own);
     R plain[K], normalized[K]; /* of each position, over samples */
-    each<K>([&](int k) { plain[k] = normalized[k] = R(0); });
+#pragma unroll
+    for (int k = 0; k < K; k++)
+        plain[k] = normalized[k] = R(0);
 
     int parity = 0; /* so that nobody writes what another warp still reads of the sample before */
 #pragma unroll 1
-    for (int first = place.first; first < place.samples; first += place.apart) {
-        const int n = first + place.sample, count = place.count_of(n);
+    for (int first = part * g.sets_a_block; first < samples; first += apart) {
+        const int n = first + place.sample, count = n < samples ? place.count : 0;
         R x[K], dy[K];
         raw<T, 1> more[K];
         if (p.pre_add().data)
-            place.request(p.pre_add(), n, count, more);
-        each<K>([&](int k) {
+            request_values<T, K>(a, p.pre_add(), place, n, count, more);
+#pragma unroll
+        for (int k = 0; k < K; k++) {
             x[k] = number_of<T>(requested_x[k]);
             dy[k] = number_of<T>(requested_dy[k]);
-        });
+        }
         if (p.pre_add().data)
             add_slots<T>(K, more, x);
         const double mean = receive<double>(requested_mean, p.mean().type);
         const R rstd = receive<R>(requested_rstd, p.rstd().type);
         const R about = (R)mean, rest = (R)(mean - (double)about);
         if (has_post)
-            place.request(p.post_add(), n, count, more);
-        if (place.modulated)
-            place.template prepare<1>(n, count);
-        each<K>([&](int k) { x[k] -= about; });
+            request_values<T, K>(a, p.post_add(), place, n, count, more);
+        if (modulated)
+            prepare_line<1>(a, place, n, count, own);
+#pragma unroll
+        for (int k = 0; k < K; k++)
+            x[k] -= about;
 
         /* dy becomes what came through the activation. */
-        if (p.activation != NORMFUSE_IDENTITY) {
-            R z[K];
-            in_slots<K>(g.segment_rows, [&](int k) {
-                const line_pair<R> pair = own[k];
-                const R slope = pair.first * rstd;
-                z[k] = fma(x[k], slope, pair.second - rest * slope);
-                if (has_post)
-                    z[k] = p.from_y() ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
-            });
-            activate_slots<fast, true, false>(g.segment_rows, z, dy, p.activation, (R)p.act_param);
-        }
+        choose_activation<true, true>(p.activation, [&](auto chosen) {
+            if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
+#pragma unroll
+                for (int begin = 0; begin < K; begin += slots_at_once) {
+                    if (begin >= g.segment_rows)
+                        break;
+                    R z[slots_at_once], by[slots_at_once];
+                    const bool half = takes_half<fast, true>(decltype(chosen)::constant);
+#pragma unroll
+                    for (int i = 0; i < slots_at_once; i++) {
+                        const line_pair<R> pair = own[begin + i];
+                        const R slope = pair.first * rstd;
+                        z[i] = fma(x[begin + i], slope, pair.second - rest * slope);
+                        if (has_post)
+                            z[i] = p.from_y() ? number_of<T>(more[begin + i]) : z[i] + number_of<T>(more[begin + i]);
+                        if (half)
+                            z[i] *= R(0.5);
+                        by[i] = dy[begin + i];
+                    }
+                    differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
+#pragma unroll
+                    for (int i = 0; i < slots_at_once; i++)
+                        dy[begin + i] = half ? R(0.5) * by[i] : by[i];
+                }
+            }
+        });
         if (p.du().data)
-            place.request(p.du(), n, count, more);
-        /* Not before the derivatives: with registers for both fewer blocks would run. */
-        request_sample(n + place.apart);
+            request_values<T, K>(a, p.du(), place, n, count, more);
+        request_sample(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
         /* dy becomes its part of dx, slope dy'. */
-        char *to_addition = place.line_of(p.dpost_add(), n);
+        char *to_addition = line_of<T>(a, p.dpost_add(), place, n);
         totals<R> all = {R(0), R(0)};
-        in_slots<K>(g.segment_rows, [&](int k) {
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            if (k % slots_at_once == 0 && k >= g.segment_rows)
+                break;
             if (k < count) {
                 if (p.dpost_add().data)
                     store_number<T>(to_addition, dy[k]);
@@ -376,7 +447,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
                 all.centred += dy[k] * x[k];
             }
             to_addition += step;
-        });
+        }
         all = {sum_few(all.plain, place.lanes), sum_few(all.centred, place.lanes)};
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
@@ -393,22 +464,25 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         const R by_x = -((all.centred - rest * all.plain) * rstd) * (rstd * portion);
         const R level = -all.plain * portion - by_x * rest;
         if (p.dx().data) {
-            char *to = place.line_of(p.dx(), n);
-            in_slots<K>(g.segment_rows, [&](int k) {
+            char *to = line_of<T>(a, p.dx(), place, n);
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                if (k % slots_at_once == 0 && k >= g.segment_rows)
+                    break;
                 R dx = dy[k] + fma(by_x, x[k], level);
                 if (p.du().data)
                     dx += number_of<T>(more[k]);
                 if (k < count)
                     store_number<T>(to, dx);
                 to += step;
-            });
+            }
         }
     }
 
     if (a.sums) {
         hold_positions(g, own, plain, normalized);
         __syncthreads();
-        write_line_sums<R>(a, place.part, place.block_of_row);
+        write_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }
 }
 
