@@ -430,6 +430,40 @@ def check_addends(model, stock, x):
     assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
+class Flagged(nn.Module):
+    """With flags, as diffusers' blocks have return_dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+
+    def forward(self, x, added=None, as_tuple=True, doubled=False):
+        y = F.relu(self.norm(self.conv(x)))
+        if added is not None:
+            y = y + added
+        if doubled:
+            y = y * 2
+        return (y,) if as_tuple else y
+
+
+@pytest.mark.parametrize("given, rewritten", [
+    ((), True), ((None, False), True), ((None, True, True), True), ((None, False, True), True),
+    (("added", False), True), (("added", True, False), True), (("added", False, True), False), ((None, 0), False),
+    ((None, True, 1), False),
+])
+def test_flags_of_calls(given, rewritten):
+    model, stock, _ = both(Flagged())
+    x = torch.randn(X)
+    given = [torch.randn(X) if value == "added" else value for value in given]
+    a, b = model(x, *given), stock(x, *given)
+    assert type(a) is type(b)
+    if isinstance(b, tuple):
+        (a,), (b,) = a, b
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    counts = operators(model, x, *given)
+    assert counts["bare"] == rewritten and counts["relu"] == (not rewritten)
+
+
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 def test_images_of_one_position(format):
     """An addend [N, C, 1, 1] has the sum's shape there."""

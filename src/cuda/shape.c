@@ -113,8 +113,8 @@ bool normfuse_cuda_fills_vectors(const struct normfuse_problem *p, int elements,
 }
 
 /* Whether such vectors are possible, and pay. Without statistics they do above four elements: evaluation 128x2048x3 f16
- * 12.4 us, by single ones 7.5; x2x2 11.5, 8.0; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4; group norm
- * 64x1024x11 f16 backward 31.5, 26.7; on an H200 47x957x10, one group, 20.5, where two passes begin at 31. */
+ * 12.4 us, by single ones 7.5; x2x2 11.5, 8.0; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4; group
+ * norm 64x1024x11 f16 backward 31.5, 26.7; on an H200 47x957x10, one group, 20.5, where two passes begin at 31. */
 static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
 {
     return are_aligned(p) && p->x.position == 1 && !p->columns &&

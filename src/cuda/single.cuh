@@ -45,14 +45,14 @@ __device__ __forceinline__ void add_slots(int used, const raw<T, 1> (&more)[K], 
     in_slots<K>(used, [&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
 }
 
-/* out = act(out), or, of a derivative, out *= act'(z). The rare activations are long: where `rolled` their slots go
+/* out = act(out), or, of a derivative, out *= act'(z). The rare activations are long: their slots go
  * through memory of the thread, so that there is one loop over them and not as many copies as registers would need. */
-template <bool fast, bool derivative, bool rolled, typename R, int K>
+template <bool fast, bool derivative, typename R, int K>
 __device__ __forceinline__ void activate_slots(int used, R (&z)[K], R (&out)[K], int activation, R p)
 {
     choose_activation<true, true>(activation, [&](auto chosen) {
         constexpr int constant = decltype(chosen)::constant;
-        constexpr bool rare = rolled && constant < 0;
+        constexpr bool rare = constant < 0;
         R held_z[rare ? K : 1], held[rare ? K : 1];
         if (derivative && constant == NORMFUSE_IDENTITY)
             return;

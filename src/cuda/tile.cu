@@ -244,7 +244,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
         if (a.post_add)
             x[k] += number_of<T>(more[k]);
     });
-    activate_slots<fast, false, true>(a.slots, x, x, p.activation, (R)p.act_param);
+    activate_slots<fast, false>(a.slots, x, x, p.activation, (R)p.act_param);
     place.store<T>(a.out, x);
 }
 
@@ -390,7 +390,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         if (has_post)
             z[k] = a.from_y ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
     });
-    activate_slots<fast, true, true>(a.slots, z, dy, p.activation, (R)p.act_param);
+    activate_slots<fast, true>(a.slots, z, dy, p.activation, (R)p.act_param);
     if (a.du)
         place.request(a.du, more);
     if (a.dpost_add)

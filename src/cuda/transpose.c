@@ -193,9 +193,9 @@ static __attribute__((noinline)) bool add_copy(struct normfuse_cuda_transpose_ar
 
 /* ---- a call ----------------------------------------------------------------------------------------------------- */
 
-/* The memory of an output of these strides, if a copy of the input may lie there: the call writes the output over each of
- * its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch memory, and
- * not the same outputs. */
+/* The memory of an output of these strides, if a copy of the input may lie there: the call writes the output over each
+ * of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch
+ * memory, and not the same outputs. */
 static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
                               const struct normfuse_view *input, const struct normfuse_view *strides)
 {

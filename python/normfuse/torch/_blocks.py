@@ -4,8 +4,9 @@
 A *block* is a module with code of its own that calls normalization layers: a ResNet's Bottleneck, say, or an
 nn.Sequential. Each block is traced alone, with its children as leaves, so that the trace is about the block's own code
 and nothing else. (Containers that end in a layer are traced through: what follows them follows the layer.) A trace
-holds for calls of one kind only (which arguments are tensors, None or left at their defaults; training or not), so
-blocks are traced once for each kind, and a rewritten block does with any other call what its own class does.
+holds for calls of one kind only (which arguments are tensors, None, left at their defaults or, of True and False, the
+opposite; training or not), so blocks are traced once for each kind, and a rewritten block does with any other call what
+its own class does.
 
 A rewritten block is an instance of a subclass of its own class, of the same name: its parameters, children, hooks and
 state_dict are untouched, `isinstance` holds, and deepcopy and pickle work. In each call it checks that what the trace
@@ -36,9 +37,10 @@ from ._watch import Assumptions, ByName, Stopped, Watch, hooked, plain_class
 
 # (training, how each parameter of forward is given): the kind of call that a trace is true of.
 CallKind = tuple[bool, tuple[str, ...]]
-TENSOR, NONE, DEFAULT = "tensor", "None", "default"
-# Parameters beyond this many that may be None or a tensor are taken to be tensors (or left out): 2^n kinds.
-_MOST_OPTIONAL = 3
+TENSOR, NONE, DEFAULT, OPPOSITE = "tensor", "None", "default", "opposite"  # the last one: of a default True or False
+# Parameters beyond this many that may be None or a tensor are taken to be tensors (or left out), and beyond this many
+# flags are left out: 2^n kinds, but that a flag and more than one of the others are no kind.
+_MOST_OPTIONAL, _MOST_FLAGS = 3, 2
 _PLAIN = (bool, int, float, str, type(None))
 _Parameter = inspect.Parameter
 
@@ -130,16 +132,20 @@ class Signature:
     def kinds(self) -> Iterator[tuple[str, ...]]:
         """The kinds of call to trace, the plainest first: required arguments are tensors, the others left out."""
         choices = []
-        optional = 0
+        left = {TENSOR: _MOST_OPTIONAL, OPPOSITE: _MOST_FLAGS}
         for i, name in enumerate(self.names):
             if name in self.defaults:
-                first, second = DEFAULT, TENSOR if self.defaults[name] is None else None
+                default = self.defaults[name]
+                first, second = DEFAULT, TENSOR if default is None else OPPOSITE if type(default) is bool else None
             else:
                 first, second = TENSOR, NONE if i > 0 else None
+            of = OPPOSITE if second == OPPOSITE else TENSOR
             if second is not None:
-                optional += 1
-            choices.append((first,) if second is None or optional > _MOST_OPTIONAL else (first, second))
-        return itertools.product(*choices)
+                left[of] -= 1
+            choices.append((first,) if second is None or left[of] < 0 else (first, second))
+        plainest = tuple(choice[0] for choice in choices)
+        return (kind for kind in itertools.product(*choices)
+                if OPPOSITE not in kind or sum(map(operator.ne, kind, plainest)) <= 2)
 
     def kind_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[tuple[tuple[str, ...], list[Any]]]:
         """The kind of this call and its tensors in order; None where no trace can speak for it."""
@@ -166,6 +172,8 @@ class Signature:
                 kinds.append(NONE)
             elif type(value) in _PLAIN and type(value) is type(self.defaults[name]) and value == self.defaults[name]:
                 kinds.append(DEFAULT)
+            elif type(value) is bool and type(self.defaults[name]) is bool:
+                kinds.append(OPPOSITE)
             else:
                 return None
         return (tuple(kinds), tensors) if used == len(args) + len(kwargs) else None
@@ -186,7 +194,7 @@ def trace(block: nn.Module, training: bool, kind: tuple[str, ...], inlined: Call
     current, original = type(block), plain_class(type(block))
     signature = Signature(original.forward)
     tensors = [name for name, how in zip(signature.names, kind) if how == TENSOR]
-    given = ", ".join(f"{name}={name}" if how == TENSOR else f"{name}=None"
+    given = ", ".join(f"{name}={name if how == TENSOR else None if how == NONE else not signature.defaults[name]}"
                       for name, how in zip(signature.names, kind) if how != DEFAULT)
     source = f"def _normfuse_traced({', '.join(['self', *tensors])}):\n    return forward(self, {given})\n"
     scope: dict[str, Any] = {"forward": original.forward, "__name__": __name__}
