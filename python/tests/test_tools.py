@@ -266,6 +266,19 @@ def test_jit_trace(training):
         assert close(traced.state_dict()[name].double(), tensor.double()), name
 
 
+def scripted(model):
+    """torch.jit.script of a copy. It knows builtins by their addresses, of which some are of functions that are gone: an
+    attribute that lies at one is taken for it. Another copy lies elsewhere."""
+    copies = []
+    while True:
+        copies.append(copy.deepcopy(model))
+        try:
+            return torch.jit.script(copies[-1])
+        except RuntimeError as error:
+            if "builtin cannot be used as a value" not in str(error) or len(copies) == 5:
+                raise
+
+
 def test_jit_script_says_what_to_do():
     converted, stock = pair()
     for m in (converted, converted[3], nft.GroupNorm(2, 4), nn.Sequential(nft.BatchNorm2d(4))):
@@ -273,7 +286,7 @@ def test_jit_script_says_what_to_do():
             torch.jit.script(m)
     nft.revert(converted)
     x = image()
-    assert close(torch.jit.script(converted)(x), stock(x))
+    assert close(scripted(converted)(x), stock(x))
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
