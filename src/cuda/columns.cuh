@@ -464,6 +464,14 @@ __device__ __forceinline__ void add_squares(const float (&value)[V], const About
         square[i] += distance * distance;
     });
 }
+template <typename T, int V, typename About>
+__device__ __forceinline__ void add_squares_of(const uint4 &vector, const About &about, float (&sum)[V],
+                                               float (&square)[V])
+{
+    float value[V];
+    unpack<T, V>(vector, value);
+    add_squares<V>(value, about, sum, square);
+}
 
 /* Where the activation takes half of z, its coefficients are halved, and so are the sums of twice dy'. */
 template <int V> __device__ __forceinline__ void halve(float (&first)[V], float (&second)[V])

@@ -109,10 +109,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
             unpack<T, V>(rows.x[0], value);
             own.of[0] = value[0];
             own.of[1] = value[V - 1];
-            rows.walk([&](int k) {
-                unpack<T, V>(rows.x[k], value);
-                add_squares<V>(value, own, sum, square);
-            });
+            rows.walk([&](int k) { add_squares_of<T, V>(rows.x[k], own, sum, square); });
         }
         const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
 #pragma unroll

@@ -64,10 +64,8 @@ template <typename T, int V> struct side_moments {
     }
     __device__ __forceinline__ void add(const uint4 &vector)
     {
-        float value[V];
-        unpack<T, V>(vector, value);
         rows++;
-        add_squares<V>(value, about, sum, square);
+        add_squares_of<T, V>(vector, about, sum, square);
     }
     __device__ __forceinline__ void fold()
     {

@@ -103,10 +103,8 @@ template <typename T, int V> struct channel_moments {
     }
     __device__ __forceinline__ void add(const uint4 &vector)
     {
-        float value[V];
-        unpack<T, V>(vector, value);
         rows++;
-        add_squares<V>(value, about, sum, square);
+        add_squares_of<T, V>(vector, about, sum, square);
     }
     /* As append in join.cuh, of all channels. */
     __device__ __forceinline__ void fold()
