@@ -271,8 +271,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
 /* The sums of the block's channels, of what its threads have of positions (of one channel two doubles, in the place of
- * the first), to memory: `bits` say how many threads of a
- * warp have a channel together. */
+ * the first), to memory: `bits` say how many threads of a warp have a channel together. */
 template <typename R>
 __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
                                                 int part, int block_of_row)
