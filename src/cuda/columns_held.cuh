@@ -68,9 +68,9 @@ template <int K, bool few> struct held_rows {
             });
         });
     }
-    /* dx into the sample from `to` on. */
+    /* dx into the sample from `to` on. Called as a pipeline's, which has to know whether it is the last sample. */
     template <typename T, int V, typename Differentiate, typename Values>
-    __device__ __forceinline__ void store_gradients(char *to, bool, Differentiate differentiate,
+    __device__ __forceinline__ void store_gradients(char *to, bool /* is_last */, Differentiate differentiate,
                                                     const float (&slope)[V], const Values &of_x, const Values &level)
     {
         forget();

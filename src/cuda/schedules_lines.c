@@ -35,7 +35,7 @@ static bool pays(const struct shape *shape)
     /* Of 16 bits parts of warps are, too, where they are many: 226x873x176 f16 138.9 us, by vectors 93.6; 64x2048x128
      * bf16 45.2, 37.4; x64 24.9, 24.7, backward 38.4, 33.6; f32 64x2048x96 51.2, 61.9. */
     if (!p->columns && group_of(p) == 1 && shape->elements == 8 && !shape->unaligned && p->s >= 64 &&
-        normfuse_cuda_takes(&normfuse_cuda_lanes_rows, shape))
+        normfuse_cuda_takes(&normfuse_cuda_lanes_of_rows, shape))
         return false;
     if (!p->columns && group_of(p) == 1 && shape->plain)
         return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);

@@ -320,7 +320,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 }
 
 #define IN_ORDER .refuse = refuse, .estimate = normfuse_cuda_estimate_once, .in_order = true
-const struct schedule normfuse_cuda_lanes_rows = {.name = "lanes", .configure = configure_lanes, IN_ORDER};
+const struct schedule normfuse_cuda_lanes_of_rows = {.name = "lanes", .configure = configure_lanes, IN_ORDER};
 static const struct schedule
     block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
     grid = {.name = "grid", .needs = NEEDS_PLAIN, .configure = configure_grid, IN_ORDER},
@@ -328,7 +328,7 @@ static const struct schedule
     rounds = {.name = "grid in rounds", .needs = NEEDS_PLAIN, .configure = configure_rounds, IN_ORDER};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
-    &normfuse_cuda_lines,   &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_rows,
+    &normfuse_cuda_lines,   &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_of_rows,
     &block,                 &grid,                    &cluster,
     &rounds,                &normfuse_cuda_two_pass,  &normfuse_cuda_general_passes,
     &normfuse_cuda_general, NULL};
