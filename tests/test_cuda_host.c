@@ -2616,7 +2616,8 @@ static void test_transposes(void)
         int copies = 0;
         size_t scratch_used = 0;
         const normfuse_tensor *const output = backward ? tensors.dx : tensors.y;
-        uintptr_t outputs[2] = {over == 1 ? (uintptr_t)output->data : 0, tensors.dpost_add ? (uintptr_t)tensors.dpost_add->data : 0};
+        uintptr_t outputs[2] = {over == 1 ? (uintptr_t)output->data : 0,
+                                tensors.dpost_add ? (uintptr_t)tensors.dpost_add->data : 0};
         const int64_t elements = sizes[0] * sizes[1] * sizes[2];
         const int last = fake_driver.launches - 1;
         const bool before = fake_driver.launch[0].kernel >= NORMFUSE_CUDA_transpose2,

@@ -483,14 +483,15 @@ def test_channels_last():
     assert operators(model, x)["bare"] == 2 and operators(model, x)["channel_affine"] == 1
 
 
+def convolved_copy(s, x):
+    """As transformers over images, which go back to channels-first for a convolution."""
+    return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x
+
+
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [1, 3])
 def test_copies_before_convolutions(size, format):
-    """Transformers over images go back to channels-first for a convolution that works channels-last."""
-    def code(s, x):
-        return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x
-
-    block = Block(code, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
+    block = Block(convolved_copy, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
     model, stock, report = both(nn.Sequential(block, nn.GroupNorm(2, 4)))
     assert report.biases == ["0.conv"]
     x = torch.randn(X).contiguous(memory_format=format)
@@ -511,17 +512,21 @@ def test_copies_that_others_see():
         y += 1.0
         return s.conv(c) + x
 
+    x = torch.randn(X).contiguous(memory_format=torch.channels_last)
+
+    def both_of(code):
+        return both(nn.Sequential(Block(code).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
+
     for code in (read_twice, overwritten):
-        model, stock, report = both(nn.Sequential(Block(code).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
+        model, stock, report = both_of(code)
         assert report.biases == ["0.conv"]
-        x = torch.randn(X).contiguous(memory_format=torch.channels_last)
         check_same(model, stock, x)
         assert operators(model, x)["clone"] == 1
     # A convolution that is hooked later sees what it saw before.
-    model, _, _ = both(nn.Sequential(Block(lambda s, x: s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
+    model, _, _ = both_of(convolved_copy)
     seen = []
     model[0].conv.register_forward_pre_hook(lambda module, args: seen.append(args[0].is_contiguous()))
-    model(torch.randn(X).contiguous(memory_format=torch.channels_last))
+    model(x)
     assert seen == [True]
 
 

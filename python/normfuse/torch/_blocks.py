@@ -139,10 +139,10 @@ class Signature:
                 first, second = DEFAULT, TENSOR if default is None else OPPOSITE if type(default) is bool else None
             else:
                 first, second = TENSOR, NONE if i > 0 else None
-            of = OPPOSITE if second == OPPOSITE else TENSOR
+            counted = OPPOSITE if second == OPPOSITE else TENSOR
             if second is not None:
-                left[of] -= 1
-            choices.append((first,) if second is None or left[of] < 0 else (first, second))
+                left[counted] -= 1
+            choices.append((first,) if second is None or left[counted] < 0 else (first, second))
         plainest = tuple(choice[0] for choice in choices)
         return (kind for kind in itertools.product(*choices)
                 if OPPOSITE not in kind or sum(map(operator.ne, kind, plainest)) <= 2)
