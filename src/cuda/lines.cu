@@ -154,6 +154,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
     const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32; /* of a line; 0: less than one */
     const int first_warp = warp & ~(max(warps, 1) - 1), first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
+    const int used = (g.rows + place.lanes - 1) >> g.lane_bits; /* slots */
     const bool modulated = p.scale().data || p.shift().data;
     const R values = (R)g.rows, share = R(1) / values;
 
@@ -197,7 +198,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (k % slots_at_once == 0 && k >= g.segment_rows)
+            if (k % 2 == 0 && k >= used)
                 break;
             if (k < count)
                 sum += x[k] - base;
@@ -219,7 +220,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         const R rest = (base - (about - back)) + (distance - back);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (k % slots_at_once == 0 && k >= g.segment_rows)
+            if (k % 2 == 0 && k >= used)
                 break;
             x[k] -= about;
             if (k < count)
@@ -335,6 +336,29 @@ __device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, 
     }
 }
 
+/* A norm group's statistics from sample to sample. */
+struct statistic_walk {
+    const char *at;
+    int64_t step; /* bytes */
+    int type;
+
+    __device__ __forceinline__ statistic_walk(const normfuse_parameter &of, const line_place &place, int first,
+                                              int apart)
+        : type(of.type)
+    {
+        const int bits = type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1;
+        at = of.data + ((first * of.batch + place.group * of.channel) << bits);
+        step = (apart * of.batch) << bits;
+    }
+    __device__ __forceinline__ requested_value request_next(bool wanted)
+    {
+        requested_value found = {0, 0};
+        load_parameter<NORMFUSE_F32, NORMFUSE_F64>(found.low, found.high, at, wanted ? type : -1);
+        at += step;
+        return found;
+    }
+};
+
 template <typename T, int K> __device__ __forceinline__ void lines_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
@@ -351,16 +375,19 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
     const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32;
     const int first_warp = warp & ~(max(warps, 1) - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
+    const int used = (g.rows + place.lanes - 1) >> g.lane_bits; /* slots */
     const bool modulated = p.scale().data || p.shift().data;
     const bool has_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const R portion = R(1) / (R)p.set_values;
 
     raw<T, 1> requested_x[K], requested_dy[K];
     requested_value requested_mean, requested_rstd;
+    statistic_walk means(p.mean(), place, part * g.sets_a_block + place.sample, apart);
+    statistic_walk rstds(p.rstd(), place, part * g.sets_a_block + place.sample, apart);
     const auto request_sample = [&](int n) {
         const int count = n < samples ? place.count : 0;
-        requested_mean = request_at_once(p.mean(), n * p.mean().batch + place.group * p.mean().channel, count > 0);
-        requested_rstd = request_at_once(p.rstd(), n * p.rstd().batch + place.group * p.rstd().channel, count > 0);
+        requested_mean = means.request_next(count > 0);
+        requested_rstd = rstds.request_next(count > 0);
         request_values<T, K>(a, p.x(), place, n, count, requested_x);
         request_values<T, K>(a, p.dy(), place, n, count, requested_dy);
     };
@@ -429,23 +456,26 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             request_values<T, K>(a, p.du(), place, n, count, more);
         request_sample(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
-        /* dy becomes its part of dx, slope dy'. */
-        char *to_addition = line_of<T>(a, p.dpost_add(), place, n);
+        /* dy becomes its part of dx, slope dy'; it is 0 in a slot without a value. */
+        if (p.dpost_add().data) {
+            char *to = line_of<T>(a, p.dpost_add(), place, n);
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                if (k < count)
+                    store_number<T>(to, dy[k]);
+                to += step;
+            }
+        }
         totals<R> all = {R(0), R(0)};
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (k % slots_at_once == 0 && k >= g.segment_rows)
+            if (k % 2 == 0 && k >= used)
                 break;
-            if (k < count) {
-                if (p.dpost_add().data)
-                    store_number<T>(to_addition, dy[k]);
-                plain[k] += dy[k];
-                normalized[k] += dy[k] * ((x[k] - rest) * rstd);
-                dy[k] *= own[k].first * rstd;
-                all.plain += dy[k];
-                all.centred += dy[k] * x[k];
-            }
-            to_addition += step;
+            plain[k] += dy[k];
+            normalized[k] += dy[k] * ((x[k] - rest) * rstd);
+            dy[k] *= own[k].first * rstd;
+            all.plain += dy[k];
+            all.centred += dy[k] * x[k];
         }
         all = {sum_few(all.plain, place.lanes), sum_few(all.centred, place.lanes)};
         if (warps > 1) {
@@ -466,7 +496,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             char *to = line_of<T>(a, p.dx(), place, n);
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                if (k % slots_at_once == 0 && k >= g.segment_rows)
+                if (k % 2 == 0 && k >= used)
                     break;
                 R dx = dy[k] + fma(by_x, x[k], level);
                 if (p.du().data)

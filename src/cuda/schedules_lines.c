@@ -81,9 +81,38 @@ static const char *refuse(const struct shape *shape)
     return pays(shape) ? NULL : "others have vectors of 16 bytes for it";
 }
 
+/* Lines of a block of `threads`: `width` adjacent ones of each of `samples`. */
+struct block {
+    int64_t threads, width, samples, blocks_wide;
+    double used; /* the part of its threads that have a line */
+};
+
+static struct block block_of(const struct normfuse_problem *p, int64_t threads, int bits)
+{
+    const int64_t lines = threads >> bits, blocks_wide = divide_up(p->groups, lines);
+    const int64_t width = divide_up(p->groups, blocks_wide), samples = minimum(lines / width, p->n);
+    return (struct block){threads, width, samples, blocks_wide,
+                          (double)(p->groups * samples) / (double)(blocks_wide * lines)};
+}
+
+/* 33 lines of four threads leave half of 128 threads without one. */
+static struct block fullest_block(const struct normfuse_problem *p, int bits)
+{
+    enum { WARP = 32, FEWEST = 64, USUAL = 128, MOST = 256 };
+    static const double gain = 1.05;
+    const int64_t step = maximum(WARP, INT64_C(1) << bits);
+    struct block best = block_of(p, maximum(USUAL, step), bits);
+    for (int64_t threads = step; threads <= MOST; threads += step) {
+        const struct block block = block_of(p, threads, bits);
+        if (threads >= FEWEST && block.used > gain * best.used)
+            best = block;
+    }
+    return best;
+}
+
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { THREADS = 128, WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
+    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     const int64_t max_slots = vectors_of(shape, NORMFUSE_SCHEDULE_lines);
@@ -97,34 +126,32 @@ static const char *configure(const struct shape *shape, struct step *step)
     while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
-    const int64_t threads = maximum(THREADS, INT64_C(1) << bits), lines = threads >> bits;
-    const int64_t blocks_wide = divide_up(p->groups, lines), width = divide_up(p->groups, blocks_wide);
-    const int64_t samples = minimum(lines / width, p->n);
+    const struct block block = fullest_block(p, bits);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
-    step->threads = (uint32_t)threads;
+    step->threads = (uint32_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
     g->lane_bits = bits;
     g->segment_rows = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE);
-    g->sets_a_block = (int32_t)samples;
-    g->width = (int32_t)width;
-    g->blocks_wide = (int32_t)blocks_wide;
+    g->sets_a_block = (int32_t)block.samples;
+    g->width = (int32_t)block.width;
+    g->blocks_wide = (int32_t)block.blocks_wide;
     g->group = g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
-    step->shared = (size_t)(g->segment_rows + 1) * (size_t)threads * 2 * shape->value_bytes;
+    step->shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
     const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
     if (resident == 0)
         return "no block is resident";
-    const int64_t rounds = divide_up(p->n, samples);
-    int64_t parts = maximum(1, resident / blocks_wide);
+    const int64_t rounds = divide_up(p->n, block.samples);
+    int64_t parts = maximum(1, resident / block.blocks_wide);
     if (shape->wants_gradients)
         parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
     g->parts = g->sum_slots = (int32_t)parts;
-    step->blocks = blocks_wide * parts;
+    step->blocks = block.blocks_wide * parts;
     return NULL;
 }
 
