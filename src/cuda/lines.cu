@@ -84,6 +84,19 @@ __device__ __forceinline__ void request_values(const normfuse_cuda_arguments &a,
     }
 }
 
+template <typename T, int K>
+__device__ __forceinline__ void store_values(const normfuse_cuda_arguments &a, const normfuse_view &view,
+                                             const line_place &place, int n, int count, const compute<T> (&values)[K])
+{
+    char *to = line_of<T>(a, view, place, n);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        if (k < count)
+            store_number<T>(to, values[k]);
+        to += place.lanes * (int)sizeof(T);
+    }
+}
+
 /* Its parameters are requested once, and a thread joins the sums of its positions by itself. */
 __device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
 {
@@ -178,15 +191,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
             x[k] = number_of<T>(requested[k]);
         if (p.pre_add().data) {
             add_slots<T>(K, more, x);
-            if (p.u().data) {
-                char *to = line_of<T>(a, p.u(), place, n);
-#pragma unroll
-                for (int k = 0; k < K; k++) {
-                    if (k < count)
-                        store_number<T>(to, x[k]);
-                    to += step;
-                }
-            }
+            if (p.u().data)
+                store_values<T>(a, p.u(), place, n, count, x);
         }
         if (p.post_add().data)
             request_values<T, K>(a, p.post_add(), place, n, count, more);
@@ -457,15 +463,8 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         request_sample(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
         /* dy becomes its part of dx, slope dy'; it is 0 in a slot without a value. */
-        if (p.dpost_add().data) {
-            char *to = line_of<T>(a, p.dpost_add(), place, n);
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                if (k < count)
-                    store_number<T>(to, dy[k]);
-                to += step;
-            }
-        }
+        if (p.dpost_add().data)
+            store_values<T>(a, p.dpost_add(), place, n, count, dy);
         totals<R> all = {R(0), R(0)};
 #pragma unroll
         for (int k = 0; k < K; k++) {

@@ -37,6 +37,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     using pairs = raw<T, V>[2][K]; /* of x and dy */
     /* Beside lanes unaligned tiles alone have the rare derivatives, by a call in each vector. */
     static constexpr bool all = many || unaligned;
+    /* Channels of a set then have levels of their own, which the others have no registers for. */
+    static constexpr bool takes_bias = schedule == NORMFUSE_SCHEDULE_two_pass || (split && sizeof(T) > 2);
     const int segment, lanes, lane; /* the thread's, its size, and the thread's lane of it */
     row_gradient<R> *coefficients;  /* of the block's channels, and those of the segment */
     const row_gradient<R> *own;
@@ -65,6 +67,11 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         const R shift = (R)mean, rest = (R)(mean - (double)shift);
         return {shift, rest, slope * factor, (offset - rest * slope) * factor};
     }
+    /* What x itself is centred by. */
+    __device__ __forceinline__ double less_bias(double mean, int n, int c) const
+    {
+        return takes_bias && p.pre_bias().data ? mean - (double)parameter<R>(p.pre_bias(), n, c, R(0)) : mean;
+    }
     __device__ __forceinline__ void prepare_gradients() const
     {
         const R factor = half();
@@ -92,7 +99,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                 mean = parameter<double>(p.running_mean(), 0, c, 0.0);
                 slope = scaled_by_running(p, c, slope);
             }
-            coefficients[i] = gradient_of(mean, slope, offset, factor);
+            coefficients[i] = gradient_of(less_bias(mean, n, c), slope, offset, factor);
         });
     }
     /* The same where each block has one set at a time, whose statistics are saved. */
@@ -100,10 +107,14 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     {
         return i < g.coefficients && (by_sample || vectors.first_outer + i < g.outer);
     }
+    __device__ __forceinline__ int channel_of(int i) const
+    {
+        return vectors.c + (by_sample ? 0 : vectors.first_outer + i);
+    }
     __device__ __forceinline__ requested_gradient request_gradient(int i) const
     {
         const bool wanted = has_channel(i);
-        const int n = vectors.n, c = vectors.c + (by_sample ? 0 : vectors.first_outer + i);
+        const int n = vectors.n, c = channel_of(i);
         const int group = by_sample ? c : divide(c, g.by_outer);
         return {request_at_once(p.mean(), n * p.mean().batch + group * p.mean().channel, wanted),
                 request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted),
@@ -119,7 +130,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
             R slope, offset;
             weigh(p, first.weights, slope, offset);
             const R rstd = receive<R>(first.rstd, p.rstd().type);
-            coefficients[i] = gradient_of(receive<double>(first.mean, p.mean().type), slope * rstd, offset, factor);
+            const double mean = receive<double>(first.mean, p.mean().type);
+            coefficients[i] = gradient_of(less_bias(mean, vectors.n, channel_of(i)), slope * rstd, offset, factor);
             if (i == 0)
                 rstd_of_set = rstd;
         }
@@ -326,8 +338,9 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                 if (writes_dy)
                     store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
                 if (many ? p.dx().data && applies : writes_dx) {
+                    const R constant = takes_bias ? level.level - level.share * coefficient.rest : level.level;
                     each<V>([&](int i) {
-                        const R rest = level.is_needed ? fma(level.share, x[i], level.level) : R(0);
+                        const R rest = level.is_needed ? fma(level.share, x[i], constant) : R(0);
                         x[i] = fma(coefficient.slope, dy[i], rest);
                     });
                     if (many && p.du().data) {
@@ -433,7 +446,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             if (vectors.end > 0) {
                 const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd().type);
                 level.share = -(level.share * rstd) * (rstd * portion);
-                level.level = -level.level * portion - level.share * of.own->rest;
+                level.level = -level.level * portion - (kernel::takes_bias ? R(0) : level.share * of.own->rest);
             }
         }
 

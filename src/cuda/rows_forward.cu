@@ -6,9 +6,9 @@
  * backward must, took twice the instructions. */
 #include "rows.cuh"
 
-/* z = (x - shift) * slope + offset */
+/* z = (x - shift) * slope + offset; `added` is pre_bias, which with statistics to come is not yet in the shift. */
 template <typename R> struct row_coefficient {
-    R shift, slope, offset, unused;
+    R shift, slope, offset, added;
 };
 
 /* What values of a set are centred by: shift + remainder is the mean. */
@@ -31,6 +31,8 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     using kernel::many, kernel::unaligned, kernel::streams, kernel::split, kernel::fast;
     using R = compute<T>;
     static constexpr bool plain = !many;
+    /* The others have no registers for it: 3 to 8 % of the time of calls without one. */
+    static constexpr bool takes_bias = split || streams;
 
     row_coefficient<R> *coefficients;
 
@@ -39,6 +41,10 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         coefficients = reinterpret_cast<row_coefficient<R> *>(this->behind_slots());
     }
 
+    __device__ __forceinline__ bool is_biased() const
+    {
+        return takes_bias && p.pre_bias().data != nullptr;
+    }
     /* Coefficients of the channels that the block touches, halved where the activation takes half. With statistics to
      * come they are weight and bias with the sample's scale and shift. */
     __device__ __forceinline__ void prepare_coefficients(int first) const
@@ -50,15 +56,46 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             const R scale = R(1) + parameter<R>(p.scale(), n, c, R(0));
             R slope = parameter<R>(p.weight(), n, c, R(1)) * scale;
             R offset = parameter<R>(p.bias(), n, c, R(0)) * scale + parameter<R>(p.shift(), n, c, R(0));
-            R shift = R(0);
+            R shift = R(0), added = R(0), left = R(0);
             if (a.source == NORMFUSE_SOURCE_RUNNING) {
                 const double mean = parameter<double>(p.running_mean(), 0, c, 0.0);
                 slope = scaled_by_running(p, c, slope);
                 shift = (R)mean;
                 offset -= (R)(mean - (double)shift) * slope;
             }
-            coefficients[i] = {shift, slope * factor, offset * factor, R(0)};
+            if (is_biased()) {
+                added = parameter<R>(p.pre_bias(), n, c, R(0));
+                shift = add_exactly(shift, -added, left);
+                offset -= left * slope;
+            }
+            coefficients[i] = {shift, slope * factor, offset * factor, added};
         });
+    }
+    /* The same with the statistics of the set and pre_bias, which is a part of a channel's mean. */
+    __device__ __forceinline__ void finish_coefficients(const row_centre<R> &centre) const
+    {
+        this->share_channels((int)threadIdx.x, [&](int i, int, int) {
+            row_coefficient<R> &of = coefficients[i];
+            R left;
+            of.shift = add_exactly(centre.shift, -of.added, left);
+            of.slope *= centre.rstd;
+            of.offset -= (centre.remainder + left) * of.slope;
+        });
+    }
+    __device__ __forceinline__ int channel_step() const
+    {
+        return by_sample ? 0 : 1;
+    }
+    /* Where those of a stretch are, less its number: channels of the set are beside one another, from the first that the
+     * block touches. */
+    __device__ __forceinline__ int first_coefficient() const
+    {
+        const int own = many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0;
+        return own - vectors.first_outer * channel_step();
+    }
+    __device__ __forceinline__ R bias_of(int index) const
+    {
+        return coefficients[first_coefficient() + this->stretch_of(index) * channel_step()].added;
     }
     /* What is known of a set, to memory. Running statistics are read first: where blocks share a set all wait for the
      * one that does this, so after the results; a block that has its set alone would end later. */
@@ -86,6 +123,12 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         if (!plain && p.pre_add().data)
             value += number_at(this->of(p.pre_add()).at(g, first, stretch), 0);
         return value;
+    }
+    /* The same with pre_bias, rounded. */
+    __device__ __forceinline__ R with_bias(R first_value) const
+    {
+        const int first = many ? 0 : block.part * g.part_rows;
+        return first < vectors.end ? first_value + bias_of(first) : first_value;
     }
     __device__ __forceinline__ static R number_at(const char *vector, int element)
     {
@@ -126,7 +169,10 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
                 }
             }
         }
-        walk_some([&](raw<T, V> &vector, int index) {
+        const bool biased = is_biased();
+        if (biased && index < vectors.end)
+            shift += bias_of(index);
+        const auto add = [&](raw<T, V> &vector, int index) {
             R value[V];
             unpack<T, V>(vector, value);
             const row_elements<V, unaligned> own = this->elements_of(index);
@@ -138,7 +184,27 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
                 square[i % 2] += distance * distance;
             });
             count += own.count();
-        });
+        };
+        /* x + pre_bias is as far from the shift as x is from about + rest, exactly. */
+        const auto add_biased = [&](raw<T, V> &vector, int index) {
+            R value[V], rest, total = R(0), squares = R(0);
+            unpack<T, V>(vector, value);
+            const row_elements<V, unaligned> own = this->elements_of(index);
+            const R about = add_exactly(shift, -bias_of(index), rest);
+            each<V>([&](int i) {
+                const R distance = own.has(i) ? value[i] - about : R(0);
+                total += distance;
+                squares += distance * distance;
+            });
+            const R moved = (R)own.count() * rest;
+            sum[0] += total - moved;
+            square[0] += squares - rest * (R(2) * total - moved);
+            count += own.count();
+        };
+        if (biased)
+            walk_some(add_biased);
+        else
+            walk_some(add);
         if (count > 0) {
             const R total = sum[0] + sum[1], number = (R)count, mean = total / number;
             append(met, {number, (shift - common) + mean, (square[0] + square[1]) - total * mean});
@@ -187,22 +253,21 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     }
 
     /* ---- results ---- */
-    /* Of the vectors that walk(work) calls work(vector, index) for. */
-    template <typename Walk> __device__ __forceinline__ void store_results(const row_centre<R> &centre, Walk walk) const
+    /* Of the vectors that walk(work) calls work(vector, index) for. `by_channel`: each channel has a shift of its own. */
+    template <typename Walk>
+    __device__ __forceinline__ void store_results(const row_centre<R> &centre, bool by_channel, Walk walk) const
     {
-        /* Channels of the set are beside one another, from the first that the block touches. */
-        const int own = (many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0);
-        const int channel_step = by_sample ? 0 : 1, before = own - vectors.first_outer * channel_step;
+        const int before = first_coefficient(), step = channel_step();
         const auto y = this->of(p.y());
         /* z of a vector, and where it goes */
         const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
             const int stretch = this->stretch_of(index);
-            const row_coefficient<R> coefficient = coefficients[before + stretch * channel_step];
+            const row_coefficient<R> coefficient = coefficients[before + stretch * step];
             R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
             if (centre.is_needed) {
                 slope *= centre.rstd;
                 offset -= centre.remainder * slope;
-                about = centre.shift;
+                about = by_channel ? about : centre.shift;
             }
             unpack<T, V>(vector, z);
             each<V>([&](int i) { z[i] = fma(z[i] - about, slope, offset); });
@@ -304,13 +369,20 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                 common = of.first_value();
             /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then.
              */
-            const bool later = split && block.exchange != NORMFUSE_EXCHANGE_NONE;
+            const bool centres_biased = centred && of.is_biased(), biased = sums && centres_biased;
+            const bool later = split && block.exchange != NORMFUSE_EXCHANGE_NONE && !biased;
             const auto prepare_later = [&] {
-                if constexpr (split)
+                if (split && later)
                     of.prepare_coefficients(((int)threadIdx.x >= 32 ? 0 : (int)blockDim.x) + (int)threadIdx.x - 32);
             };
-            if (applies && !later && (pass == 0 || !many))
+            if (biased)
+                __syncthreads(); /* those of the set, or the pass, before are read no more */
+            if ((applies || biased) && !later && (pass == 0 || !many))
                 of.prepare_coefficients((int)threadIdx.x);
+            if (biased) {
+                __syncthreads();
+                common = pass == 0 ? of.with_bias(common) : common;
+            }
             if (of.shared > 0)
                 wait_for_copies();
             /* The vectors in shared memory; where nothing is held, all that the thread has. */
@@ -362,6 +434,11 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     centre.find(a.statistics[vectors.set].mean, (R)a.statistics[vectors.set].rstd);
                 __syncthreads();
             }
+            if (centres_biased) {
+                of.finish_coefficients(centre);
+                __syncthreads();
+                centre = {centred, R(0), R(0), R(1)};
+            }
 
             /* ---- results ---- */
             if (p.y().data) {
@@ -374,7 +451,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
                     if (is_requested)
                         next = typename kernel::tensor(a, p.x(), n, c).data;
                 }
-                of.store_results(centre, [&](auto store) {
+                of.store_results(centre, centres_biased, [&](auto store) {
                     walk_shared(store, next);
                     walk_registers(store);
                 });

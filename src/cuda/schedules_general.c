@@ -161,7 +161,9 @@ enum { CLUSTERS = 5, WIDTHS = 4 };
 
 static const char *refuse(const struct shape *shape)
 {
-    return shape->plain ? "others take what nothing is added to" : NULL;
+    /* Lines and tiles, which take small norm groups over rows, have no pre_bias. */
+    const bool biased = shape->problem->pre_bias.data != NULL && !shape->problem->columns;
+    return shape->plain && !biased ? "others take what nothing is added to" : NULL;
 }
 
 /* Rows folded have channels of a norm group in many places: only two passes join these. */

@@ -127,6 +127,8 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
 static const char *refuse(const struct shape *shape)
 {
     struct step step = {0};
+    if (shape->direction == BACKWARD && shape->problem->pre_bias.data != NULL && shape->elements == 8)
+        return "with 16 bits it has no registers for pre_bias";
     return begin_rows(shape, &step)->rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
 }
 
@@ -275,7 +277,8 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 /* Tiles that only sum, or that only write from given statistics. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
 {
-    if (!sums && configure_lanes(shape, step) == NULL)
+    const bool biased = shape->problem->pre_bias.data != NULL;
+    if (!sums && !biased && configure_lanes(shape, step) == NULL)
         return true;
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     if (g->rows == 0)
@@ -302,9 +305,10 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     } else if (sums && forward) {
         passes = maximum(1, minimum(128 / slots, all / (8 * (int64_t)shape->device->multiprocessors)));
     }
-    /* Sums have no coefficients to keep, whatever the number of channels. */
-    while (!settle_rows(shape, step, schedule, streams && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
-        if (sums || passes == 1)
+    /* Sums have no coefficients to keep, whatever the number of channels, but pre_bias. */
+    const bool keeps = !sums || biased;
+    while (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
+        if (!keeps || passes == 1)
             return false;
         passes /= 2;
     }
@@ -321,11 +325,11 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 
 #define IN_ORDER .refuse = refuse, .estimate = normfuse_cuda_estimate_once, .in_order = true
 const struct schedule normfuse_cuda_lanes_of_rows = {.name = "lanes", .configure = configure_lanes, IN_ORDER};
-static const struct schedule
-    block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
-    grid = {.name = "grid", .needs = NEEDS_PLAIN, .configure = configure_grid, IN_ORDER},
-    cluster = {.name = "cluster", .needs = NEEDS_PLAIN, .configure = configure_cluster, IN_ORDER},
-    rounds = {.name = "grid in rounds", .needs = NEEDS_PLAIN, .configure = configure_rounds, IN_ORDER};
+#define PLAIN .needs = NEEDS_PLAIN | TAKES_BIAS, IN_ORDER
+static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
+                             grid = {.name = "grid", .configure = configure_grid, PLAIN},
+                             cluster = {.name = "cluster", .configure = configure_cluster, PLAIN},
+                             rounds = {.name = "grid in rounds", .configure = configure_rounds, PLAIN};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
     &normfuse_cuda_lines,   &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_of_rows,

@@ -241,10 +241,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->short_offsets = has_short_offsets(p, normfuse_cuda_takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
-    /* Threads over rows sum values of several channels. */
     const bool biased = p->pre_bias.data != NULL;
     shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets && !device->general_alone &&
-                   (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
+                   p->activation != NORMFUSE_PRELU;
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
     if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
@@ -258,7 +257,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
      * none is possible. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                       allows_unaligned_vectors(p, shape->elements);
+                       (p->columns || !biased) && allows_unaligned_vectors(p, shape->elements);
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
