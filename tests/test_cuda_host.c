@@ -1239,11 +1239,11 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
     const struct normfuse_cuda_problem *const from = &a->problem;
     struct normfuse_problem p = {
         .sets = (enum normfuse_sets)from->sets,
-        .phases = from->flags >> NORMFUSE_FLAG_PHASES_SHIFT,
+        .phases = from->flags >> NORMFUSE_FLAG_PHASES,
         .type = from->big_type,
-        .columns = (from->flags & NORMFUSE_FLAG_COLUMNS) != 0,
-        .from_y = (from->flags & NORMFUSE_FLAG_FROM_Y) != 0,
-        .evaluate = (from->flags & NORMFUSE_FLAG_EVALUATE) != 0,
+        .columns = (from->flags & 1 << NORMFUSE_FLAG_columns) != 0,
+        .from_y = (from->flags & 1 << NORMFUSE_FLAG_from_y) != 0,
+        .evaluate = (from->flags & 1 << NORMFUSE_FLAG_evaluate) != 0,
         .activation = from->activation,
         .n = from->n,
         .c = from->c,

@@ -409,7 +409,7 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
 #define KEEP(name) keep_view(&key->name, &problem->name);
     NORMFUSE_CUDA_TENSORS(KEEP)
 #undef KEEP
-#define KEEP(name, place) keep_parameter(&key->name, &problem->name);
+#define KEEP(name) keep_parameter(&key->name, &problem->name);
     NORMFUSE_COMMON_PARAMETER_LIST(KEEP)
     NORMFUSE_RARE_PARAMETER_LIST(KEEP)
 #undef KEEP

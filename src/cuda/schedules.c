@@ -3,7 +3,6 @@
  * schedules.c - tries the schedules; see schedules.h. */
 #include "schedules.h"
 
-#include <math.h>
 #include <stdio.h>
 
 struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
@@ -78,9 +77,7 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
     const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
-    /* Half of the multiprocessors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / shape->device->multiprocessors);
-    double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach * filled) +
+    double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) +
                   normfuse_cuda_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;

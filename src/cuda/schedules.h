@@ -4,6 +4,8 @@
 #ifndef NORMFUSE_CUDA_SCHEDULES_H
 #define NORMFUSE_CUDA_SCHEDULES_H
 
+#include <math.h>
+
 #include "shape.h"
 
 /* Block groups: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a
@@ -151,10 +153,10 @@ static inline bool holds_columns_in_lanes(const struct step *step, bool columns)
     return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
 }
 
-/* Whether its blocks run at the same time all, as those that wait for one another must. */
-static inline bool is_resident(const struct shape *shape, const struct step *step)
+/* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */
+static inline double reach_of(const struct shape *shape, double blocks, double resident)
 {
-    return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+    return fmin(1.0, fmin(blocks, resident) * 1.3 / shape->device->multiprocessors);
 }
 
 /* The fewest bits of which 2^bits is `count` or more. */
@@ -205,11 +207,12 @@ static inline void exchange_by_cluster(struct step *step, int64_t blocks)
         step->geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
 }
 
-/* All blocks of the grid wait for one another. */
-static inline void exchange_by_grid(struct step *step)
+/* All blocks of the grid wait for one another, so all must run at the same time. Returns why they cannot. */
+static inline const char *exchange_by_grid(const struct shape *shape, struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = true;
+    return normfuse_cuda_resident_blocks(shape, step) >= step->blocks ? NULL : "its blocks are not resident together";
 }
 
 #endif

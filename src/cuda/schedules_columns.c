@@ -3,8 +3,6 @@
  * schedules_columns.c - the schedules of columns (NHWC) but for those of the whole grid, and their two passes. */
 #include "schedules.h"
 
-#include <math.h>
-
 enum {
     COLUMN_THREADS = 256,
     /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us,
@@ -40,7 +38,7 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
 
 /* `joins`: the kernel sums. */
 static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                           int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
+                           int64_t part_rows, uint32_t threads, bool joins)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
@@ -59,7 +57,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     if (shape->unaligned_samples)
         groups += groups / g->folded;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
-    const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
+    const int64_t in_cluster = groups * step->cluster;
     int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
@@ -109,7 +107,8 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
     const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true))
+    exchange_by_cluster(step, cluster);
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
         return false;
     step->at_once = (int32_t)at_once;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
@@ -123,7 +122,6 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     /* The sums of channels are a warp's of their own. */
     step->without_vectors = gives ? 32 : 0;
     step->threads += step->without_vectors;
-    exchange_by_cluster(step, cluster);
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
@@ -190,63 +188,49 @@ static double estimate(const struct shape *shape, const struct step *step)
     /* Copies of column blocks beside whole rows: rows narrower than this take so much longer. */
     static const struct {
         double bytes, stretch;
-    } widths[] = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}};
-    /* For each block of a cluster, where more than one wave of them runs: 256x512x56x56 bf16 NHWC in clusters of 8 450
-     * us, of 16 487, twice 635, the whole grid, more than once, 941. */
-    static const double cluster_gap[2] = {0.016, 0.1}, GRID_ROUNDS = 1.8;
-    /* Other kernels than compact ones, in few waves times the memory's time, and microseconds more. f16 NHWC:
-     * 8x1920x32x32 32.0 us, the pipeline 27.7; backward 4x960x32x32 27.2 and 15.2, 8x1920x16x16 19.2 and 17.8. */
-    static const double few_waves[2] = {1.2, 1.4}, not_compact[2] = {2.2, 4.3};
-    /* What a compact cluster takes, the square of its blocks, and each further wave: f16 NHWC with SiLU, 2x1280x8x8 3.0
-     * us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0 and 6.3, backward 6.2 and 10.8;
-     * 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7; 8x320x32x32, one wave, 7.6; 8x640x32x32, five, 21.7. */
-    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8;
-    static const double GRADIENTS = 2.0; /* a kernel for them */
+    } widths[] = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}, {INFINITY, 1.0}};
+    static const double cluster_gap[2] = {0.016, 0.1};                  /* a block of a cluster, where there are waves */
+    static const double GRID_ROUNDS = 1.8;                              /* all multiprocessors read, then all write */
+    static const double few_waves[2] = {1.2, 1.4}, more[2] = {2.2, 4.3}; /* of `split`: times the memory's time; us */
+    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8;      /* of `cluster`; its blocks squared; each wave */
+    static const double GRADIENTS = 2.0;                                /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int32_t a_multiprocessor =
         normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared);
-    const int64_t slots = normfuse_cuda_resident_blocks(shape, step);
-    if (slots == 0)
+    const double slots = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
+    if (slots == 0.0)
         return INFINITY;
     const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
-    const double width_bytes = (double)g->width * (double)shape->vector_bytes;
-    double stretch = 1.0;
-    for (size_t i = 0; i < sizeof widths / sizeof *widths && stretch == 1.0 && g->blocks_wide > 1; i++)
-        if (width_bytes < widths[i].bytes)
-            stretch = widths[i].stretch;
-    const double waves = ceil((double)step->blocks / (double)slots);
-    const double busy = (double)step->blocks / (waves * (double)slots);
-    /* Half of the multiprocessors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / shape->device->multiprocessors);
+    const double waves = ceil(blocks / slots), busy = blocks / (waves * slots);
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
-    double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
+    size_t i = g->blocks_wide > 1 ? 0 : sizeof widths / sizeof *widths - 1;
+    while ((double)g->width * (double)shape->vector_bytes >= widths[i].bytes)
+        i++;
+    double time = shape->bytes / (policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) *
+                  widths[i].stretch;
     if (!is_cluster && waves < 4.0)
         time *= few_waves[shape->direction];
     if (a_multiprocessor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
-    if (step->cluster > 1 && waves > 1.0)
+    if (waves > 1.0)
         time *= 1.0 + cluster_gap[shape->direction] * step->cluster;
-    /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
+    /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. Nothing hides it
+     * behind `cluster`. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
     if (shape->wants_gradients && !finds_gradients(step) &&
         (is_cluster || parts_of_channel > NORMFUSE_CUDA_PARTS_OF_LAST))
-        /* Nothing hides it behind compact kernels: 43x256x5x13 bf16 9.8 us, grid_registers 8.2; 24x96x98 7.4 and 7.0;
-         * 160x1248x7 27.4. */
         time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
         return time +
                (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
-    time += not_compact[shape->direction];
-    /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins:
-     * instance norm 36x6x416x380 bf16, four rows, 88.6 us, two passes 69.9; 16x255x1960 f16, eight, 37.8. */
+    time += more[shape->direction];
+    /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1; batch norm 1x768x546, of 16 14.2, tiles 7.1.
-         */
         time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster + (step->cluster > 8 ? 4.0 : 0.0)) *
                 (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -254,9 +238,9 @@ static double estimate(const struct shape *shape, const struct step *step)
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
-            time *= GRID_ROUNDS; /* all multiprocessors read, then all write */
+            time *= GRID_ROUNDS;
         time += policy->grid_wait[shape->direction] * rounds +
-                (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
+                blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
     return time;
 }
@@ -358,21 +342,20 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     const int64_t at_most =
         minimum(maximum(1, max_threads / g->width), normfuse_cuda_max_at_once(shape, group_of(shape->problem)));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
-                        is_of_grid(step) ? 1 : (int32_t)parts, true))
+    if (!is_of_grid(step))
+        exchange_by_cluster(step, parts);
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once), true))
         return "shared memory does not hold it";
-    if (is_of_grid(step)) {
-        if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
-            return "blocks are too few, or block groups too many";
-        exchange_by_grid(step);
-        step->blocks = (int64_t)g->block_groups * g->parts;
-        return is_resident(shape, step) ? NULL : "its blocks are not resident together";
+    if (!is_of_grid(step)) {
+        /* Parts that round away would leave blocks of the cluster without rows. */
+        g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+        step->blocks = (int64_t)g->all_block_groups * parts;
+        return NULL;
     }
-    /* Parts that round away would leave blocks of the cluster without rows. */
-    g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-    step->blocks = (int64_t)g->all_block_groups * parts;
-    exchange_by_cluster(step, parts);
-    return NULL;
+    if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
+        return "blocks are too few, or block groups too many";
+    step->blocks = (int64_t)g->block_groups * g->parts;
+    return exchange_by_grid(shape, step);
 }
 
 const struct schedule normfuse_cuda_two_pass = {
@@ -419,7 +402,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     uint32_t threads;
     for (;; max_threads = PASSING_THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, 1, sums))
+        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, sums))
             break;
         if (max_threads <= PASSING_THREADS)
             return false;

@@ -4,8 +4,6 @@
  * two passes. general.cuh has the picture. */
 #include "schedules.h"
 
-#include <math.h>
-
 enum {
     THREADS = 256,
     SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */

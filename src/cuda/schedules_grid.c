@@ -3,8 +3,6 @@
  * schedules_grid.c - columns: the whole grid holds samples, one block a multiprocessor. */
 #include "schedules.h"
 
-#include <math.h>
-
 enum {
     /* f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of 160 14.6,
      * two of 160 15.2. */
@@ -46,9 +44,9 @@ static int64_t joined_entries(const struct shape *shape, const struct normfuse_c
                            GROUP_LANES);
 }
 
-/* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
-static bool share_grid(const struct shape *shape, struct step *step, int64_t block_groups, int64_t parts,
-                       int64_t part_rows, int64_t at_once)
+/* The sums of the samples' blocks meet through the grid. */
+static const char *share_grid(const struct shape *shape, struct step *step, int64_t block_groups, int64_t parts,
+                              int64_t part_rows, int64_t at_once)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
@@ -62,8 +60,7 @@ static bool share_grid(const struct shape *shape, struct step *step, int64_t blo
     g->sums_by_channel = gives || shape->batch;
     g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
     g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
-    exchange_by_grid(step);
-    return is_resident(shape, step);
+    return exchange_by_grid(shape, step);
 }
 
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
@@ -122,7 +119,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->by_tile = normfuse_cuda_divisor_of(tile_rows);
     of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
-    return share_grid(shape, step, block_groups, parts, part_rows, at_once);
+    return share_grid(shape, step, block_groups, parts, part_rows, at_once) == NULL;
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
@@ -199,7 +196,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);
     step->shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
-    return share_grid(shape, step, p->n, parts, part_rows, at_once) ? NULL : "its blocks are not resident together";
+    return share_grid(shape, step, p->n, parts, part_rows, at_once);
 }
 
 static double estimate_registers(const struct shape *shape, const struct step *step)

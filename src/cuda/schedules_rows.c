@@ -3,8 +3,6 @@
  * schedules_rows.c - the schedules of rows (NCHW), in order of preference, and their two passes. */
 #include "schedules.h"
 
-#include <math.h>
-
 static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
@@ -185,8 +183,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, enum normf
     if (rounds)
         g->stagger_cycles =
             (int32_t)(microseconds_a_round(shape, step) * shape->tensors * policy->cycles_a_microsecond);
-    exchange_by_grid(step);
-    return is_resident(shape, step);
+    return exchange_by_grid(shape, step) == NULL;
 }
 
 static const char *configure_grid(const struct shape *shape, struct step *step)

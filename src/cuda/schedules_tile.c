@@ -3,8 +3,6 @@
  * schedules_tile.c - the schedule of small norm groups of a few rows of adjacent values, of both layouts. */
 #include "schedules.h"
 
-#include <math.h>
-
 /* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
 struct view {
     int64_t samples, rows, columns;
