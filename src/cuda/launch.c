@@ -74,6 +74,33 @@ static bool verbose(int word)
     return (said & word) != 0;
 }
 
+/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
+ * become one sample of more positions. */
+static void unite_samples(struct normfuse_problem *p)
+{
+    if (!p->columns || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
+        (p->s > 1 && p->x.batch != p->x.position * p->s))
+        return;
+    struct normfuse_view *views[VIEWS];
+    list_views(p, views);
+    for (int i = 0; i < VIEWS; i++) {
+        if (p->s == 1)
+            views[i]->position = views[i]->batch;
+        views[i]->batch = 0;
+    }
+    p->s *= p->n;
+    p->n = 1;
+}
+
+/* Strides of one row are those of `from` rows folded and become those of `to`. */
+static void walk_folded(struct normfuse_problem *p, int32_t from, int32_t to)
+{
+    struct normfuse_view *views[VIEWS];
+    list_views(p, views);
+    for (int i = 0; i < VIEWS; i++)
+        views[i]->position = views[i]->position / from * to;
+}
+
 static char *output_of(const struct normfuse_problem *p)
 {
     return p->dy.data != NULL ? p->dx.data : p->y.data;
@@ -235,9 +262,9 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
         problem->pre_add.data = NULL;
     }
     if (step->of_dpost_add)
-        normfuse_cuda_go_on_from_dz(problem);
+        go_on_from_dz(problem);
     if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
-        normfuse_cuda_walk_folded(problem, *folded, step->geometry.folded);
+        walk_folded(problem, *folded, step->geometry.folded);
         *folded = step->geometry.folded;
     }
     describe_problem(problem, &arguments->problem);
@@ -264,7 +291,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     struct transposed transposed;
     char *scratch = exec != NULL && exec->scratch != NULL ? exec->scratch : anywhere;
     const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
-    normfuse_cuda_unite_samples(&united);
+    unite_samples(&united);
     if (verbose(PLAN) && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
                 problem->name, transposed.before.count, transposed.after.count);
@@ -321,7 +348,7 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     struct transposed transposed;
     if (!normfuse_cuda_transpose(&united, anywhere, &transposed))
         return 0;
-    normfuse_cuda_unite_samples(&united);
+    unite_samples(&united);
     size_t needed = 0;
     bool is_certain;
     const struct plan *plan = normfuse_cuda_plan_of(&united, device, true, &is_certain);

@@ -14,7 +14,7 @@
 static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
 {
     const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
-#define BY(name, value) g->by_##name = normfuse_cuda_divisor_of(value);
+#define BY(name, value) g->by_##name = divisor_of(value);
 #define BY_ITS_OWN(name) BY(name, g->name)
     BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(joined_blocks) BY_ITS_OWN(sum_slots)
     BY_ITS_OWN(width) BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
@@ -68,7 +68,7 @@ static void add_statistics(struct plan *plan, const struct normfuse_problem *p,
     shared.share = 1;
     if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
         shared.shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
-        shared.by_shares = normfuse_cuda_divisor_of(shared.shares);
+        shared.by_shares = divisor_of(shared.shares);
         shared.share = (int32_t)divide_up(parts, shared.shares);
         shared.joined = (int32_t)divide_up(parts, shared.share);
         add_small(plan, p, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
@@ -108,7 +108,7 @@ static void add_slopes(struct plan *plan, const struct normfuse_problem *p, int6
     sums.joined = (int32_t)p->c;
     sums.share = (int32_t)slots;
     struct step *const step = add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, 1, p->c);
-    step->geometry.by_sum_slots = normfuse_cuda_divisor_of(1);
+    step->geometry.by_sum_slots = divisor_of(1);
 }
 
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
@@ -269,7 +269,7 @@ static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32
     struct shape of_dz;
     const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
     if (stored) {
-        normfuse_cuda_go_on_from_dz(&rest);
+        go_on_from_dz(&rest);
         (void)shape_of_other(shape, &rest, &of_dz);
     }
     if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))

@@ -5,21 +5,6 @@
 
 #include <stdio.h>
 
-struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
-{
-    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)maximum(1, value)};
-    by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
-    by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
-    return by;
-}
-
-int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step)
-{
-    const struct normfuse_cuda_launch launch = {
-        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
-    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
-}
-
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
     enum { FEW_VALUES = 64 }; /* of rows, that meet more roundings in two passes than docs/numerics.md says */
@@ -75,7 +60,7 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     /* Forward each warp of a norm group reads what all of its blocks found, from the same lines of the L2: 1x24x651x168
      * f32 with two groups, 132 blocks each, 21.6 us, 1x249x42x84 with three 14.3, 1x256x64x64 with 32 8.3. */
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
-    const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
+    const double slots = (double)maximum(1, resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
     double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) +
                   normfuse_cuda_start[shape->direction];

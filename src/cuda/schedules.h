@@ -80,14 +80,27 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
-struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
-/* Blocks of a step that run at the same time. */
-int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
 /* Columns: `width` vectors a block, in which `group` channels are joined; vectors of a row that have channels of one
  * group, at most. */
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group);
 int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
+
+static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
+{
+    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)maximum(1, value)};
+    by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
+    by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
+    return by;
+}
+
+/* Blocks of a step that run at the same time. */
+static inline int64_t resident_blocks(const struct shape *shape, const struct step *step)
+{
+    const struct normfuse_cuda_launch launch = {
+        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
+    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
+}
 
 /* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
@@ -118,7 +131,7 @@ static inline void set_width(const struct shape *shape, struct normfuse_cuda_geo
     g->blocks_wide = (int32_t)divide_up(all, width);
     g->folded = shape->folded;
     g->row_channels = (int32_t)(p->c * shape->folded);
-    g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
+    g->all_samples = g->sums_by_channel = takes_all_samples(p);
     g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
 }
 
@@ -187,7 +200,7 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
     g->subvector_bits = 0;
     while (in_subvectors && g->group % (2 << g->subvector_bits) == 0 && 2 << g->subvector_bits <= shape->elements)
         g->subvector_bits++;
-    g->by_subvectors = normfuse_cuda_divisor_of(g->group >> g->subvector_bits);
+    g->by_subvectors = divisor_of(g->group >> g->subvector_bits);
 }
 
 /* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
@@ -212,7 +225,7 @@ static inline const char *exchange_by_grid(const struct shape *shape, struct ste
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = true;
-    return normfuse_cuda_resident_blocks(shape, step) >= step->blocks ? NULL : "its blocks are not resident together";
+    return resident_blocks(shape, step) >= step->blocks ? NULL : "its blocks are not resident together";
 }
 
 #endif

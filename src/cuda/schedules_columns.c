@@ -13,16 +13,16 @@ enum {
 /* How many vectors of a row a block can have: as few as hold whole groups, times any number, or of rows folded all. */
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 {
-    return shape->folded > 1 ? normfuse_cuda_vectors_of_row(shape)
-                             : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
+    return shape->folded > 1 ? vectors_of_row(shape)
+                             : common_multiple(group, shape->elements) / shape->elements;
 }
 
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group)
 {
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    set_width(shape, g, normfuse_cuda_vectors_of_row(shape), width, group,
-              normfuse_cuda_rows_of_sample(shape, shape->unaligned_samples));
+    set_width(shape, g, vectors_of_row(shape), width, group,
+              rows_of_sample(shape, shape->unaligned_samples));
     g->row_values = g->group * shape->folded;
     return g;
 }
@@ -91,7 +91,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || normfuse_cuda_vectors_of_row(shape) % g->width != 0 ||
+    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
         (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
@@ -111,8 +111,8 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
         return false;
     step->at_once = (int32_t)at_once;
-    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
-                                                      normfuse_cuda_divisor_of(at_once)};
+    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster),
+                                                      divisor_of(at_once)};
     const struct normfuse_cluster_layout layout =
         shape->direction == FORWARD
             ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
@@ -142,21 +142,21 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return "a part of a warp does not hold a group";
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
-    const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
+    const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, units_here * vectors, d);
     step->kernel = kernel_of(shape, schedule);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes = (struct normfuse_cuda_lanes){
-        (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
+        (int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
     const int32_t channels = g->width * shape->elements;
     if (shape->wants_gradients)
         step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->sets_a_block = (int32_t)samples;
-    const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
+    const int64_t resident = resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
     int64_t parts = maximum(1, resident / blocks_wide);
@@ -169,7 +169,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
         return "samples are too few";
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
-    g->by_subvectors = normfuse_cuda_divisor_of(d);
+    g->by_subvectors = divisor_of(d);
     step->blocks = blocks_wide * parts;
     return resident > 0 ? NULL : "no block is resident";
 }
@@ -198,7 +198,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int32_t a_multiprocessor =
         normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared);
-    const double slots = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
+    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
     if (slots == 0.0)
         return INFINITY;
     const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
@@ -256,7 +256,7 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(p);
+    const int64_t vectors = vectors_of_row(shape), d = group_of(p);
     const double wide = p->columns && d == 1 && vectors > WIDEST ? policy->twice_wide : 1.0;
     /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
      * 32 168, 16384x1024 f32 with 64 1181. */
@@ -283,7 +283,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
     const bool grid = is_of_grid(step);
     const int bits = step->variant % 8 - (grid ? 5 : 0);
     const int64_t d = group_of(shape->problem), units = INT64_C(1) << step->variant / WAYS;
-    const int64_t unit = vectors_of_unit(shape, d), vectors = normfuse_cuda_vectors_of_row(shape);
+    const int64_t unit = vectors_of_unit(shape, d), vectors = vectors_of_row(shape);
     const int64_t width = minimum(units * unit, vectors);
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
@@ -411,7 +411,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
     const int64_t waves = sums ? normfuse_cuda_passing_waves[sums] : kind->waves[direction];
-    const int64_t wanted = waves * maximum(1, normfuse_cuda_resident_blocks(shape, step));
+    const int64_t wanted = waves * maximum(1, resident_blocks(shape, step));
     if (sums) {
         const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
         const int64_t parts =
@@ -433,7 +433,7 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
     const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->residual;
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
+    const int64_t vectors = vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
     const int64_t unit = vectors_of_unit(shape, d);
     const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
     int64_t width = minimum(vectors, WIDEST);

@@ -19,7 +19,7 @@ static struct shape general_of(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
-    if (!normfuse_cuda_begins_with_vectors(p))
+    if (!are_aligned(p) || (p->columns ? p->c != 1 && p->x.channel != 1 : p->s != 1 && p->x.position != 1))
         return narrow;
     general.wide = true;
     general.elements = elements;
@@ -28,14 +28,14 @@ static struct shape general_of(const struct shape *shape)
         general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
         /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
          * 23.9, 33.0; x15 32.3, 38.5; x21 47.2, 48.3; f32 x5 10.2, 11.2; backward x7 22.4, 20.3. */
-        const bool pays = normfuse_cuda_fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
+        const bool pays = fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
         return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
     }
     if (p->type == NORMFUSE_F64)
         return narrow;
     if (p->c % elements == 0)
         return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
-    general.folded = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
+    general.folded = (int32_t)(common_multiple(p->c, elements) / p->c);
     general.unaligned = p->x.batch % elements != 0 || p->s % general.folded != 0;
     return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MAX_VALUES ? general
                                                                                                            : narrow;
@@ -79,9 +79,9 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t rows, all = p->c, width, group = d, lanes;
     if (p->columns) {
-        rows = normfuse_cuda_rows_of_sample(shape, shape->unaligned);
-        all = normfuse_cuda_vectors_of_row(shape);
-        int64_t unit = normfuse_cuda_common_multiple(d, shape->elements) / shape->elements;
+        rows = rows_of_sample(shape, shape->unaligned);
+        all = vectors_of_row(shape);
+        int64_t unit = common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
             if (d % shape->elements != 0)
                 return false;
@@ -93,7 +93,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
         lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
     } else {
-        rows = shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements;
+        rows = shape->unaligned ? unaligned_spans(p, shape->elements) : p->s / shape->elements;
         lanes = size;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
@@ -195,14 +195,14 @@ static const char *configure(const struct shape *given, struct step *step)
     exchange_by_cluster(step, cluster);
     if (!settle(shape, step, true, true))
         return "a thread would sum too much, or shared memory does not suffice";
-    return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
+    return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
 /* Microseconds: what moves, what waits, and what of the second walk the L2 has no more. */
 static double estimate(const struct shape *given, const struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
-    const double resident = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
+    const double resident = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;

@@ -53,7 +53,7 @@ static const char *share_grid(const struct shape *shape, struct step *step, int6
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
-    g->by_subvectors = normfuse_cuda_divisor_of(g->group);
+    g->by_subvectors = divisor_of(g->group);
     step->at_once = (int32_t)at_once;
     step->blocks = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
@@ -116,8 +116,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = block_groups * parts * stage_bytes;
     of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
-    of->by_tile = normfuse_cuda_divisor_of(tile_rows);
-    of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
+    of->by_tile = divisor_of(tile_rows);
+    of->by_turn = divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
     return share_grid(shape, step, block_groups, parts, part_rows, at_once) == NULL;
 }
@@ -130,7 +130,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         /* A block has all vectors of a row. */
-        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
+        normfuse_cuda_begin_columns(shape, step, vectors_of_row(shape), group_of(p));
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.block_groups == 1))
@@ -184,7 +184,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
 {
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g =
-        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
+        normfuse_cuda_begin_columns(shape, step, vectors_of_row(shape), group_of(p));
     if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);

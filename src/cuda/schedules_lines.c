@@ -141,7 +141,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
     step->shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
-    const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
+    const int64_t resident = resident_blocks(shape, step);
     if (resident == 0)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, block.samples);

@@ -9,7 +9,7 @@ static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, stru
     struct normfuse_cuda_geometry *const g = begin_step(step);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
     g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
-    g->spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
+    g->spans = (int32_t)(shape->unaligned ? unaligned_spans(p, shape->elements) : p->s / shape->elements);
     g->group = (int32_t)group_of(p);
     g->outer = (int32_t)(none ? p->c : g->sums_by_channel ? p->n : g->group);
     g->all_block_groups = (int32_t)(none ? p->n : sets_of(p));
@@ -147,7 +147,7 @@ static const char *configure_block(const struct shape *shape, struct step *step)
         if (!settle_rows(shape, &trial, schedule, g->rows, (uint32_t)minimum(sizes[i], wanted)) ||
             trial.shared > shape->policy->shared_a_block)
             continue;
-        const int64_t blocks = normfuse_cuda_resident_blocks(shape, &trial);
+        const int64_t blocks = resident_blocks(shape, &trial);
         const double waves = blocks > 0 ? (double)trial.blocks / (double)blocks : INFINITY;
         const double filled = waves / ceil(waves);
         if (blocks > max_blocks && filled >= 0.9 * best) {
@@ -238,7 +238,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
         if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads) ||
             (trial.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
-        const int64_t resident = maximum(1, normfuse_cuda_resident_blocks(shape, &trial));
+        const int64_t resident = maximum(1, resident_blocks(shape, &trial));
         if (cluster > 1) {
             /* Parts that round away would leave blocks of the cluster without rows. */
             trial.geometry.parts = (int32_t)cluster;
@@ -246,7 +246,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                 trial.geometry.sum_slots = trial.geometry.parts;
             trial.blocks = (int64_t)g->all_block_groups * cluster;
             exchange_by_cluster(&trial, cluster);
-            if (normfuse_cuda_resident_blocks(shape, &trial) == 0)
+            if (resident_blocks(shape, &trial) == 0)
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */

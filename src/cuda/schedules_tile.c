@@ -94,9 +94,9 @@ static const char *configure(const struct shape *shape, struct step *step)
         .samples = (int32_t)samples,
         .by_channels = by_channels,
         .gives = gives,
-        .by_ranks = normfuse_cuda_divisor_of(ranks),
-        .by_group = normfuse_cuda_divisor_of(view.group),
-        .by_channel_columns = normfuse_cuda_divisor_of(view.channel_columns),
+        .by_ranks = divisor_of(ranks),
+        .by_group = divisor_of(view.group),
+        .by_channel_columns = divisor_of(view.channel_columns),
     };
     g->rows = tile->rows;
     g->part_rows = tile->part_rows;
@@ -116,7 +116,7 @@ static const char *configure(const struct shape *shape, struct step *step)
         (int64_t)shape->value_bytes, shape->direction == BACKWARD, by_channels);
     if (step->shared + 1024 > shape->device->shared_per_block)
         return "shared memory does not hold its sums";
-    return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
+    return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
 /* Microseconds: one warp by itself, and as long again for each further one that its scheduler has; clusters meet; what
@@ -133,7 +133,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     const struct normfuse_cuda_tile *const tile = &step->tile;
     const int d = shape->direction;
     const double blocks = (double)step->blocks, multiprocessors = shape->device->multiprocessors;
-    const double waves = ceil(blocks / (double)normfuse_cuda_resident_blocks(shape, step));
+    const double waves = ceil(blocks / (double)resident_blocks(shape, step));
     const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);

@@ -3,32 +3,6 @@
  * shape.c - see shape.h. */
 #include "shape.h"
 
-void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
-{
-#define PUT(name) *views++ = &p->name;
-    NORMFUSE_CUDA_TENSORS(PUT)
-#undef PUT
-}
-
-static bool are_aligned(const struct normfuse_problem *p)
-{
-#define PLACE(name) | (uintptr_t)p->name.data
-    const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
-#undef PLACE
-    return places % 16 == 0;
-}
-
-int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
-{
-    int64_t x = a, y = b;
-    while (y != 0) {
-        const int64_t t = x % y;
-        x = y;
-        y = t;
-    }
-    return a / x * b;
-}
-
 /* How many rows have to be walked as one so that every tensor can be read and written in vectors of 16 bytes: one, or
  * under columns the fewest adjacent ones that are whole vectors; 0 where that is impossible. `unaligned_samples`:
  * though samples begin and end inside of vectors. */
@@ -37,7 +11,7 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
     enum { MAX_VECTORS = 512 }; /* of rows folded, which a block has whole */
     int64_t folded = 1;
     if (p->columns && p->c % elements != 0) {
-        folded = normfuse_cuda_common_multiple(p->c, elements) / p->c;
+        folded = common_multiple(p->c, elements) / p->c;
         if ((p->s % folded != 0 && !unaligned_samples) || p->c * folded / elements > MAX_VECTORS)
             return 0;
     } else if (unaligned_samples || (!p->columns && p->s % elements != 0)) {
@@ -64,19 +38,8 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
     const int64_t subvectors = !forward ? 1
                                : shape->unaligned_samples
                                    ? group
-                                   : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
+                                   : common_multiple(group, shape->elements) / shape->elements;
     return in_lane / shape->folded * 32 / subvectors;
-}
-
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
-{
-    return shape->problem->c * shape->folded / shape->elements;
-}
-
-int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
 }
 
 /* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
@@ -93,32 +56,13 @@ static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
 
-/* Of `vector` elements: how many vectors that are aligned in memory a row can touch. Where in its first vector it
- * begins is a multiple of what divides the strides and the vector. */
-int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *p, int elements)
-{
-    const int64_t places = p->x.batch | p->x.channel | elements;
-    return divide_up(p->s + elements - (places & -places), elements);
-}
-
-bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
-{
-    return are_aligned(p) && (p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1);
-}
-
-/* Whether so much of what these vectors carry is the row's. */
-bool normfuse_cuda_fills_vectors(const struct normfuse_problem *p, int elements, double part)
-{
-    return (double)p->s >= part * (double)(elements * normfuse_cuda_unaligned_spans(p, elements));
-}
-
 /* Whether such vectors are possible, and pay. Without statistics they do above four elements: evaluation 128x2048x3 f16
  * 12.4 us, by single ones 7.5; x2x2 11.5, 8.0; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4; group
  * norm 64x1024x11 f16 backward 31.5, 26.7; on an H200 47x957x10, one group, 20.5, where two passes begin at 31. */
 static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
 {
     return are_aligned(p) && p->x.position == 1 && !p->columns &&
-           (p->sets == NORMFUSE_SETS_NONE ? p->s > 4 : normfuse_cuda_fills_vectors(p, elements, 0.5));
+           (p->sets == NORMFUSE_SETS_NONE ? p->s > 4 : fills_vectors(p, elements, 0.5));
 }
 
 /* Whether a thread can read a parameter of its vector's channels at once; `takes_double`: as doubles, too. */
@@ -152,41 +96,6 @@ static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
     return true;
 }
 
-bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
-{
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 &&
-               p->dbias.batch == 0 && !is_modulated(p);
-    return p->sets == NORMFUSE_SETS_BATCH;
-}
-
-/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
- * become one sample of more positions. */
-void normfuse_cuda_unite_samples(struct normfuse_problem *p)
-{
-    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
-        (p->s > 1 && p->x.batch != p->x.position * p->s))
-        return;
-    struct normfuse_view *views[VIEWS];
-    normfuse_cuda_views(p, views);
-    for (int i = 0; i < VIEWS; i++) {
-        if (p->s == 1)
-            views[i]->position = views[i]->batch;
-        views[i]->batch = 0;
-    }
-    p->s *= p->n;
-    p->n = 1;
-}
-
-/* Strides of one row are those of `from` rows folded and become those of `to`. */
-void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t to)
-{
-    struct normfuse_view *views[VIEWS];
-    normfuse_cuda_views(p, views);
-    for (int i = 0; i < VIEWS; i++)
-        views[i]->position = views[i]->position / from * to;
-}
-
 /* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a
  * gradient dz must go to memory without loss, as the residual gets it. */
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
@@ -218,13 +127,6 @@ struct shape normfuse_cuda_narrowed(const struct shape *shape)
     return narrow;
 }
 
-void normfuse_cuda_go_on_from_dz(struct normfuse_problem *p)
-{
-    p->dy = p->dpost_add;
-    p->post_add.data = p->dpost_add.data = NULL;
-    p->activation = NORMFUSE_IDENTITY;
-}
-
 bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normfuse_cuda_device *device,
                             bool has_grid_barriers, struct shape *shape)
 {
@@ -239,7 +141,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->tensor_bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type);
     shape->bytes = shape->tensor_bytes * (forward ? 2.0 : 3.0);
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
-    shape->short_offsets = has_short_offsets(p, normfuse_cuda_takes_all_samples(p));
+    shape->short_offsets = has_short_offsets(p, takes_all_samples(p));
     /* Doubles have kernels with vectors of one element only under columns. */
     /* Threads over rows sum values of several channels. */
     const bool biased = p->pre_bias.data != NULL;

@@ -114,24 +114,79 @@ static inline bool has_additions(const struct normfuse_problem *p)
 #define NORMFUSE_CUDA_TENSORS(TENSOR)                                                                                  \
     TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)
 enum { VIEWS = 9 };
-void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
-int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
-int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
-int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
+static inline void list_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
+{
+#define PUT(name) *views++ = &p->name;
+    NORMFUSE_CUDA_TENSORS(PUT)
+#undef PUT
+}
+
+/* Whether all tensors begin where a vector of 16 bytes does. */
+static inline bool are_aligned(const struct normfuse_problem *p)
+{
+#define PLACE(name) | (uintptr_t)p->name.data
+    const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
+#undef PLACE
+    return places % 16 == 0;
+}
+
+static inline int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y != 0) {
+        const int64_t t = x % y;
+        x = y;
+        y = t;
+    }
+    return a / x * b;
+}
+
 /* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
  * one elements into its first vector. */
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
-int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned);
-/* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
-bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
-int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *problem, int elements);
-bool normfuse_cuda_fills_vectors(const struct normfuse_problem *problem, int elements, double part);
-bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
-void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
-void normfuse_cuda_walk_folded(struct normfuse_problem *problem, int32_t from, int32_t to);
-void normfuse_cuda_go_on_from_dz(struct normfuse_problem *problem);
+static inline int64_t vectors_of_row(const struct shape *shape)
+{
+    return shape->problem->c * shape->folded / shape->elements;
+}
 
+static inline int64_t rows_of_sample(const struct shape *shape, bool unaligned)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
+}
+
+/* Of vectors of so many elements that are aligned in memory: how many a row can touch. Where in its first vector it
+ * begins is a multiple of what divides the strides and the vector. */
+static inline int64_t unaligned_spans(const struct normfuse_problem *p, int elements)
+{
+    const int64_t places = p->x.batch | p->x.channel | elements;
+    return divide_up(p->s + elements - (places & -places), elements);
+}
+
+/* Whether so much of what these vectors carry is the row's. */
+static inline bool fills_vectors(const struct normfuse_problem *p, int elements, double part)
+{
+    return (double)p->s >= part * (double)(elements * unaligned_spans(p, elements));
+}
+
+static inline bool takes_all_samples(const struct normfuse_problem *p)
+{
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 &&
+               p->dbias.batch == 0 && !is_modulated(p);
+    return p->sets == NORMFUSE_SETS_BATCH;
+}
+
+/* The second pass of a backward whose first one stored dz. */
+static inline void go_on_from_dz(struct normfuse_problem *p)
+{
+    p->dy = p->dpost_add;
+    p->post_add.data = p->dpost_add.data = NULL;
+    p->activation = NORMFUSE_IDENTITY;
+}
+
+int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
+int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
 /* False: more than the kernels count. */
 bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                             bool has_grid_barriers, struct shape *shape);

@@ -157,12 +157,12 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, in
     copy->to_plane = to_plane;
     copy->from_vectors = straight ? from_vectors && to_vectors : from_vectors || from_plane;
     copy->to_vectors = straight ? copy->from_vectors : to_vectors || to_plane;
-    copy->by_tiles_a = normfuse_cuda_divisor_of(tiles_a);
-    copy->by_tiles_b = normfuse_cuda_divisor_of(tiles_b);
-    copy->by_tile_a = normfuse_cuda_divisor_of(tile_a);
-    copy->by_tile_b = normfuse_cuda_divisor_of(tile_b);
-    copy->by_read = normfuse_cuda_divisor_of(divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1));
-    copy->by_write = normfuse_cuda_divisor_of(divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1));
+    copy->by_tiles_a = divisor_of(tiles_a);
+    copy->by_tiles_b = divisor_of(tiles_b);
+    copy->by_tile_a = divisor_of(tile_a);
+    copy->by_tile_b = divisor_of(tile_b);
+    copy->by_read = divisor_of(divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1));
+    copy->by_write = divisor_of(divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1));
     return tiles_a * tiles_b * divide_up(outer->size, tile_outer);
 }
 
@@ -219,7 +219,7 @@ bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct t
     transposed->before.count = transposed->after.count = 0;
     transposed->before.blocks = transposed->after.blocks = 0;
     transposed->bytes = 0;
-    normfuse_cuda_views(p, views);
+    list_views(p, views);
     for (int i = 1; i < VIEWS; i++)
         same = same && (views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
                                                    views[i]->position == p->x.position));
