@@ -55,8 +55,6 @@ extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE
 /* In the module: "normfuse_merge". This thread's until it asks again. */
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 
-/* Whether it is of those that together take every call: the general ones, and finish.cu's. */
-bool normfuse_cuda_is_general(enum normfuse_cuda_kernel kernel);
 /* Whether a build for these targets ("80 90a 90-general-PTX") has nothing for a GPU but PTX of the general kernels.
  * Machine code is for the GPU's own capability, or an earlier one of its generation; PTX for every newer one. */
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);

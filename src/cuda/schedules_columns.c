@@ -13,16 +13,14 @@ enum {
 /* How many vectors of a row a block can have: as few as hold whole groups, times any number, or of rows folded all. */
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 {
-    return shape->folded > 1 ? vectors_of_row(shape)
-                             : common_multiple(group, shape->elements) / shape->elements;
+    return shape->folded > 1 ? vectors_of_row(shape) : common_multiple(group, shape->elements) / shape->elements;
 }
 
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group)
 {
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    set_width(shape, g, vectors_of_row(shape), width, group,
-              rows_of_sample(shape, shape->unaligned_samples));
+    set_width(shape, g, vectors_of_row(shape), width, group, rows_of_sample(shape, shape->unaligned_samples));
     g->row_values = g->group * shape->folded;
     return g;
 }
@@ -91,8 +89,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
-        (parts - 1) * part_rows >= g->rows)
+    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = normfuse_cuda_max_vectors_of_group(shape, groups, g->group);
@@ -111,8 +108,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
         return false;
     step->at_once = (int32_t)at_once;
-    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster),
-                                                      divisor_of(at_once)};
+    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster), divisor_of(at_once)};
     const struct normfuse_cluster_layout layout =
         shape->direction == FORWARD
             ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
@@ -148,8 +144,8 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     step->kernel = kernel_of(shape, schedule);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
-    step->of.lanes = (struct normfuse_cuda_lanes){
-        (int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
+    step->of.lanes =
+        (struct normfuse_cuda_lanes){(int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
     const int32_t channels = g->width * shape->elements;
     if (shape->wants_gradients)
         step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
@@ -188,12 +184,13 @@ static double estimate(const struct shape *shape, const struct step *step)
     /* Copies of column blocks beside whole rows: rows narrower than this take so much longer. */
     static const struct {
         double bytes, stretch;
-    } widths[] = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}, {INFINITY, 1.0}};
-    static const double cluster_gap[2] = {0.016, 0.1};                  /* a block of a cluster, where there are waves */
-    static const double GRID_ROUNDS = 1.8;                              /* all multiprocessors read, then all write */
+    } widths[] = {{20, 5.0},   {40, 2.8},   {80, 1.9},    {150, 1.45},
+                  {250, 1.25}, {500, 1.12}, {1000, 1.04}, {INFINITY, 1.0}};
+    static const double cluster_gap[2] = {0.016, 0.1}; /* a block of a cluster, where there are waves */
+    static const double GRID_ROUNDS = 1.8;             /* all multiprocessors read, then all write */
     static const double few_waves[2] = {1.2, 1.4}, more[2] = {2.2, 4.3}; /* of `split`: times the memory's time; us */
-    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8;      /* of `cluster`; its blocks squared; each wave */
-    static const double GRADIENTS = 2.0;                                /* a kernel for them */
+    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8; /* of `cluster`; its blocks squared; each wave */
+    static const double GRADIENTS = 2.0;                           /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int32_t a_multiprocessor =
@@ -207,8 +204,8 @@ static double estimate(const struct shape *shape, const struct step *step)
     size_t i = g->blocks_wide > 1 ? 0 : sizeof widths / sizeof *widths - 1;
     while ((double)g->width * (double)shape->vector_bytes >= widths[i].bytes)
         i++;
-    double time = shape->bytes / (policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) *
-                  widths[i].stretch;
+    double time =
+        shape->bytes / (policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) * widths[i].stretch;
     if (!is_cluster && waves < 4.0)
         time *= few_waves[shape->direction];
     if (a_multiprocessor == 1 && waves > 1.0)

@@ -35,10 +35,9 @@ int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
     if (shape->folded <= 1)
         return INT64_MAX;
     const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
-    const int64_t subvectors = !forward ? 1
-                               : shape->unaligned_samples
-                                   ? group
-                                   : common_multiple(group, shape->elements) / shape->elements;
+    const int64_t subvectors = !forward                   ? 1
+                               : shape->unaligned_samples ? group
+                                                          : common_multiple(group, shape->elements) / shape->elements;
     return in_lane / shape->folded * 32 / subvectors;
 }
 
