@@ -382,18 +382,10 @@ static char *place_of(const char *data)
     return (char *)(data != NULL ? 1 + (uintptr_t)data % 16 : 0);
 }
 
-static void keep_view(struct normfuse_view *key, const struct normfuse_view *given)
-{
-    if (given->data != NULL)
-        *key = (struct normfuse_view){place_of(given->data), given->batch, given->channel, given->position};
-}
-
 static void keep_parameter(struct normfuse_parameter *key, const struct normfuse_parameter *given)
 {
-    key->batch = given->batch;
-    if (given->data == NULL)
-        return;
     key->data = place_of(given->data);
+    key->batch = given->batch;
     key->channel = given->channel;
     key->type = given->type;
 }
@@ -406,7 +398,9 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
     KEEP(has_running_momentum) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
 #undef KEEP
-#define KEEP(name) keep_view(&key->name, &problem->name);
+#define KEEP(name)                                                                                                     \
+    key->name = problem->name;                                                                                         \
+    key->name.data = place_of(problem->name.data);
     NORMFUSE_CUDA_TENSORS(KEEP)
 #undef KEEP
 #define KEEP(name) keep_parameter(&key->name, &problem->name);

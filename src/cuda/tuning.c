@@ -91,19 +91,19 @@ static bool takes(const char **text, const char *word)
 static double take_number(const char **text)
 {
     const bool is_negative = takes(text, "-");
-    double value = 0.0, unit = 1.0;
+    double value = 0.0, unit = 1.0, each = 1.0; /* of digits before the point, or behind it */
     int digits = 0;
-    bool has_point = false;
-    for (; (**text >= '0' && **text <= '9') || (**text == '.' && !has_point); ++*text) {
-        if (**text == '.') {
-            has_point = true;
-            continue;
+    for (;; ++*text) {
+        if (**text >= '0' && **text <= '9') {
+            value = 10.0 * value + (**text - '0');
+            unit *= each;
+            digits++;
+        } else if (**text == '.' && each == 1.0) {
+            each = 10.0;
+        } else {
+            return digits == 0 ? (double)NAN : (is_negative ? -value : value) / unit;
         }
-        value = 10.0 * value + (**text - '0');
-        unit *= has_point ? 10.0 : 1.0;
-        digits++;
     }
-    return digits == 0 ? (double)NAN : (is_negative ? -value : value) / unit;
 }
 
 /* What follows "schedule ". NULL: taken; else why not. */
