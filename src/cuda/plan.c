@@ -28,8 +28,8 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
 }
 
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
- * but no more threads than a GPU holds. Batch norm 2x797x46x24 bf16 NHWC backward, of 144 parts: a warp each 39.4 us, a
- * block 49.8; affine 9x6x58192 bf16 backward, of 198: 24.0 us, 16.2. */
+ * but no more threads than a GPU holds. Affine 9x6x58192 bf16 backward, of 198 parts: a warp each 24.0 us, a block 16.2.
+ */
 static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
 {
     enum { PARTS_A_LANE = 4, MAX_LANES = 256, RESIDENT_THREADS = 1 << 17 };

@@ -5,8 +5,7 @@
 
 enum {
     COLUMN_THREADS = 256,
-    /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us,
-     * 256 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105, in two waves 89, and of 512 84. */
+    /* Of what is not held, and twice as many where blocks have parts of rows. */
     PASSING_THREADS = 256
 };
 
@@ -255,8 +254,7 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const struct normfuse_problem *const p = shape->problem;
     const int64_t vectors = vectors_of_row(shape), d = group_of(p);
     const double wide = p->columns && d == 1 && vectors > WIDEST ? policy->twice_wide : 1.0;
-    /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
-     * 32 168, 16384x1024 f32 with 64 1181. */
+    /* Forward a warp of the kernel between has each norm group: 16384x1024 f32 with 64 groups 1181 us. */
     const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
                           : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
                                                       : 0.0;
@@ -286,9 +284,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
         return "rows are too wide for a block, or narrower";
     if (grid && !shape->has_grid_barriers)
         return "there is no sync memory";
-    /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
-     * else 24.3.
-     */
+    /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, 24.3. */
     if (grid && shape->has_pipeline && !shape->batch)
         return "grid_pipeline does it better";
     if (!grid && bits > 0 && !shape->device->clusters)
@@ -373,9 +369,7 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
 /* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
-    /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
-     * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
-     * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
+    /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
     static const struct kind {
         enum normfuse_cuda_schedule schedule;
         int32_t threads[2], waves[2], passes[2]; /* of a block at most; of results: of blocks at least, tiles at most */

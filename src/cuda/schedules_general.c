@@ -213,11 +213,9 @@ static double estimate(const struct shape *given, const struct step *step)
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
-     * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
-     * a cluster of 4 14 us, of 16 51; 8x320x64x64 f16 NHWC with pre_add, clusters of 8 in one wave 50. */
+     * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
     const double once = step->cluster > 1 ? 6.0 + 1.5 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
-    /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us, 94x25x4x7 f32
-     * with post_add, one block, 6.1. Single elements backward take more: 7x157x3x5x5 bf16 NHWC 34.2. */
+    /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
     const double first = shape->direction == BACKWARD
                              ? once + (shape->problem->columns && shape->elements == 1 ? 8.0 : 0.0)
                          : step->cluster > 1 ? 3.0 + 0.8 * step->cluster
@@ -228,8 +226,8 @@ static double estimate(const struct shape *given, const struct step *step)
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
     /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5
-     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9; 6x64x12x30 bf16 backward with post_add, 16 blocks 13.3, 48
-     * 10.5. Over columns clusters win though their threads walk far: 8x320x64x64 f16 with pre_add 59, two passes 62. */
+     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9. Over columns clusters win though their threads walk far.
+     */
     const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) *
                         (shape->direction == BACKWARD ? 1.5 : 1.0);
     const double walk = shape->problem->columns ? 0.0 : each * waves * (double)vectors_of_thread(&step->geometry);
@@ -247,8 +245,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9; 16x256x32x32 f32 NCHW with pre_add
-     * 35.0, backward 45.4; 2x320x64x64 f16 NCHW with post_add backward 30.9. */
+    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9. */
     static const double starts[2][2] = {{14.0, 20.0}, {15.0, 31.0}};
     double start = starts[shape->problem->columns][shape->direction];
     /* Few channels leave little to join: 18x8x21x45 f16 NHWC 17.6 us, 7x157x3x5x5 25.2. */

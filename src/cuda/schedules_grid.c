@@ -4,8 +4,7 @@
 #include "schedules.h"
 
 enum {
-    /* f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of 160 14.6,
-     * two of 160 15.2. */
+    /* 2x320x64x64 f16 NHWC with SiLU backward, one block of 320 a multiprocessor 13.6 us, two of 160 15.2. */
     GRID_THREADS = 320,
     L2_KEPT_BYTES = 32 << 20,   /* that the L2 is to keep */
     L2_AGAIN_BYTES = 200 << 20, /* that is read again, above which the L2 may keep what it likes */
@@ -69,8 +68,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* Values that a thread sums before it joins them to what it had; what the kernels have in shared memory beside what
      * is requested. */
     enum { MAX_STAGES = 32, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
-    /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
-     * 1x256x512x512 of 4 110.3, of 8 109.3. */
+    /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5. */
     static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t block_groups = divide_up(shape->problem->n, rounds);
@@ -143,12 +141,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
 static double estimate_pipeline(const struct shape *shape, const struct step *step)
 {
     /* Times the memory's time, all and what is read again beside that; microseconds that blocks wait for one another,
-     * for each channel, for batch norm once more and for its channels, and for each further round of one sample.
-     * 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and 630),
-     * 256x512x56x56 bf16 backward 800; f16 backward 1x320x32x32 8.8, 1x2560x16x16 14.3. Batch norm f16 NHWC:
-     * 256x2048x7x7 50.5 (clusters 58.3), 32x512x28x28 backward 41 (twice 60), 32x64x56x56 17.5 (registers over the grid
-     * 22.4), backward 24 (39), 4x64x56x56 9.8, backward 13.0, 4x2048x7x7 14.0, 13.6. With 32 MB kept in the L2:
-     * 256x2048x7x7 46.7 us for 50, backward 70.3 for 73.0; 1x256x512x512 104.4 for 108.1. */
+     * for each channel, for batch norm once more and for its channels, and for each further round of one sample. */
     static const double AGAIN = 0.85;
     static const struct {
         double stretch, wait, channel, batch, batch_channel, round;
@@ -202,8 +195,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
 static double estimate_registers(const struct shape *shape, const struct step *step)
 {
     (void)step;
-    /* f16 NHWC with SiLU: 2x640x32x32 9.4 us, clusters 12.1; 2x320x64x64 12.8, from pipelines 13.4; 1x256x32x32 7.5, a
-     * cluster 5.1. */
+    /* 2x320x64x64 f16 NHWC with SiLU 12.8 us, from pipelines 13.4. */
     return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 

@@ -208,8 +208,7 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     if (g.rows < FEW_VECTORS)
         return "a norm group is small";
     double min_time = INFINITY;
-    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
-     * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
+    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
     for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
          block_groups--) {
@@ -283,8 +282,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     /* Vectors in shared memory are requested with the others: more in flight for each wait. */
     const int64_t slots =
         vectors_of(shape, schedule) + (streams ? 0 : shape->policy->passing_slots[shape->direction][sums]);
-    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142.
-     */
+    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, two tiles: 64 132.2, 256 142. */
     const int64_t threads = minimum(streams && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
     const int64_t all = tiles * g->all_block_groups;

@@ -147,9 +147,7 @@ static double estimate(const struct shape *shape, const struct step *step)
 }
 
 /* Batch norm of rows of a few values, which others have by vectors that belong to several: 64x2808x6 f16 28.2 us, here
- * 6.7; 8x1703x32 bf16 5.7, 4.6; backward 128x773x2 f16 11.3, 4.1; 8x326x64 f16 8.4, 4.3; 4x2447x64 bf16 7.0, 7.8.
- * Instance norm with additions or of few channels: 16x3x6400 f32 with post_add 8.4, 5.0; backward 1x637x784 bf16 with
- * pre_add 12.6, 5.2; 8x3x6400 f32 8.8, 6.7; 1x1707x1171 f32 22.3, 24.2. */
+ * 6.7. Instance norm with additions or of few channels: 16x3x6400 f32 with post_add 8.4, 5.0. */
 static const char *refuse_rows(const struct shape *shape)
 {
     enum { MAX_POSITIONS = 64, MAX_BYTES = 16 << 20 };

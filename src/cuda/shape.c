@@ -56,8 +56,7 @@ static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples
 }
 
 /* Whether such vectors are possible, and pay. Without statistics they do above four elements: evaluation 128x2048x3 f16
- * 12.4 us, by single ones 7.5; x2x2 11.5, 8.0; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4; group
- * norm 64x1024x11 f16 backward 31.5, 26.7; on an H200 47x957x10, one group, 20.5, where two passes begin at 31. */
+ * 12.4 us, by single ones 7.5; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4. */
 static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
 {
     return are_aligned(p) && p->x.position == 1 && !p->columns &&
@@ -100,8 +99,7 @@ static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
-     * backward 25.7, 23.4; 39.1, 51.2; batch norm 64x1024x14x14 52.8, 50.4; 64x512x28x28 98.6, 110; backward
-     * 4x512x28x28 23.6, 23.6; 16x1024x14x14 26.4, 32.7. */
+     * backward 25.7, 23.4; 39.1, 51.2. */
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
