@@ -12,7 +12,6 @@
 
 #include "../torch.h"
 #include "plan.h"
-#include "transpose.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 struct launched {
@@ -269,9 +268,9 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
     }
     describe_problem(problem, &arguments->problem);
     arguments->geometry = step->geometry;
-    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || holds_columns_in_lanes(step, problem->columns))
+    if (problem->columns && is_of(step, OF(cluster) | OF(lanes) | OF(lanes_rows) | OF_GRID))
         describe_columns(problem, step, &arguments->columns);
-    else if (is_of(step, NORMFUSE_SCHEDULE_tile))
+    else if (is_of(step, OF(tile)))
         describe_tile(problem, step, &arguments->tile);
     arguments->phases = step->phases;
     arguments->source = step->source;

@@ -121,10 +121,8 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
-    const bool spans_samples = is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, p->columns);
-    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
-        is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
-        spans_samples || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+    const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(tile) | OF(cluster) | OF(general);
+    if (rounds || g->sets_a_block > 1 || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -306,7 +304,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         } else if (wants_dx && sums && holds_residual(shape) && add_step(shape, plan, both, source, true)) {
             plan->sums_geometry = first->geometry;
             plan->partials = bytes_of_partials(shape, first, 16);
-            wants_gradients = wants_gradients && !finds_gradients(first) && !holds_grid(first) &&
+            wants_gradients = wants_gradients && !finds_gradients(first) && !is_of(first, OF_GRID) &&
                               !lets_last_block_finish(shape, first);
         } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
             return false;

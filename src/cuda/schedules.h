@@ -141,29 +141,21 @@ static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_sched
     return normfuse_cuda_kernel_table[kernel_of(shape, schedule)].vectors;
 }
 
-static inline bool is_of(const struct step *step, enum normfuse_cuda_schedule schedule)
+/* A set of schedules; those whose kernels have one block a multiprocessor, which hold samples together, and find the
+ * parameters' gradients, too. */
+#define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
+#define OF_GRID (OF(grid_registers) | OF(grid_pipeline) | OF(grid_pipeline_batch))
+
+static inline bool is_of(const struct step *step, uint32_t schedules)
 {
-    return normfuse_cuda_kernel_table[step->kernel].schedule == schedule;
+    return (schedules >> normfuse_cuda_kernel_table[step->kernel].schedule & 1) != 0;
 }
 
 /* A cluster that has the blocks of all samples, and so the parameters' gradients. */
 static inline bool finds_gradients(const struct step *step)
 {
-    return (is_of(step, NORMFUSE_SCHEDULE_cluster) && step->of.cluster.samples > 0) ||
-           (is_of(step, NORMFUSE_SCHEDULE_tile) && step->tile.samples > 0);
-}
-
-/* One block a multiprocessor, which hold samples together; the kernel finds the parameters' gradients, too. */
-static inline bool holds_grid(const struct step *step)
-{
-    return is_of(step, NORMFUSE_SCHEDULE_grid_registers) || is_of(step, NORMFUSE_SCHEDULE_grid_pipeline) ||
-           is_of(step, NORMFUSE_SCHEDULE_grid_pipeline_batch);
-}
-
-/* Columns: lanes of a warp hold a norm group. */
-static inline bool holds_columns_in_lanes(const struct step *step, bool columns)
-{
-    return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
+    return (is_of(step, OF(cluster)) && step->of.cluster.samples > 0) ||
+           (is_of(step, OF(tile)) && step->tile.samples > 0);
 }
 
 /* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */

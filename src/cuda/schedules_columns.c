@@ -80,21 +80,39 @@ int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t gr
     return vectors;
 }
 
-/* The same for a compact kernel, with threads for as few rows each as a block has room for, or as `few` as can be: more
- * blocks then share a multiprocessor. False where it is not made for this. */
-static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
+/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
+ * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
+ * twice as many threads. */
+enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
+
+static bool is_of_grid(const struct step *step)
+{
+    return step->variant % 8 >= 5;
+}
+
+static bool has_more_threads(const struct step *step)
+{
+    return step->variant % WAYS >= 8;
+}
+
+/* The kernel `cluster`, with threads for as few rows each as a block has room for, or as few threads as can be: more
+ * blocks then share a multiprocessor. Few come first where blocks wait for one another: 2x1280x16x16 backward 6.2 us,
+ * as many as can be 6.7. False where it is not made for this. */
+static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts)
 {
     enum { MAX_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool few = has_more_threads(step) != (parts > 1);
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
+    if (is_of_grid(step) || !shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
+        (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = normfuse_cuda_max_vectors_of_group(shape, groups, g->group);
     const bool gives = shape->wants_gradients;
-    const int64_t max_threads = COLUMN_THREADS - (gives ? 32 : 0);
-    const int64_t at_most = minimum(max_threads / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
+    const int64_t at_most =
+        minimum((COLUMN_THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
     const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
@@ -197,7 +215,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double slots = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
     if (slots == 0.0)
         return INFINITY;
-    const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
+    const bool is_cluster = is_of(step, OF(cluster));
     const double waves = ceil(blocks / slots), busy = blocks / (waves * slots);
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
     size_t i = g->blocks_wide > 1 ? 0 : sizeof widths / sizeof *widths - 1;
@@ -262,16 +280,6 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
 
-/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
- * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
- * twice as many threads. */
-enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
-
-static bool is_of_grid(const struct step *step)
-{
-    return step->variant % 8 >= 5;
-}
-
 /* *parts: blocks a block group. */
 static const char *begin_variant(const struct shape *shape, struct step *step, int64_t *parts)
 {
@@ -306,18 +314,11 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
     return *parts > g->rows ? "rows are fewer than blocks" : NULL;
 }
 
-/* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7. */
-static bool begin_cluster(const struct shape *shape, struct step *step, int64_t parts)
-{
-    const bool twice = step->variant % WAYS >= 8;
-    return !is_of_grid(step) && settle_cluster(shape, step, parts, twice != (parts > 1));
-}
-
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
     int64_t parts;
     const char *const reason = begin_variant(shape, step, &parts);
-    return reason != NULL ? reason : begin_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
+    return reason != NULL ? reason : settle_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
 }
 
 static const char *configure_split(const struct shape *shape, struct step *step)
@@ -327,11 +328,11 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     if (reason != NULL)
         return reason;
     struct step other = *step;
-    if (begin_cluster(shape, &other, parts))
+    if (settle_cluster(shape, &other, parts))
         return "cluster does it better";
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t max_threads = step->variant % WAYS >= 8 ? 2 * COLUMN_THREADS : COLUMN_THREADS;
+    const int64_t max_threads = has_more_threads(step) ? 2 * COLUMN_THREADS : COLUMN_THREADS;
     const int64_t at_most =
         minimum(maximum(1, max_threads / g->width), normfuse_cuda_max_at_once(shape, group_of(shape->problem)));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
