@@ -168,18 +168,20 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     return true;
 }
 
-/* What the blocks of the whole grid send one another, `word` bytes a part; twice, so that rounds do not meet. */
-static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
+/* A kernel that does both phases and holds what it reads, where there is one. Two passes are the faster way for what
+ * elementwise_residual takes, but for lines. */
+static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source)
 {
+    if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) ||
+        !add_step(shape, plan, phases, source, true))
+        return false;
+    /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
+    const struct step *const step = &plan->steps[0];
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    return step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
-}
-
-/* Two passes are the faster way for what elementwise_residual takes, but for lines. */
-static bool holds_residual(const struct shape *shape)
-{
-    return !shape->residual || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
+    const int64_t word = shape->direction == FORWARD ? 24 : 16;
+    plan->partials = step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts * word) : 0;
+    return true;
 }
 
 /* Another problem of the same call. False: more than the kernels count. */
@@ -231,10 +233,9 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         return empty || p->y.data == NULL ||
                add_step(shape, plan, NORMFUSE_PHASE_APPLY, p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE,
                         false);
-    if (statistics && applies && !empty && holds_residual(shape) &&
-        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true))
-        plan->partials = bytes_of_partials(shape, &plan->steps[0], 24);
-    else if (!plan_statistics_and_results(shape, plan, statistics, applies))
+    const bool holds = statistics && applies && !empty &&
+                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0);
+    if (!holds && !plan_statistics_and_results(shape, plan, statistics, applies))
         return false;
     if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
         const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
@@ -301,9 +302,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                 return false;
             plan->sums_geometry = first->geometry;
-        } else if (wants_dx && sums && holds_residual(shape) && add_step(shape, plan, both, source, true)) {
+        } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
             plan->sums_geometry = first->geometry;
-            plan->partials = bytes_of_partials(shape, first, 16);
             wants_gradients = wants_gradients && !finds_gradients(first) && !is_of(first, OF_GRID) &&
                               !lets_last_block_finish(shape, first);
         } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {

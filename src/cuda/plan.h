@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * plan.h - the kernels of a call with their geometry, the copies before and after them, and scratch memory between them. */
+ * plan.h - the kernels of a call with their geometry, the copies around them, and the scratch memory between them. */
 #ifndef NORMFUSE_CUDA_PLAN_H
 #define NORMFUSE_CUDA_PLAN_H
 
@@ -25,8 +25,8 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
 void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                            bool has_grid_barriers);
 
-/* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so these
- * are copied, inputs before a call's kernels and outputs after them. */
+/* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so
+ * these are copied, inputs before a call's kernels and outputs after them. */
 struct transposed {
     struct normfuse_cuda_transpose_arguments before, after; /* of a call's kernels */
     size_t bytes; /* of scratch, whose beginning it is */
