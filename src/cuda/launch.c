@@ -80,24 +80,11 @@ static void unite_samples(struct normfuse_problem *p)
     if (!p->columns || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
         (p->s > 1 && p->x.batch != p->x.position * p->s))
         return;
-    struct normfuse_view *views[VIEWS];
-    list_views(p, views);
-    for (int i = 0; i < VIEWS; i++) {
-        if (p->s == 1)
-            views[i]->position = views[i]->batch;
-        views[i]->batch = 0;
-    }
+    if (p->s == 1)
+        p->x.position = p->x.batch;
+    p->x.batch = 0;
     p->s *= p->n;
     p->n = 1;
-}
-
-/* Strides of one row are those of `from` rows folded and become those of `to`. */
-static void walk_folded(struct normfuse_problem *p, int32_t from, int32_t to)
-{
-    struct normfuse_view *views[VIEWS];
-    list_views(p, views);
-    for (int i = 0; i < VIEWS; i++)
-        views[i]->position = views[i]->position / from * to;
 }
 
 static char *output_of(const struct normfuse_problem *p)
@@ -257,13 +244,13 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
     if (step->source == NORMFUSE_SOURCE_SCRATCH && problem->u.data != NULL &&
         (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
         /* The sum was written, perhaps over what it is the sum of. */
-        problem->x = problem->u;
+        problem->x.data = problem->u.data;
         problem->pre_add.data = NULL;
     }
     if (step->of_dpost_add)
         go_on_from_dz(problem);
     if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
-        walk_folded(problem, *folded, step->geometry.folded);
+        problem->x.position = problem->x.position / *folded * step->geometry.folded;
         *folded = step->geometry.folded;
     }
     describe_problem(problem, &arguments->problem);
@@ -349,12 +336,10 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
         return 0;
     unite_samples(&united);
     size_t needed = 0;
-    bool is_certain;
-    const struct plan *plan = normfuse_cuda_plan_of(&united, device, true, &is_certain);
-    if (plan != NULL)
-        needed = scratch_of(plan);
-    if (exec == NULL || exec->sync == NULL) {
-        plan = normfuse_cuda_plan_of(&united, device, false, &is_certain);
+    const bool is_given_sync = exec != NULL && exec->sync != NULL;
+    for (int has_grid_barriers = 1; has_grid_barriers >= is_given_sync; has_grid_barriers--) {
+        bool is_certain;
+        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, has_grid_barriers != 0, &is_certain);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }

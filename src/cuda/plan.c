@@ -396,9 +396,8 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
     KEEP(has_running_momentum) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
 #undef KEEP
-#define KEEP(name)                                                                                                     \
-    key->name = problem->name;                                                                                         \
-    key->name.data = place_of(problem->name.data);
+    key->x = problem->x; /* strides are those of all */
+#define KEEP(name) key->name.data = place_of(problem->name.data);
     NORMFUSE_CUDA_TENSORS(KEEP)
 #undef KEEP
 #define KEEP(name) keep_parameter(&key->name, &problem->name);

@@ -115,13 +115,6 @@ static inline bool has_additions(const struct normfuse_problem *p)
     TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)
 enum { VIEWS = 9 };
 
-static inline void list_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
-{
-#define PUT(name) *views++ = &p->name;
-    NORMFUSE_CUDA_TENSORS(PUT)
-#undef PUT
-}
-
 /* Whether all tensors begin where a vector of 16 bytes does. */
 static inline bool are_aligned(const struct normfuse_problem *p)
 {

@@ -207,12 +207,13 @@ static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *
 
 bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct transposed *transposed)
 {
-    struct normfuse_view *views[VIEWS];
+#define PLACE(name) &p->name,
+    struct normfuse_view *const views[VIEWS] = {NORMFUSE_CUDA_TENSORS(PLACE)};
+#undef PLACE
     bool same = true;
     transposed->before.count = transposed->after.count = 0;
     transposed->before.blocks = transposed->after.blocks = 0;
     transposed->bytes = 0;
-    list_views(p, views);
     for (int i = 1; i < VIEWS; i++)
         same = same && (views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
                                                    views[i]->position == p->x.position));
