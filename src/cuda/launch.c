@@ -336,10 +336,10 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
         return 0;
     unite_samples(&united);
     size_t needed = 0;
-    const bool is_given_sync = exec != NULL && exec->sync != NULL;
-    for (int has_grid_barriers = 1; has_grid_barriers >= is_given_sync; has_grid_barriers--) {
+    const bool has_sync = exec != NULL && exec->sync != NULL;
+    for (int without = 0; without < (has_sync ? 1 : 2); without++) {
         bool is_certain;
-        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, has_grid_barriers != 0, &is_certain);
+        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, &is_certain);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }

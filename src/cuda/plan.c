@@ -59,11 +59,10 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
 
 /* The statistics of `sets` sets of which each has so many parts: where these are very many, a few blocks a set first
  * join shares of them. */
-static void add_statistics(struct plan *plan, const struct normfuse_problem *p,
-                           const struct normfuse_cuda_geometry *geometry, int64_t sets, int64_t parts)
+static void add_statistics(struct plan *plan, const struct normfuse_problem *p, int64_t sets, int64_t parts)
 {
     enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
-    struct normfuse_cuda_geometry shared = *geometry;
+    struct normfuse_cuda_geometry shared = plan->sums_geometry;
     shared.triples = shared.joined = (int32_t)parts;
     shared.share = 1;
     if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
@@ -164,6 +163,8 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     step->phases = phases;
     step->source = source;
     set_divisors(p, step->threads - step->without_vectors, &step->geometry);
+    if (sums)
+        plan->sums_geometry = step->geometry;
     plan->count++;
     return true;
 }
@@ -198,7 +199,7 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p), d = group_of(p);
     const bool empty = p->n == 0 || p->s == 0;
-    struct normfuse_cuda_geometry summed = {.group = (int32_t)d};
+    plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
     int64_t parts = statistics ? 0 : 1; /* of a set */
     if (statistics && !empty) {
         /* The sums are of x alone where nothing is added to it. */
@@ -211,12 +212,12 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
         const bool sums_bare = is_bare && shape_of_other(shape, &bare, &of_bare) && of_bare.plain;
         if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
             return false;
-        summed = plan->steps[plan->count - 1].geometry;
-        parts = d / summed.group * summed.parts * maximum(1, summed.copies);
+        const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+        parts = d / g->group * g->parts * maximum(1, g->copies);
         plan->partials = (size_t)(sets * parts) * 24;
     }
     if (sets > 0)
-        add_statistics(plan, p, &summed, sets, parts);
+        add_statistics(plan, p, sets, parts);
     if (!applies || empty)
         return true;
     plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
@@ -252,11 +253,9 @@ static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool centred = p->sets != NORMFUSE_SETS_NONE, sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL)) {
-        if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
-            return false;
-        plan->sums_geometry = plan->steps[0].geometry;
-    }
+    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL) &&
+        !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
+        return false;
     if (!wants_dx)
         return true;
     if (centred) {
@@ -281,7 +280,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    const bool empty = p->n == 0 || p->c == 0 || p->s == 0, centred = p->sets != NORMFUSE_SETS_NONE;
+    const bool empty = normfuse_is_empty(p), centred = p->sets != NORMFUSE_SETS_NONE;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -301,9 +300,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             /* dx needs no sums: one reading in any case. */
             if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                 return false;
-            plan->sums_geometry = first->geometry;
         } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
-            plan->sums_geometry = first->geometry;
             wants_gradients = wants_gradients && !finds_gradients(first) && !is_of(first, OF_GRID) &&
                               !lets_last_block_finish(shape, first);
         } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {

@@ -215,8 +215,7 @@ bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct t
     transposed->before.blocks = transposed->after.blocks = 0;
     transposed->bytes = 0;
     for (int i = 1; i < VIEWS; i++)
-        same = same && (views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
-                                                   views[i]->position == p->x.position));
+        same = same && (views[i]->data == NULL || has_strides(p, views[i], &p->x));
     if (same || normfuse_is_empty(p))
         return true;
     bool columns;
