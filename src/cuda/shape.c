@@ -55,14 +55,6 @@ static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
 }
 
-/* Whether such vectors are possible, and pay. Without statistics they do above four elements: evaluation 128x2048x3 f16
- * 12.4 us, by single ones 7.5; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4. */
-static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
-{
-    return are_aligned(p) && p->x.position == 1 && !p->columns &&
-           (p->sets == NORMFUSE_SETS_NONE ? p->s > 4 : fills_vectors(p, elements, 0.5));
-}
-
 /* Whether a thread can read a parameter of its vector's channels at once; `takes_double`: as doubles, too. */
 static bool is_packed(const struct normfuse_parameter *of, int elements, bool takes_double)
 {
@@ -85,15 +77,6 @@ static bool reads_running(const struct normfuse_problem *p, int elements)
            (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
-/* Whether no vector has channels of more than two groups. */
-static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
-{
-    for (int64_t first = 0; first % group != 0 || first == 0; first += elements)
-        if ((first + elements - 1) / group - first / group > 1)
-            return false;
-    return true;
-}
-
 /* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a
  * gradient dz must go to memory without loss, as the residual gets it. */
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
@@ -106,13 +89,10 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || p->activation == NORMFUSE_PRELU ||
         !shape->short_offsets || !reads_running(p, shape->elements))
         return false;
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return true;
-    if (shape->tensor_bytes < min_bytes)
-        return false;
-    return shape->direction == FORWARD
-               ? p->y.data != NULL
-               : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
+    const bool writes = shape->direction == FORWARD
+                            ? p->y.data != NULL
+                            : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
+    return p->sets == NORMFUSE_SETS_NONE || (shape->tensor_bytes >= min_bytes && writes);
 }
 
 struct shape normfuse_cuda_narrowed(const struct shape *shape)
@@ -139,11 +119,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->bytes = shape->tensor_bytes * (forward ? 2.0 : 3.0);
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->short_offsets = has_short_offsets(p, takes_all_samples(p));
-    /* Doubles have kernels with vectors of one element only under columns. */
-    /* Threads over rows sum values of several channels. */
+    /* Threads over rows sum values of several channels, each of which has a bias. */
     const bool biased = p->pre_bias.data != NULL;
     shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets && !device->general_alone &&
                    (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
+    /* Doubles have kernels with vectors of one element only under columns. */
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
     if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
@@ -153,11 +133,13 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
         shape->unaligned_samples = shape->folded > 0;
     }
     shape->wide = shape->folded > 0;
-    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. These pay, or
-     * none is possible. */
+    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. Without
+     * statistics unaligned ones pay above four elements: evaluation 128x2048x3 f16 12.4 us, by single ones 7.5;
+     * x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
-    shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                       allows_unaligned_vectors(p, shape->elements);
+    const bool none = p->sets == NORMFUSE_SETS_NONE;
+    shape->unaligned = (!shape->wide || (lacks_derivative && !none)) && shape->plain && !p->columns && are_aligned(p) &&
+                       p->x.position == 1 && (none ? p->s > 4 : fills_vectors(p, shape->elements, 0.5));
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
@@ -173,15 +155,15 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
-    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, elements);
+    /* No vector has channels of more than two groups, since it begins at a multiple of what both have in common. */
+    shape->compact = groups && modulation && d > 0 && d + d * elements / common_multiple(d, elements) >= elements;
     shape->few_rows =
         groups && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
     shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
                    p->shift.data == NULL &&
                    (forward || (is_packed(&p->mean, elements, true) && is_packed(&p->rstd, elements, false)));
-    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, elements) &&
-                   !is_rare(p->activation);
+    shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
     shape->residual =
         shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
