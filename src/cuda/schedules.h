@@ -102,11 +102,19 @@ static inline int64_t resident_blocks(const struct shape *shape, const struct st
     return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
 }
 
-/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
+/* A set of schedules; those whose kernels have one block a multiprocessor, which hold samples together, and find the
+ * parameters' gradients, too. */
+#define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
+#define OF_GRID (OF(grid_registers) | OF(grid_pipeline) | OF(grid_pipeline_batch))
+
+/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. Over rows one kernel has
+ * unaligned vectors for all that hold them. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_tile;
+    const bool has_both = ((OF(lines) | OF(tile)) >> schedule & 1) != 0;
+    if (shape->unaligned && !p->columns && ((OF(block) | OF(split) | OF(two_pass)) >> schedule & 1) != 0)
+        schedule = NORMFUSE_SCHEDULE_unaligned;
     return normfuse_cuda_kernel_of(p->columns && !has_both, schedule, shape->direction == BACKWARD, p->type,
                                    shape->elements > 1 && !has_both);
 }
@@ -140,11 +148,6 @@ static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_sched
 {
     return normfuse_cuda_kernel_table[kernel_of(shape, schedule)].vectors;
 }
-
-/* A set of schedules; those whose kernels have one block a multiprocessor, which hold samples together, and find the
- * parameters' gradients, too. */
-#define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
-#define OF_GRID (OF(grid_registers) | OF(grid_pipeline) | OF(grid_pipeline_batch))
 
 static inline bool is_of(const struct step *step, uint32_t schedules)
 {

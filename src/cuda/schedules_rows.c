@@ -26,8 +26,8 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
     /* Two passes forward hold nothing: a thread walks any number of vectors. */
-    const bool holds = !(forward && schedule == NORMFUSE_SCHEDULE_two_pass);
     step->kernel = kernel_of(shape, schedule);
+    const bool holds = !(forward && is_of(step, OF(two_pass)));
     step->threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
@@ -86,7 +86,6 @@ static double microseconds_a_round(const struct shape *shape, const struct step 
 /* Of norm groups that one block cannot hold, or that are too few. The backward has more to do between reading and
  * writing, so its clusters are of more and smaller blocks, side by side. */
 struct split {
-    enum normfuse_cuda_schedule schedule;
     int64_t parts;                /* blocks a norm group; 1: it may be one block's */
     int64_t cluster, max_cluster; /* the same in clusters, at least and at most */
     uint32_t threads, cluster_threads;
@@ -104,15 +103,12 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
         parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
     parts = maximum(1, parts);
     struct split split = {
-        .schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
-        .parts = parts,
-        .cluster = parts,
-        .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
+        .parts = parts, .cluster = parts, .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
-        threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.schedule))));
+        threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_split))));
     split.threads = split.cluster_threads = (uint32_t)threads;
     const int64_t small_bytes = policy->small_part_bytes[d];
     if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= split.max_cluster) {
@@ -133,9 +129,7 @@ static const char *refuse(const struct shape *shape)
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const enum normfuse_cuda_schedule schedule =
-        shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
-    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, schedule)));
+    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
     const int32_t *const sizes = shape->policy->whole_threads[shape->direction];
     if (split_of(shape, g).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
@@ -144,7 +138,8 @@ static const char *configure_block(const struct shape *shape, struct step *step)
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, schedule, g->rows, (uint32_t)minimum(sizes[i], wanted)) ||
+        const uint32_t threads = (uint32_t)minimum(sizes[i], wanted);
+        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, g->rows, threads) ||
             trial.shared > shape->policy->shared_a_block)
             continue;
         const int64_t blocks = resident_blocks(shape, &trial);
@@ -161,15 +156,14 @@ static const char *configure_block(const struct shape *shape, struct step *step)
 }
 
 /* `block_groups` norm groups at a time, with all blocks of the grid resident, two a multiprocessor. */
-static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                        uint32_t threads, int64_t block_groups)
+static bool settle_grid(const struct shape *shape, struct step *step, uint32_t threads, int64_t block_groups)
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int32_t multiprocessors = shape->device->multiprocessors;
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
-        !settle_rows(shape, step, schedule, divide_up(g->rows, blocks), threads) ||
+        !settle_rows(shape, step, NORMFUSE_SCHEDULE_split, divide_up(g->rows, blocks), threads) ||
         step->shared > policy->shared_a_block)
         return false;
     step->blocks = block_groups * g->parts;
@@ -190,10 +184,9 @@ static const char *configure_grid(const struct shape *shape, struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const struct split split = split_of(shape, g);
-    return split.parts < 4 ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.schedule, split.threads, g->all_block_groups)
-               ? NULL
-               : "its blocks are not resident together";
+    return split.parts < 4                                                ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.threads, g->all_block_groups) ? NULL
+                                                                          : "its blocks are not resident together";
 }
 
 /* As many norm groups at a time as take the least time in all. */
@@ -213,7 +206,7 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
          block_groups--) {
         struct step trial = {0};
-        if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, block_groups))
+        if (!settle_grid(shape, &trial, split.cluster_threads, block_groups))
             continue;
         const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
         const double time = (double)divide_up(sets, block_groups) * round;
@@ -234,7 +227,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
     int64_t min_time = INT64_MAX;
     for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads) ||
+        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_split, divide_up(g->rows, cluster), split.cluster_threads) ||
             (trial.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
         const int64_t resident = maximum(1, resident_blocks(shape, &trial));
@@ -277,8 +270,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     if (g->rows == 0)
         return false;
     const bool forward = shape->direction == FORWARD, streams = forward && !shape->unaligned;
-    const enum normfuse_cuda_schedule schedule =
-        shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
+    const enum normfuse_cuda_schedule schedule = NORMFUSE_SCHEDULE_two_pass;
     /* Vectors in shared memory are requested with the others: more in flight for each wait. */
     const int64_t slots =
         vectors_of(shape, schedule) + (streams ? 0 : shape->policy->passing_slots[shape->direction][sums]);
@@ -287,16 +279,13 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
     const int64_t all = tiles * g->all_block_groups;
     /* Forward sums go on in registers from tile to tile. */
-    int64_t passes = 1;
-    if (streams) {
-        const int64_t resident = (int64_t)shape->device->multiprocessors *
-                                 normfuse_cuda_blocks_per_multiprocessor(shape->device, kernel_of(shape, schedule),
-                                                                         (uint32_t)threads, 1024);
-        passes = minimum(all / (normfuse_cuda_passing_waves[sums] * maximum(1, resident)), tiles);
-        passes = maximum(1, minimum(passes, sums ? 128 / slots : 2));
-    } else if (sums && forward) {
-        passes = maximum(1, minimum(128 / slots, all / (8 * (int64_t)shape->device->multiprocessors)));
-    }
+    step->kernel = kernel_of(shape, schedule);
+    step->threads = (uint32_t)threads;
+    step->shared = 1024;
+    const int64_t wanted = streams ? normfuse_cuda_passing_waves[sums] * maximum(1, resident_blocks(shape, step))
+                                   : 8 * (int64_t)shape->device->multiprocessors;
+    const int64_t at_most = streams && !sums ? 2 : forward && sums ? 128 / slots : 1;
+    int64_t passes = maximum(1, minimum(all / wanted, streams ? minimum(at_most, tiles) : at_most));
     /* Sums have no coefficients to keep, whatever the number of channels. */
     while (!settle_rows(shape, step, schedule, streams && !sums ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
         if (sums || passes == 1)
