@@ -539,12 +539,13 @@ bool normfuse_cuda_lacks_answers(void)
     return lacking;
 }
 
-/* Clusters of the device, or without them blocks of one multiprocessor. */
-static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch)
+int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
+                                        const struct normfuse_cuda_launch *launch)
 {
     struct device *const found = OWN(device);
     const CUfunction function = (CUfunction)kernel_of(found, launch->kernel);
     const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
+    const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */
     if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block || cluster > 16 ||
         (cluster > 0 && !device->clusters) || function == NULL)
         return 0;
@@ -556,7 +557,7 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
     _Atomic(uint64_t) *const slot = &found->occupancy[key * UINT64_C(0x9e3779b97f4a7c15) >> (64 - OCCUPANCY_BITS)];
     const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
     if ((word & ~UINT64_C(0xffff)) == key)
-        return (int32_t)(word & 0xffff);
+        return each * (int32_t)(word & 0xffff);
     /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
      * some of which the driver refuses to answer. */
     const struct normfuse_cuda_launch alone = {
@@ -577,19 +578,7 @@ static int32_t occupancy(const struct normfuse_cuda_device *device, const struct
         return 0;
     }
     atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
-    return answer;
-}
-
-int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_device *device,
-                                                enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared)
-{
-    return occupancy(device, &(struct normfuse_cuda_launch){.kernel = kernel, .threads = threads, .shared = shared});
-}
-
-int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
-                                        const struct normfuse_cuda_launch *launch)
-{
-    return occupancy(device, launch) * (launch->cluster > 1 ? 1 : device->multiprocessors);
+    return each * answer;
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */

@@ -210,8 +210,8 @@ static double estimate(const struct shape *shape, const struct step *step)
     static const double GRADIENTS = 2.0;                           /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int32_t a_multiprocessor =
-        normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared);
+    const struct step without_cluster = {.kernel = step->kernel, .threads = step->threads, .shared = step->shared};
+    const int64_t a_multiprocessor = resident_blocks(shape, &without_cluster) / shape->device->multiprocessors;
     const double slots = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
     if (slots == 0.0)
         return INFINITY;
