@@ -281,11 +281,9 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     if (verbose(PLAN) && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
                 problem->name, transposed.before.count, transposed.after.count);
-    if (verbose(PLAN))
-        normfuse_cuda_explain(&united, device, has_grid_barriers);
     bool is_certain = true;
     const struct plan *const plan =
-        fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, &is_certain) : NULL;
+        fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, verbose(PLAN), &is_certain) : NULL;
     if (plan == NULL && !is_certain)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
@@ -339,7 +337,7 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     const bool has_sync = exec != NULL && exec->sync != NULL;
     for (int without = 0; without < (has_sync ? 1 : 2); without++) {
         bool is_certain;
-        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, &is_certain);
+        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, false, &is_certain);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }

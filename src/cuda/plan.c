@@ -185,14 +185,6 @@ static bool add_held(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
-/* Another problem of the same call. False: more than the kernels count. */
-static bool shape_of_other(const struct shape *shape, const struct normfuse_problem *p, struct shape *other)
-{
-    const bool fits = normfuse_cuda_shape_of(p, shape->device, shape->has_grid_barriers, other);
-    other->explains = shape->explains;
-    return fits;
-}
-
 /* Sums, statistics of them, and results from these: each where it is wanted. */
 static bool plan_statistics_and_results(const struct shape *shape, struct plan *plan, bool statistics, bool applies)
 {
@@ -208,8 +200,8 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
         if (p->activation == NORMFUSE_PRELU)
             bare.activation = NORMFUSE_IDENTITY;
         const bool is_bare = p->pre_add.data == NULL && (p->post_add.data != NULL || p->activation == NORMFUSE_PRELU);
-        struct shape of_bare;
-        const bool sums_bare = is_bare && shape_of_other(shape, &bare, &of_bare) && of_bare.plain;
+        struct shape of_bare = *shape;
+        const bool sums_bare = is_bare && normfuse_cuda_shape_of(&bare, &of_bare) && of_bare.plain;
         if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
             return false;
         const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
@@ -264,11 +256,11 @@ static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32
         plan->totals = (size_t)sets_of(p) * 16;
     }
     struct normfuse_problem rest = *p;
-    struct shape of_dz;
+    struct shape of_dz = *shape;
     const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
     if (stored) {
         go_on_from_dz(&rest);
-        (void)shape_of_other(shape, &rest, &of_dz);
+        (void)normfuse_cuda_shape_of(&rest, &of_dz);
     }
     if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
         return false;
@@ -321,12 +313,14 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
                       bool has_grid_barriers, const struct normfuse_cuda_tuning *loaded, bool explains,
                       struct plan *plan)
 {
-    struct shape shape;
+    struct shape shape = {.device = device,
+                          .policy = normfuse_cuda_policy(device->capability),
+                          .tuning = normfuse_cuda_tuning_of(loaded, device),
+                          .has_grid_barriers = has_grid_barriers,
+                          .explains = explains};
     *plan = (struct plan){.count = 0};
-    if (!normfuse_cuda_shape_of(problem, device, has_grid_barriers, &shape))
+    if (!normfuse_cuda_shape_of(problem, &shape))
         return false;
-    shape.tuning = normfuse_cuda_tuning_of(loaded, device);
-    shape.explains = explains;
     if (explains && device->general_alone)
         fprintf(stderr, "normfuse: plan: %s: the library has the general kernels alone for this GPU, as PTX\n",
                 problem->name);
@@ -340,13 +334,6 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
                                                                   : "the nearest table, of",
                 shape.tuning->gpu);
     return shape.direction == FORWARD ? plan_forward(&shape, plan) : plan_backward(&shape, plan);
-}
-
-void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                           bool has_grid_barriers)
-{
-    struct plan plan;
-    (void)make_plan(problem, device, has_grid_barriers, normfuse_cuda_loaded_tuning(), true, &plan);
 }
 
 /* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
@@ -429,7 +416,7 @@ void normfuse_cuda_plans_after_fork(void)
 
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
-                                         bool *is_certain)
+                                         bool explains, bool *is_certain)
 {
     static _Thread_local struct cached_plan last;
     struct plan_key key;
@@ -438,7 +425,9 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     key.tuning = normfuse_cuda_loaded_tuning();
     key.has_grid_barriers = has_grid_barriers;
     *is_certain = true;
-    if (memcmp(&last.key, &key, sizeof key) != 0) {
+    if (explains) {
+        last.key.device = 0;
+    } else if (memcmp(&last.key, &key, sizeof key) != 0) {
         pthread_mutex_lock(&mutex);
         last = *find_place(&key);
         pthread_mutex_unlock(&mutex);
@@ -446,7 +435,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     if (memcmp(&last.key, &key, sizeof key) != 0) {
         (void)normfuse_cuda_lacks_answers();
         last.key = key;
-        last.found = make_plan(problem, device, has_grid_barriers, key.tuning, false, &last.plan);
+        last.found = make_plan(problem, device, has_grid_barriers, key.tuning, explains, &last.plan);
         *is_certain = !normfuse_cuda_lacks_answers();
         pthread_mutex_lock(&mutex);
         if (*is_certain)

@@ -17,13 +17,10 @@ struct plan {
 };
 
 /* NULL: none fits. *is_certain: not for want of an answer from the driver, which may give it to the next call. The plan
- * is this thread's until its next call. */
+ * is this thread's until its next call. `explains`: what every schedule says of the call goes to stderr. */
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
-                                         bool *is_certain);
-/* NORMFUSE_VERBOSE=plan: what every schedule says of the call, to stderr. */
-void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                           bool has_grid_barriers);
+                                         bool explains, bool *is_certain);
 
 /* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so
  * these are copied, inputs before a call's kernels and outputs after them. */

@@ -104,13 +104,9 @@ struct shape normfuse_cuda_narrowed(const struct shape *shape)
     return narrow;
 }
 
-bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normfuse_cuda_device *device,
-                            bool has_grid_barriers, struct shape *shape)
+bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shape)
 {
-    *shape = (struct shape){.problem = p,
-                            .device = device,
-                            .policy = normfuse_cuda_policy(device->capability),
-                            .has_grid_barriers = has_grid_barriers};
+    shape->problem = p;
     const bool forward = !(p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY));
     shape->direction = forward ? FORWARD : BACKWARD;
     shape->tensors = forward ? 1 : 2;
@@ -121,17 +117,17 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->short_offsets = has_short_offsets(p, takes_all_samples(p));
     /* Threads over rows sum values of several channels, each of which has a bias. */
     const bool biased = p->pre_bias.data != NULL;
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets && !device->general_alone &&
-                   (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets &&
+                   !shape->device->general_alone && (p->columns || !biased) && p->activation != NORMFUSE_PRELU;
     /* Doubles have kernels with vectors of one element only under columns. */
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
     if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
         shape->folded = 0;
-    if (shape->folded == 0 && shape->plain) {
+    const bool folds_samples = shape->folded == 0 && shape->plain;
+    if (folds_samples)
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
-        shape->unaligned_samples = shape->folded > 0;
-    }
+    shape->unaligned_samples = folds_samples && shape->folded > 0;
     shape->wide = shape->folded > 0;
     /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. Without
      * statistics unaligned ones pay above four elements: evaluation 128x2048x3 f16 12.4 us, by single ones 7.5;
@@ -164,8 +160,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
                    p->shift.data == NULL &&
                    (forward || (is_packed(&p->mean, elements, true) && is_packed(&p->rstd, elements, false)));
     shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
-    shape->residual =
-        shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
+    shape->residual = shape->wide && !shape->plain && weights && modulation && !shape->device->general_alone &&
+                      takes_residual(p, shape);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);

@@ -14,7 +14,7 @@ enum { FORWARD = 0, BACKWARD = 1 };
 struct shape {
     const struct normfuse_problem *problem;
     const struct normfuse_cuda_device *device;
-    const struct normfuse_cuda_policy *policy;
+    const struct normfuse_cuda_policy *policy; /* of the device */
     const struct normfuse_cuda_tuning *tuning; /* for normfuse_cuda_hold */
     bool has_grid_barriers;
     bool explains; /* NORMFUSE_VERBOSE=plan */
@@ -180,9 +180,8 @@ static inline void go_on_from_dz(struct normfuse_problem *p)
 
 int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
 int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
-/* False: more than the kernels count. */
-bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            bool has_grid_barriers, struct shape *shape);
+/* *shape has the device and what else is not of a problem: device to explains. False: more than the kernels count. */
+bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, struct shape *shape);
 /* The same element by element. */
 struct shape normfuse_cuda_narrowed(const struct shape *shape);
 
