@@ -182,13 +182,11 @@ static normfuse_status find_driver(struct loaded *loaded)
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
     if (loaded->device == NULL)
         return FAIL(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
-    for (int32_t i = 0; i < count; i++) {
-        const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
-        if (read != NORMFUSE_OK)
-            return read;
-    }
-    loaded->devices = count;
-    return NORMFUSE_OK;
+    normfuse_status read = NORMFUSE_OK;
+    for (int32_t i = 0; i < count && read == NORMFUSE_OK; i++)
+        read = read_facts(loaded, &loaded->device[i], i);
+    loaded->devices = read == NORMFUSE_OK ? count : 0;
+    return read;
 }
 
 /* The driver API tells which CUDA it offers, not its own version; the kernel module's file does, where it is visible.
@@ -434,7 +432,7 @@ static normfuse_status load_kernels(const char *call, struct device *device)
 }
 
 /* A device with every kernel that it has loaded. `again`: into this context, though a call before has done so. */
-static normfuse_status prepare(const char *call, int32_t ordinal, bool again, struct device **found)
+static normfuse_status prepare(const char *call, int32_t ordinal, bool again, const struct normfuse_cuda_device **facts)
 {
     struct loaded *const loaded = current_driver();
     if (loaded->status != NORMFUSE_OK)
@@ -443,7 +441,8 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, st
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
                                loaded->devices);
-    struct device *const device = *found = &loaded->device[ordinal];
+    struct device *const device = &loaded->device[ordinal];
+    *facts = &device->facts;
     if (!again && atomic_load_explicit(&device->ready, memory_order_acquire))
         return NORMFUSE_OK;
     int state;
@@ -466,16 +465,12 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, st
 
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
 {
-    struct device *found = NULL;
-    const normfuse_status status = prepare(call, ordinal, false, &found);
-    if (found != NULL)
-        *device = &found->facts;
-    return status;
+    return prepare(call, ordinal, false, device);
 }
 
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 {
-    struct device *device;
+    const struct normfuse_cuda_device *device;
     return prepare(call, ordinal, true, &device);
 }
 

@@ -440,8 +440,9 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
         pthread_mutex_lock(&mutex);
         if (*is_certain)
             *find_place(&key) = last;
+        else
+            last.key.device = 0;
         pthread_mutex_unlock(&mutex);
-        last.key.device = *is_certain ? key.device : 0;
     }
     return last.found ? &last.plan : NULL;
 }
