@@ -255,7 +255,7 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
     }
     describe_problem(problem, &arguments->problem);
     arguments->geometry = step->geometry;
-    if (problem->columns && is_of(step, OF(cluster) | OF(lanes) | OF(lanes_rows) | OF_GRID))
+    if (step->at_once > 0)
         describe_columns(problem, step, &arguments->columns);
     else if (is_of(step, OF(tile)))
         describe_tile(problem, step, &arguments->tile);

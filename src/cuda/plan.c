@@ -293,7 +293,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                 return false;
         } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
-            wants_gradients = wants_gradients && !finds_gradients(first) && !is_of(first, OF_GRID) &&
+            wants_gradients = wants_gradients && !first->finds_gradients &&
                               !lets_last_block_finish(shape, first);
         } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
             return false;

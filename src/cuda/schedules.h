@@ -20,12 +20,13 @@ struct step {
     int variant; /* of its schedule */
     uint32_t threads, cluster;
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
-    int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
+    int32_t at_once;          /* 0: not of normfuse_cuda_columns; rows, and what else these schedules have */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
     bool cooperative;  /* all blocks wait for one another, at grid barriers */
+    bool finds_gradients; /* of the parameters: no later kernel does */
     bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
 };
 
@@ -80,11 +81,15 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
-/* Columns: `width` vectors a block, in which `group` channels are joined; vectors of a row that have channels of one
- * group, at most. */
+/* Columns: `width` vectors a block, in which `group` channels are joined. */
 struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group);
-int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
+
+/* Columns: vectors that have channels of one group, at most. */
+static inline int64_t max_vectors_of_group(const struct shape *shape, int64_t group)
+{
+    return 1 + divide_up(group - common_divisor(group, shape->elements), shape->elements);
+}
 
 static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
 {
@@ -102,10 +107,8 @@ static inline int64_t resident_blocks(const struct shape *shape, const struct st
     return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
 }
 
-/* A set of schedules; those whose kernels have one block a multiprocessor, which hold samples together, and find the
- * parameters' gradients, too. */
+/* A set of schedules. */
 #define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
-#define OF_GRID (OF(grid_registers) | OF(grid_pipeline) | OF(grid_pipeline_batch))
 
 /* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. Over rows one kernel has
  * unaligned vectors for all that hold them. */
@@ -154,13 +157,6 @@ static inline bool is_of(const struct step *step, uint32_t schedules)
     return (schedules >> normfuse_cuda_kernel_table[step->kernel].schedule & 1) != 0;
 }
 
-/* A cluster that has the blocks of all samples, and so the parameters' gradients. */
-static inline bool finds_gradients(const struct step *step)
-{
-    return (is_of(step, OF(cluster)) && step->of.cluster.samples > 0) ||
-           (is_of(step, OF(tile)) && step->tile.samples > 0);
-}
-
 /* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */
 static inline double reach_of(const struct shape *shape, double blocks, double resident)
 {
@@ -170,10 +166,7 @@ static inline double reach_of(const struct shape *shape, double blocks, double r
 /* The fewest bits of which 2^bits is `count` or more. */
 static inline int32_t bits_for(int64_t count)
 {
-    int32_t bits = 0;
-    while (INT64_C(1) << bits < count)
-        bits++;
-    return bits;
+    return count > 1 ? 64 - __builtin_clzll((unsigned long long)count - 1) : 0;
 }
 
 /* 2^bits lanes of a warp for each of `count`, as many as `threads` allow. */
@@ -192,9 +185,7 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
 {
     g->group_bits = lane_bits_of(groups, threads);
     g->channel_bits = lane_bits_of(channels, threads);
-    g->subvector_bits = 0;
-    while (in_subvectors && g->group % (2 << g->subvector_bits) == 0 && 2 << g->subvector_bits <= shape->elements)
-        g->subvector_bits++;
+    g->subvector_bits = in_subvectors ? bits_for(common_divisor(g->group, shape->elements)) : 0;
     g->by_subvectors = divisor_of(g->group >> g->subvector_bits);
 }
 
@@ -211,8 +202,7 @@ static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samp
 static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 {
     step->cluster = blocks > 1 ? (uint32_t)blocks : 0;
-    if (blocks > 1)
-        step->geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    step->geometry.exchange = blocks > 1 ? NORMFUSE_EXCHANGE_CLUSTER : NORMFUSE_EXCHANGE_NONE;
 }
 
 /* All blocks of the grid wait for one another, so all must run at the same time. Returns why they cannot. */

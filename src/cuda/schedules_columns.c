@@ -72,14 +72,6 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
-int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
-{
-    int64_t vectors = 0;
-    for (int64_t i = 0; i < groups; i++)
-        vectors = maximum(vectors, ((i + 1) * group - 1) / shape->elements - i * group / shape->elements + 1);
-    return vectors;
-}
-
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
  * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
  * twice as many threads. */
@@ -109,7 +101,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
-    const int64_t vectors = normfuse_cuda_max_vectors_of_group(shape, groups, g->group);
+    const int64_t vectors = max_vectors_of_group(shape, g->group);
     const bool gives = shape->wants_gradients;
     const int64_t at_most =
         minimum((COLUMN_THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
@@ -125,6 +117,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
         return false;
     step->at_once = (int32_t)at_once;
+    step->finds_gradients = samples > 0;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster), divisor_of(at_once)};
     const struct normfuse_cluster_layout layout =
         shape->direction == FORWARD
@@ -233,7 +226,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. Nothing hides it
      * behind `cluster`. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
-    if (shape->wants_gradients && !finds_gradients(step) &&
+    if (shape->wants_gradients && !step->finds_gradients &&
         (is_cluster || parts_of_channel > NORMFUSE_CUDA_PARTS_OF_LAST))
         time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += normfuse_cuda_start[shape->direction];

@@ -37,10 +37,8 @@ static const char *refuse_pipeline(const struct shape *shape)
 /* Entries of a group or, of batch norm, of a channel that a lane joins. */
 static int64_t joined_entries(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t at_once)
 {
-    return shape->batch
-               ? divide_up(at_once, INT64_C(1) << g->lane_bits)
-               : divide_up(normfuse_cuda_max_vectors_of_group(shape, shape->problem->groups, g->group) * at_once,
-                           GROUP_LANES);
+    return shape->batch ? divide_up(at_once, INT64_C(1) << g->lane_bits)
+                        : divide_up(max_vectors_of_group(shape, g->group) * at_once, GROUP_LANES);
 }
 
 /* The sums of the samples' blocks meet through the grid. */
@@ -56,6 +54,7 @@ static const char *share_grid(const struct shape *shape, struct step *step, int6
     step->at_once = (int32_t)at_once;
     step->blocks = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
+    step->finds_gradients = true;
     g->sums_by_channel = gives || shape->batch;
     g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
     g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;

@@ -74,6 +74,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     struct normfuse_cuda_tile *const tile = &step->tile;
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);
+    step->finds_gradients = samples > 0;
 #define OF_VIEW(name) .name = (int32_t)view.name,
 #define SET(name) .name = (int32_t)name,
     *tile = (struct normfuse_cuda_tile){

@@ -124,15 +124,14 @@ static inline bool are_aligned(const struct normfuse_problem *p)
     return places % 16 == 0;
 }
 
+static inline int64_t common_divisor(int64_t a, int64_t b)
+{
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
 static inline int64_t common_multiple(int64_t a, int64_t b)
 {
-    int64_t x = a, y = b;
-    while (y != 0) {
-        const int64_t t = x % y;
-        x = y;
-        y = t;
-    }
-    return a / x * b;
+    return a / common_divisor(a, b) * b;
 }
 
 /* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
