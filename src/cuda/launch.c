@@ -34,24 +34,20 @@ static void note(const struct step *step)
 
 const char *normfuse_last_kernels(void)
 {
+    enum { WORDS_OF_ONE = 96 };
     static _Thread_local char text[512];
+    static const char *const shared_by[] = {"parts", "cluster", "grid"}; /* by enum normfuse_cuda_exchange */
+    size_t at = 0;
     text[0] = '\0';
-    for (int i = 0; i < last_count; i++) {
+    for (int i = 0; i < last_count && sizeof text - at >= WORDS_OF_ONE; i++) {
         const struct launched *const ran = &last_launched[i];
-        const size_t at = strlen(text), room = sizeof text - at;
-        const char *const joint = at == 0 ? "" : " + ";
-        if (room < 96)
-            break;
-        if (ran->phases == 0)
-            snprintf(text + at, room, "%s%s", joint, normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
-        else
-            snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
-                     normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"), ran->blocks, ran->threads,
-                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
-                     : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
-                                                                : " parts=",
-                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int32_t)ran->cluster : ran->parts, ran->passes,
-                     ran->held_shared);
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
+                               normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
+        if (ran->phases != 0)
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d", ran->blocks,
+                                   ran->threads, shared_by[ran->exchange],
+                                   ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)ran->parts,
+                                   (int)ran->passes, (int)ran->held_shared);
     }
     return text;
 }

@@ -104,7 +104,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     exchange_by_cluster(step, ranks);
     /* Shared memory: what each thread found, forward 4 values, backward 2, and once more where norm groups have several
      * channels; what the blocks of the cluster send one another of norm groups, and the first one of channels. */
-    const int64_t values = shape->direction == BACKWARD ? 2 : 4, senders = by_channels ? samples : samples > 0 ? ranks : 0;
+    const int64_t values = shape->direction == BACKWARD ? 2 : 4;
+    const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
     const int64_t found = width * at_once * (shape->direction == BACKWARD && !by_channels ? 2 : 1);
     const int64_t sent = (parts > 1 ? sets * parts : 0) + (senders > 1 ? of_width * senders : 0);
     step->shared = (size_t)(values * (found + sent)) * shape->value_bytes;
