@@ -212,7 +212,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double waves = ceil(blocks / slots), busy = blocks / (waves * slots);
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
     size_t i = g->blocks_wide > 1 ? 0 : sizeof widths / sizeof *widths - 1;
-    while ((double)g->width * (double)shape->vector_bytes >= widths[i].bytes)
+    while ((double)g->width * vector_bytes(shape) >= widths[i].bytes)
         i++;
     double time =
         shape->bytes / (policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) * widths[i].stretch;

@@ -23,7 +23,6 @@ static struct shape general_of(const struct shape *shape)
         return narrow;
     general.wide = true;
     general.elements = elements;
-    general.vector_bytes = 16;
     if (!p->columns) {
         general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
         /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
@@ -222,7 +221,7 @@ static double estimate(const struct shape *given, const struct step *step)
                                              : fmin(once, 4.0);
     /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
      * pre_add 136 us, in two passes 111. */
-    const double row = step->geometry.width * (double)shape->vector_bytes;
+    const double row = step->geometry.width * vector_bytes(shape);
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
     /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5

@@ -54,10 +54,8 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
         shape = normfuse_cuda_narrowed(given);
         /* Unaligned for their derivative alone. */
         shape.wide = p->type != NORMFUSE_F64 && normfuse_cuda_rows_folded(p, given->elements, false) == 1;
-        if (shape.wide) {
+        if (shape.wide)
             shape.elements = given->elements;
-            shape.vector_bytes = given->vector_bytes;
-        }
     }
     struct normfuse_cuda_geometry *const g = begin_rows(&shape, step);
     g->lane_bits = bits_for(divide_up(g->rows, vectors_of(&shape, NORMFUSE_SCHEDULE_lanes)));
@@ -79,7 +77,7 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
 static double microseconds_a_round(const struct shape *shape, const struct step *step)
 {
-    return (double)step->blocks * (double)step->geometry.part_rows * (double)shape->vector_bytes /
+    return (double)step->blocks * (double)step->geometry.part_rows * vector_bytes(shape) /
            shape->policy->bytes_a_microsecond;
 }
 
@@ -96,7 +94,7 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int d = shape->direction;
-    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
+    const int64_t set_bytes = (int64_t)((double)g->rows * vector_bytes(shape) * shape->tensors);
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
     int64_t parts = divide_up(set_bytes, policy->part_bytes[d]);
     if (g->all_block_groups * parts < blocks_wanted)
@@ -170,7 +168,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
     const bool rounds = block_groups < g->all_block_groups;
-    if (rounds && (double)g->part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
+    if (rounds && (double)g->part_rows * vector_bytes(shape) < policy->min_round_bytes)
         return false;
     g->block_groups = (int32_t)block_groups;
     g->staggered_blocks = multiprocessors;

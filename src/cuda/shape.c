@@ -100,7 +100,6 @@ struct shape normfuse_cuda_narrowed(const struct shape *shape)
     struct shape narrow = *shape;
     narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = false;
     narrow.elements = narrow.folded = 1;
-    narrow.vector_bytes = normfuse_type_bytes(shape->problem->type);
     return narrow;
 }
 
@@ -143,7 +142,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
     const int elements = shape->elements;
-    shape->vector_bytes = (size_t)elements * normfuse_type_bytes(p->type);
     /* Columns of whole vectors, with weights that threads read in vectors. */
     const bool weights = is_packed(&p->weight, elements, false) && is_packed(&p->bias, elements, false) &&
                          is_packed(&p->pre_bias, elements, false);

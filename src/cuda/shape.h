@@ -36,7 +36,6 @@ struct shape {
     bool has_pipeline;      /* grid_pipeline can take it */
     bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */
-    size_t vector_bytes;
     double tensor_bytes, bytes; /* of x; that must move at least */
 };
 
@@ -132,6 +131,11 @@ static inline int64_t common_divisor(int64_t a, int64_t b)
 static inline int64_t common_multiple(int64_t a, int64_t b)
 {
     return a / common_divisor(a, b) * b;
+}
+
+static inline double vector_bytes(const struct shape *shape)
+{
+    return (double)shape->elements * (double)normfuse_type_bytes(shape->problem->type);
 }
 
 /* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
