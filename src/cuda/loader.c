@@ -85,13 +85,6 @@ static const char *error_text(CUresult result)
 
 /* ---- the driver ----------------------------------------------------------------------------------------------- */
 
-static bool look_up(void *library, const char *name, void *entry)
-{
-    void *const address = dlsym(library, name);
-    memcpy(entry, &address, sizeof address); /* ISO C has no cast from an object's to a function's address */
-    return address != NULL;
-}
-
 /* Gives `status`; the words are loaded->problem. */
 #define FAIL(loaded, status, ...) (snprintf((loaded)->problem, sizeof(loaded)->problem, __VA_ARGS__), (status))
 
@@ -100,19 +93,23 @@ static normfuse_status find_entries(struct loaded *loaded)
 {
     static void *library; /* opened for good; under the mutex */
     const char *missing = NULL;
-    if (stand_in == NULL && library == NULL && (library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) == NULL)
-        return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s", dlerror());
 #define TEXT(name) #name
-#define LOOK_UP(name)                                                                                                  \
-    if (!look_up(library, TEXT(name), &driver.name) && missing == NULL)                                                \
-        missing = TEXT(name);
-    if (stand_in == NULL) {
-        NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
-    } else {
-        driver = *stand_in;
-    }
-#undef LOOK_UP
+#define NAME(name) TEXT(name),
+    static const char *const names[] = {NORMFUSE_CUDA_DRIVER_LIST(NAME)};
+#undef NAME
 #undef TEXT
+    _Static_assert(sizeof driver == sizeof(void *) * sizeof names / sizeof *names, "it has an address for each name");
+    if (stand_in != NULL)
+        driver = *stand_in;
+    else if (library == NULL && (library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) == NULL)
+        return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s", dlerror());
+    for (size_t i = 0; i < sizeof names / sizeof *names && stand_in == NULL; i++) {
+        /* ISO C has no cast from an object's to a function's address. */
+        void *const address = dlsym(library, names[i]);
+        memcpy((char *)&driver + i * sizeof address, &address, sizeof address);
+        if (address == NULL && missing == NULL)
+            missing = names[i];
+    }
     if (driver.cuDriverGetVersion == NULL)
         return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function %s", missing);
     if (driver.cuDriverGetVersion(&loaded->version) != CUDA_SUCCESS)
