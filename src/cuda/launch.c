@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * launch.c - a call on a CUDA device: arguments and launches. Nothing here waits, allocates or touches device memory.
- */
+ * launch.c - a call on a CUDA device: arguments and launches. Nothing waits, allocates or touches device memory. */
 #include "launch.h"
 
 #include <inttypes.h>
@@ -44,8 +43,8 @@ const char *normfuse_last_kernels(void)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
                                normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
         if (ran->phases != 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d", ran->blocks,
-                                   ran->threads, shared_by[ran->exchange],
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d",
+                                   ran->blocks, ran->threads, shared_by[ran->exchange],
                                    ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)ran->parts,
                                    (int)ran->passes, (int)ran->held_shared);
     }

@@ -170,8 +170,7 @@ static normfuse_status find_driver(struct loaded *loaded)
         return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
     if (result == CUDA_SUCCESS)
         result = driver.cuDeviceGetCount(&count);
-    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
-     */
+    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them) is a driver: every device is refused by name. */
     if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && count == 0))
         return NORMFUSE_OK;
     if (result != CUDA_SUCCESS)
@@ -186,8 +185,7 @@ static normfuse_status find_driver(struct loaded *loaded)
     return read;
 }
 
-/* The driver API tells which CUDA it offers, not its own version; the kernel module's file does, where it is visible.
- */
+/* The driver API tells which CUDA it offers, not its own version; a file of the kernel module does, where it is. */
 static void describe(struct loaded *loaded)
 {
 #define SAY(...)                                                                                                       \

@@ -28,8 +28,7 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
 }
 
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
- * but no more threads than a GPU holds. Affine 9x6x58192 bf16 backward, of 198 parts: a warp each 24.0 us, a block 16.2.
- */
+ * but no more threads than a GPU holds. Affine 9x6x58192 bf16 backward, 198 parts: a warp each 24.0 us, a block 16. */
 static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
 {
     enum { PARTS_A_LANE = 4, MAX_LANES = 256, RESIDENT_THREADS = 1 << 17 };
@@ -140,7 +139,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     bool found;
     if (holds) {
         if (shape.unaligned_samples)
-            shape = normfuse_cuda_narrowed(given);
+            shape = narrowed(given);
         else if (p->columns && shape.direction == BACKWARD && is_rare(p->activation))
             shape.plain = shape.compact = shape.few_rows = shape.batch = false;
         found = normfuse_cuda_hold(&shape, step);

@@ -30,8 +30,7 @@ struct transposed {
 };
 
 /* Makes the strides of all tensors the same, by as few copies as can be: x's, or those of either layout without gaps.
- * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large to be copied.
- */
+ * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large for that. */
 bool normfuse_cuda_transpose(struct normfuse_problem *problem, char *scratch, struct transposed *transposed);
 
 static inline size_t rounded(size_t bytes)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * policy.h - what the planner knows of each kind of GPU: figures that were measured, by compute capability. Figures
- * that all GPUs have so far, measured on an H200, stand where they are used.
- */
+ * that all GPUs have so far, measured on an H200, stand where they are used. */
 #ifndef NORMFUSE_CUDA_POLICY_H
 #define NORMFUSE_CUDA_POLICY_H
 

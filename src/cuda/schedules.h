@@ -25,9 +25,9 @@ struct step {
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
-    bool cooperative;  /* all blocks wait for one another, at grid barriers */
+    bool cooperative;     /* all blocks wait for one another, at grid barriers */
     bool finds_gradients; /* of the parameters: no later kernel does */
-    bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
+    bool of_dpost_add;    /* what goes on from dz: the step before it wrote that there */
 };
 
 /* What a schedule may need, and take. */
@@ -46,9 +46,7 @@ struct schedule {
     int needs;
     const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
     int variants;                                /* sizes of blocks and clusters; 0: one */
-    /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this holds nothing: two
-     * passes.
-     */
+    /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this is two passes. */
     const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
     bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
@@ -80,10 +78,6 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
-
-/* Columns: `width` vectors a block, in which `group` channels are joined. */
-struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
-                                                           int64_t group);
 
 /* Columns: vectors that have channels of one group, at most. */
 static inline int64_t max_vectors_of_group(const struct shape *shape, int64_t group)
@@ -144,6 +138,16 @@ static inline void set_width(const struct shape *shape, struct normfuse_cuda_geo
     g->row_channels = (int32_t)(p->c * shape->folded);
     g->all_samples = g->sums_by_channel = takes_all_samples(p);
     g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+}
+
+/* Columns: `width` vectors a block, in which `group` channels are joined. */
+static inline struct normfuse_cuda_geometry *begin_columns(const struct shape *shape, struct step *step, int64_t width,
+                                                           int64_t group)
+{
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    set_width(shape, g, vectors_of_row(shape), width, group, rows_of_sample(shape, shape->unaligned_samples));
+    g->row_values = g->group * shape->folded;
+    return g;
 }
 
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */

@@ -15,15 +15,6 @@ static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
     return shape->folded > 1 ? vectors_of_row(shape) : common_multiple(group, shape->elements) / shape->elements;
 }
 
-struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
-                                                           int64_t group)
-{
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    set_width(shape, g, vectors_of_row(shape), width, group, rows_of_sample(shape, shape->unaligned_samples));
-    g->row_values = g->group * shape->folded;
-    return g;
-}
-
 static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
@@ -150,7 +141,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
     const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, units_here * vectors, d);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
     step->kernel = kernel_of(shape, schedule);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
@@ -253,8 +244,7 @@ static double estimate(const struct shape *shape, const struct step *step)
 }
 
 /* Vectors of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
- * takes shared memory. Backward of group norm 1x1952x35x7x35 bf16 81 us, by whole rows, with one block a multiprocessor, 110.
- */
+ * takes shared memory. Backward of group norm 1x1952x35x7x35 bf16 81 us; whole rows, a block a multiprocessor, 110. */
 enum { WIDEST = 64 };
 
 /* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */
@@ -290,7 +280,7 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
         return "grid_pipeline does it better";
     if (!grid && bits > 0 && !shape->device->clusters)
         return "the device is older than 9.0";
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, d);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     *parts = INT64_C(1) << bits;
@@ -326,8 +316,7 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t max_threads = has_more_threads(step) ? 2 * COLUMN_THREADS : COLUMN_THREADS;
-    const int64_t at_most =
-        minimum(maximum(1, max_threads / g->width), normfuse_cuda_max_at_once(shape, group_of(shape->problem)));
+    const int64_t at_most = minimum(maximum(1, max_threads / g->width), max_at_once(shape, group_of(shape->problem)));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
     if (!is_of_grid(step))
         exchange_by_cluster(step, parts);
@@ -375,14 +364,14 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
       parted = {NORMFUSE_SCHEDULE_two_pass, {2 * PASSING_THREADS, 2 * PASSING_THREADS}, {2, 2}, {4, 4}};
     enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
     const int direction = shape->direction;
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, group);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, group);
     const struct kind *const kind = shape->given               ? &elementwise
                                     : shape->residual          ? &residual
                                     : shape->unaligned_samples ? &unaligned
                                     : g->blocks_wide > 1       ? &parted
                                                                : &whole;
     const int64_t slots = vectors_of(shape, kind->schedule);
-    const int64_t at_most = sums || direction == BACKWARD ? normfuse_cuda_max_at_once(shape, group) : INT64_MAX;
+    const int64_t at_most = sums || direction == BACKWARD ? max_at_once(shape, group) : INT64_MAX;
     int64_t max_threads = kind->threads[direction];
     uint32_t threads;
     for (;; max_threads = PASSING_THREADS) {
@@ -425,7 +414,7 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     if (vectors > WIDEST && unit <= 512)
         width = maximum(1, WIDEST / unit) * unit;
     /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
-    const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
+    const int64_t group = !joins ? width * shape->elements : max_at_once(shape, d) > 0 ? d : 1;
     if ((unit <= 512 || vectors <= WIDEST) && pass_width(shape, step, sums, width, group))
         return true;
     if (shape->folded > 1)

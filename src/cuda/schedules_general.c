@@ -17,7 +17,7 @@ static struct shape general_of(const struct shape *shape)
 {
     enum { MAX_VALUES = 1 << 30 };
     const struct normfuse_problem *const p = shape->problem;
-    struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
+    struct shape narrow = narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
     if (!are_aligned(p) || (p->columns ? p->c != 1 && p->x.channel != 1 : p->s != 1 && p->x.position != 1))
         return narrow;
@@ -165,7 +165,7 @@ static const char *refuse(const struct shape *shape)
 static struct shape held_of(const struct shape *shape)
 {
     const struct shape general = general_of(shape);
-    return general.folded > 1 ? normfuse_cuda_narrowed(shape) : general;
+    return general.folded > 1 ? narrowed(shape) : general;
 }
 
 static const char *configure(const struct shape *given, struct step *step)
@@ -225,8 +225,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
     /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5
-     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9. Over columns clusters win though their threads walk far.
-     */
+     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9. Over columns clusters win though threads walk far. */
     const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) *
                         (shape->direction == BACKWARD ? 1.5 : 1.0);
     const double walk = shape->problem->columns ? 0.0 : each * waves * (double)vectors_of_thread(&step->geometry);

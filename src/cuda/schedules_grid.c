@@ -127,7 +127,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         /* A block has all vectors of a row. */
-        normfuse_cuda_begin_columns(shape, step, vectors_of_row(shape), group_of(p));
+        begin_columns(shape, step, vectors_of_row(shape), group_of(p));
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.block_groups == 1))
@@ -175,8 +175,7 @@ static const char *refuse_registers(const struct shape *shape)
 static const char *configure_registers(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g =
-        normfuse_cuda_begin_columns(shape, step, vectors_of_row(shape), group_of(p));
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, vectors_of_row(shape), group_of(p));
     if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
@@ -198,13 +197,8 @@ static double estimate_registers(const struct shape *shape, const struct step *s
     return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 
-const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
-                                                     .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
-                                                     .refuse = refuse_pipeline,
-                                                     .configure = configure_pipeline,
-                                                     .estimate = estimate_pipeline};
-const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
-                                                      .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
-                                                      .refuse = refuse_registers,
-                                                      .configure = configure_registers,
-                                                      .estimate = estimate_registers};
+#define GRID(what) .refuse = refuse_##what, .configure = configure_##what, .estimate = estimate_##what
+const struct schedule normfuse_cuda_grid_pipeline = {
+    .name = "grid_pipeline", .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(pipeline)};
+const struct schedule normfuse_cuda_grid_registers = {
+    .name = "grid_registers", .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(registers)};

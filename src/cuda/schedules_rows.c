@@ -51,7 +51,7 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     const struct normfuse_problem *const p = given->problem;
     struct shape shape = *given;
     if (given->unaligned || (given->wide && p->type == NORMFUSE_F64)) {
-        shape = normfuse_cuda_narrowed(given);
+        shape = narrowed(given);
         /* Unaligned for their derivative alone. */
         shape.wide = p->type != NORMFUSE_F64 && normfuse_cuda_rows_folded(p, given->elements, false) == 1;
         if (shape.wide)

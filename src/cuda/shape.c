@@ -26,21 +26,6 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
     return (int32_t)folded;
 }
 
-/* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
- * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of
- * several, and single channels where rows begin inside of vectors. */
-int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
-{
-    const bool forward = shape->direction == FORWARD;
-    if (shape->folded <= 1)
-        return INT64_MAX;
-    const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
-    const int64_t subvectors = !forward                   ? 1
-                               : shape->unaligned_samples ? group
-                                                          : common_multiple(group, shape->elements) / shape->elements;
-    return in_lane / shape->folded * 32 / subvectors;
-}
-
 /* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
  * one reads through. */
 static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples)
@@ -95,14 +80,6 @@ static bool takes_residual(const struct normfuse_problem *p, const struct shape 
     return p->sets == NORMFUSE_SETS_NONE || (shape->tensor_bytes >= min_bytes && writes);
 }
 
-struct shape normfuse_cuda_narrowed(const struct shape *shape)
-{
-    struct shape narrow = *shape;
-    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = false;
-    narrow.elements = narrow.folded = 1;
-    return narrow;
-}
-
 bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shape)
 {
     shape->problem = p;
@@ -121,7 +98,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     /* Doubles have kernels with vectors of one element only under columns. */
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
-    if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
+    if (shape->folded > 1 && max_at_once(shape, d) == 0)
         shape->folded = 0;
     const bool folds_samples = shape->folded == 0 && shape->plain;
     if (folds_samples)

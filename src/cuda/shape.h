@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * shape.h - what a call is, for the planner: bytes, alignment, what is wanted, and which kinds of kernels can take it.
- */
+ * shape.h - what a call is, for the planner: bytes, alignment, what is wanted, and which kernels can take it. */
 #ifndef NORMFUSE_CUDA_SHAPE_H
 #define NORMFUSE_CUDA_SHAPE_H
 
@@ -181,11 +180,31 @@ static inline void go_on_from_dz(struct normfuse_problem *p)
     p->activation = NORMFUSE_IDENTITY;
 }
 
+/* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of
+ * several, and single channels where rows begin inside of vectors. */
+static inline int64_t max_at_once(const struct shape *shape, int64_t group)
+{
+    const bool forward = shape->direction == FORWARD;
+    if (shape->folded <= 1)
+        return INT64_MAX;
+    const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
+    const int64_t subvectors = !forward                   ? 1
+                               : shape->unaligned_samples ? group
+                                                          : common_multiple(group, shape->elements) / shape->elements;
+    return in_lane / shape->folded * 32 / subvectors;
+}
+
+/* The same shape, element by element. */
+static inline struct shape narrowed(const struct shape *shape)
+{
+    struct shape narrow = *shape;
+    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = false;
+    narrow.elements = narrow.folded = 1;
+    return narrow;
+}
+
 int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
-int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
 /* *shape has the device and what else is not of a problem: device to explains. False: more than the kernels count. */
 bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, struct shape *shape);
-/* The same element by element. */
-struct shape normfuse_cuda_narrowed(const struct shape *shape);
-
 #endif
