@@ -372,10 +372,15 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
     return device->loaded->kernels[device->facts.general_alone].of[kernel];
 }
 
-/* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
-static CUresult allow_max_shared(const struct device *device, CUkernel kernel)
+/* Into the current context. What a kernel may be given on this device is set once, since it costs time. */
+static CUresult load_kernel(const struct device *device, CUkernel kernel)
 {
+    CUfunction function;
     int fixed = 0;
+    TRY(driver.cuKernelGetFunction(&function, kernel));
+    TRY(driver.cuFuncLoad(function));
+    if (atomic_load_explicit(&device->ready, memory_order_relaxed))
+        return CUDA_SUCCESS;
     TRY(driver.cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle));
     TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                     (int)device->facts.shared_per_block - fixed, kernel, device->handle));
@@ -392,16 +397,11 @@ static CUresult load_into_context(struct device *device, const char **refused)
     *refused = "its context";
     CUresult result = enter(device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
-        CUfunction function;
         const CUkernel kernel = kernel_of(device, (enum normfuse_cuda_kernel)i);
         if (kernel == NULL)
             continue;
         *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = driver.cuKernelGetFunction(&function, kernel);
-        if (result == CUDA_SUCCESS)
-            result = driver.cuFuncLoad(function);
-        if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
-            result = allow_max_shared(device, kernel);
+        result = load_kernel(device, kernel);
     }
     leave(pushed);
     return result;
