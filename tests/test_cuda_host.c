@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cuda/launch.h"
 #include "cuda/loader.h"
 #include "cuda/schedules.h"
 #include "fake_driver.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
  * launch.c - a call on a CUDA device: arguments and launches. Nothing waits, allocates or touches device memory. */
-#include "launch.h"
-
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -16,7 +16,6 @@
 #include <string.h>
 
 #include "cuda/driver.h"
-#include "cuda/launch.h"
 
 #if CUDA_VERSION < 12080
 #error "the CUDA part needs the headers of CUDA 12.8 or newer"
