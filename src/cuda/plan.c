@@ -365,8 +365,10 @@ static char *place_of(const char *data)
 
 static void keep_parameter(struct normfuse_parameter *key, const struct normfuse_parameter *given)
 {
-    key->data = place_of(given->data);
     key->batch = given->batch;
+    if (given->data == NULL)
+        return;
+    key->data = place_of(given->data);
     key->channel = given->channel;
     key->type = given->type;
 }
