@@ -17,7 +17,7 @@
 #include "floor_device.h"
 #include "numbers.h"
 #include "report.h"
-#include "src/cuda/launch.h"
+#include "src/cuda/loader.h"
 
 enum {
     ALIGNMENT = 256,

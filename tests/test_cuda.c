@@ -25,7 +25,6 @@
 #include "cli/problem_line.h"
 #include "cli/random.h"
 #include "cli/verify.h"
-#include "cuda/launch.h"
 #include "cuda/schedules.h"
 #include "harness.h"
 #include "normfuse.h"

@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cuda/launch.h"
 #include "cuda/loader.h"
 #include "cuda/schedules.h"
 #include "fake_driver.h"
@@ -35,6 +34,13 @@ static const struct normfuse_cuda_device *device_of(int32_t ordinal)
     const normfuse_status status = normfuse_cuda_device("test", ordinal, &device);
     CHECK(status == NORMFUSE_OK, "device %d: %d %s", (int)ordinal, (int)status, normfuse_last_error());
     return status == NORMFUSE_OK ? device : NULL;
+}
+
+static int32_t blocks_per_multiprocessor(const struct normfuse_cuda_device *device, enum normfuse_cuda_kernel kernel,
+                                         uint32_t threads, size_t shared)
+{
+    const struct normfuse_cuda_launch launch = {.kernel = kernel, .threads = threads, .shared = shared};
+    return normfuse_cuda_resident_clusters(device, &launch) / device->multiprocessors;
 }
 
 #define REFUSED(wanted, status, ...) refused(__LINE__, wanted, status, (const char *[]){__VA_ARGS__, NULL})
@@ -492,9 +498,9 @@ static void test_general_alone(void)
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
-    CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8 &&
-              normfuse_cuda_blocks_per_multiprocessor(second, KERNEL, 256, 0) == 0 && !normfuse_cuda_lacks_answers() &&
-              normfuse_cuda_blocks_per_multiprocessor(second, LAST_KERNEL, 256, 0) == 8,
+    CHECK(blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8 &&
+              blocks_per_multiprocessor(second, KERNEL, 256, 0) == 0 && !normfuse_cuda_lacks_answers() &&
+              blocks_per_multiprocessor(second, LAST_KERNEL, 256, 0) == 8,
           "occupancy");
 }
 
@@ -725,7 +731,7 @@ static void *prepare_in_thread(void *argument)
         *status = normfuse_cuda_device("test", 1, &device);
     if (*status == NORMFUSE_OK)
         *status = launch_on(device, (struct normfuse_cuda_launch){.kernel = KERNEL, .grid = 1, .threads = 32});
-    if (*status == NORMFUSE_OK && normfuse_cuda_blocks_per_multiprocessor(device, KERNEL, 256, 0) != 8)
+    if (*status == NORMFUSE_OK && blocks_per_multiprocessor(device, KERNEL, 256, 0) != 8)
         *status = NORMFUSE_DEVICE_ERROR;
     return NULL;
 }
@@ -900,7 +906,7 @@ static void test_contexts(void)
         before = calls_of_all();
         CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
         CHECK(calls_of_all() - before == 4, "a launch made %d calls", calls_of_all() - before);
-        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 32 + 32 * (uint32_t)i, 0) > 0, "occupancy %d", i);
+        CHECK(blocks_per_multiprocessor(first, KERNEL, 32 + 32 * (uint32_t)i, 0) > 0, "occupancy %d", i);
         CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
     }
     CHECK(fake_driver.device[0].primary_retained == 1 && fake_driver.device[1].primary_retained == 0,
@@ -929,10 +935,10 @@ static void test_occupancy(void)
     if (first == NULL || second == NULL)
         return;
     for (int times = 0; times < 3; times++) {
-        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8, "256 threads");
-        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 512, 0) == 4, "512 threads");
-        CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 256, 100000) == 2, "256 threads, 100000 bytes");
-        CHECK(normfuse_cuda_blocks_per_multiprocessor(second, KERNEL, 256, 0) == 4, "256 threads, device 1");
+        CHECK(blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8, "256 threads");
+        CHECK(blocks_per_multiprocessor(first, KERNEL, 512, 0) == 4, "512 threads");
+        CHECK(blocks_per_multiprocessor(first, KERNEL, 256, 100000) == 2, "256 threads, 100000 bytes");
+        CHECK(blocks_per_multiprocessor(second, KERNEL, 256, 0) == 4, "256 threads, device 1");
         struct normfuse_cuda_launch launch = {
             .kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 16, .cooperative = true, .dependent = true};
         CHECK(normfuse_cuda_resident_clusters(first, &launch) == 66, "clusters of 16");
@@ -944,10 +950,10 @@ static void test_occupancy(void)
         CHECK(normfuse_cuda_resident_clusters(first, &launch) == 8 * 132, "no clusters");
         CHECK(questions() == 7, "round %d: %d questions", times, questions());
     }
-    CHECK(normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 1025, 0) == 0 &&
-              normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 0, 0) == 0 &&
-              normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 32, 232449) == 0 &&
-              normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, 32, SIZE_MAX) == 0,
+    CHECK(blocks_per_multiprocessor(first, KERNEL, 1025, 0) == 0 &&
+              blocks_per_multiprocessor(first, KERNEL, 0, 0) == 0 &&
+              blocks_per_multiprocessor(first, KERNEL, 32, 232449) == 0 &&
+              blocks_per_multiprocessor(first, KERNEL, 32, SIZE_MAX) == 0,
           "what no GPU runs");
     const struct normfuse_cuda_launch too_large = {.kernel = KERNEL, .grid = 64, .threads = 256, .cluster = 32};
     CHECK(normfuse_cuda_resident_clusters(first, &too_large) == 0, "clusters of 32");
@@ -959,7 +965,7 @@ static void test_occupancy(void)
                 int32_t expected = (int32_t)(2048 / threads < 32 ? 2048 / threads : 32);
                 if ((size_t)expected > 233472 / (shared + 1024))
                     expected = (int32_t)(233472 / (shared + 1024));
-                const int32_t seen = normfuse_cuda_blocks_per_multiprocessor(first, KERNEL, threads, shared);
+                const int32_t seen = blocks_per_multiprocessor(first, KERNEL, threads, shared);
                 if (seen != expected)
                     CHECK(false, "%u threads, %zu bytes: %d, not %d", threads, shared, (int)seen, (int)expected);
             }
@@ -971,9 +977,9 @@ static void test_occupancy(void)
     const struct normfuse_cuda_device *const device = device_of(0);
     if (device == NULL)
         return;
-    CHECK(normfuse_cuda_blocks_per_multiprocessor(device, KERNEL, 256, 0) == 0, "an error");
+    CHECK(blocks_per_multiprocessor(device, KERNEL, 256, 0) == 0, "an error");
     fake_driver.occupancy_result = CUDA_SUCCESS;
-    CHECK(normfuse_cuda_blocks_per_multiprocessor(device, KERNEL, 256, 0) == 8, "after an error");
+    CHECK(blocks_per_multiprocessor(device, KERNEL, 256, 0) == 8, "after an error");
     CHECK(fake_driver_depth() == 0, "%d contexts are left", fake_driver_depth());
 
     /* Without clusters there are none, and nobody asks. */
@@ -1239,11 +1245,11 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
     const struct normfuse_cuda_problem *const from = &a->problem;
     struct normfuse_problem p = {
         .sets = (enum normfuse_sets)from->sets,
-        .phases = from->flags >> NORMFUSE_FLAG_PHASES_SHIFT,
+        .phases = from->flags >> NORMFUSE_FLAG_PHASES,
         .type = from->big_type,
-        .columns = (from->flags & NORMFUSE_FLAG_COLUMNS) != 0,
-        .from_y = (from->flags & NORMFUSE_FLAG_FROM_Y) != 0,
-        .evaluate = (from->flags & NORMFUSE_FLAG_EVALUATE) != 0,
+        .columns = (from->flags & 1 << NORMFUSE_FLAG_columns) != 0,
+        .from_y = (from->flags & 1 << NORMFUSE_FLAG_from_y) != 0,
+        .evaluate = (from->flags & 1 << NORMFUSE_FLAG_evaluate) != 0,
         .activation = from->activation,
         .n = from->n,
         .c = from->c,
@@ -2146,7 +2152,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const bool backward = strstr(launch->name, "backward") != NULL;
     const bool gathers = (a.phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0;
     const int resident =
-        normfuse_cuda_blocks_per_multiprocessor(device, launch->kernel, launch->threads, launch->shared);
+        blocks_per_multiprocessor(device, launch->kernel, launch->threads, launch->shared);
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)

@@ -60,12 +60,6 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel)
     return name;
 }
 
-bool normfuse_cuda_is_general(enum normfuse_cuda_kernel kernel)
-{
-    const uint8_t schedule = normfuse_cuda_kernel_table[kernel].schedule;
-    return schedule == NORMFUSE_SCHEDULE_general || schedule == NORMFUSE_SCHEDULES;
-}
-
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability)
 {
     bool has_general = false;

@@ -55,8 +55,6 @@ extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE
 /* In the module: "normfuse_merge". This thread's until it asks again. */
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 
-/* Whether it is of those that together take every call: the general ones, and finish.cu's. */
-bool normfuse_cuda_is_general(enum normfuse_cuda_kernel kernel);
 /* Whether a build for these targets ("80 90a 90-general-PTX") has nothing for a GPU but PTX of the general kernels.
  * Machine code is for the GPU's own capability, or an earlier one of its generation; PTX for every newer one. */
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
@@ -265,14 +263,13 @@ enum normfuse_cuda_view {
 };
 /* Those that most calls read, on one line; and the rest. */
 #define NORMFUSE_COMMON_PARAMETER_LIST(PARAMETER)                                                                      \
-    PARAMETER(weight, WEIGHT) PARAMETER(bias, BIAS) PARAMETER(scale, SCALE) PARAMETER(shift, SHIFT)                    \
-    PARAMETER(pre_bias, PRE_BIAS) PARAMETER(mean, MEAN) PARAMETER(rstd, RSTD)
+    PARAMETER(weight) PARAMETER(bias) PARAMETER(scale) PARAMETER(shift) PARAMETER(pre_bias) PARAMETER(mean)            \
+    PARAMETER(rstd)
 #define NORMFUSE_RARE_PARAMETER_LIST(PARAMETER)                                                                        \
-    PARAMETER(running_mean, RUNNING_MEAN) PARAMETER(running_var, RUNNING_VAR) PARAMETER(dweight, DWEIGHT)              \
-    PARAMETER(dbias, DBIAS) PARAMETER(dscale, DSCALE) PARAMETER(dshift, DSHIFT) PARAMETER(slope, SLOPE)                \
-    PARAMETER(dslope, DSLOPE)
+    PARAMETER(running_mean) PARAMETER(running_var) PARAMETER(dweight) PARAMETER(dbias) PARAMETER(dscale)               \
+    PARAMETER(dshift) PARAMETER(slope) PARAMETER(dslope)
 enum normfuse_cuda_parameter {
-#define NORMFUSE_PARAMETER_ID(name, place) NORMFUSE_PARAMETER_##place,
+#define NORMFUSE_PARAMETER_ID(name) NORMFUSE_PARAMETER_##name,
     NORMFUSE_COMMON_PARAMETER_LIST(NORMFUSE_PARAMETER_ID) NORMFUSE_COMMON_PARAMETERS,
     NORMFUSE_BEFORE_RARE_PARAMETERS = NORMFUSE_COMMON_PARAMETERS - 1,
     NORMFUSE_RARE_PARAMETER_LIST(NORMFUSE_PARAMETER_ID) NORMFUSE_PARAMETERS
@@ -281,14 +278,13 @@ enum normfuse_cuda_parameter {
 struct normfuse_cuda_strides {
     int64_t batch, channel;
 };
+/* Bits of `flags`; phases are above them. */
+#define NORMFUSE_FLAG_LIST(FLAG)                                                                                       \
+    FLAG(columns) FLAG(accumulate) FLAG(has_running_momentum) FLAG(from_y) FLAG(evaluate) FLAG(accumulate_slope)
 enum normfuse_cuda_flag {
-    NORMFUSE_FLAG_COLUMNS = 1,
-    NORMFUSE_FLAG_ACCUMULATE = 2,
-    NORMFUSE_FLAG_RUNNING_MOMENTUM = 4,
-    NORMFUSE_FLAG_FROM_Y = 8,
-    NORMFUSE_FLAG_EVALUATE = 16,
-    NORMFUSE_FLAG_ACCUMULATE_SLOPE = 32,
-    NORMFUSE_FLAG_PHASES_SHIFT = 8
+#define NORMFUSE_FLAG_ID(name) NORMFUSE_FLAG_##name,
+    NORMFUSE_FLAG_LIST(NORMFUSE_FLAG_ID) NORMFUSE_FLAG_PHASES = 8
+#undef NORMFUSE_FLAG_ID
 };
 
 /* A problem as kernels read it. A block waits some 100 cycles for each line of 64 bytes when it first reads of it, one
@@ -322,34 +318,32 @@ struct normfuse_cuda_problem {
     {                                                                                                                  \
         return {views[NORMFUSE_VIEW_##place], x_batch, x_channel, x_position};                                         \
     }
-#define NORMFUSE_PARAMETER(name, place)                                                                                \
+#define NORMFUSE_PARAMETER(name)                                                                                       \
     __device__ __forceinline__ normfuse_parameter name() const                                                         \
     {                                                                                                                  \
-        constexpr int given = NORMFUSE_PARAMETER_##place, rare = given - NORMFUSE_COMMON_PARAMETERS;                   \
+        constexpr int given = NORMFUSE_PARAMETER_##name, rare = given - NORMFUSE_COMMON_PARAMETERS;                    \
         constexpr int at = rare < 0 ? given : rare;                                                                    \
         const normfuse_cuda_strides &of = rare < 0 ? strides[at] : rare_strides[at];                                   \
         return {rare < 0 ? parameters[at] : rare_parameters[at], of.batch, of.channel,                                 \
                 rare < 0 ? types[at] : rare_types[at]};                                                                \
     }
-#define NORMFUSE_FLAG(name, flag)                                                                                      \
+#define NORMFUSE_FLAG(name)                                                                                            \
     __device__ __forceinline__ bool name() const                                                                       \
     {                                                                                                                  \
-        return (flags & NORMFUSE_FLAG_##flag) != 0;                                                                    \
+        return (flags & 1 << NORMFUSE_FLAG_##name) != 0;                                                               \
     }
     NORMFUSE_VIEW(x, X) NORMFUSE_VIEW(y, OUT) NORMFUSE_VIEW(dx, OUT) NORMFUSE_VIEW(dy, DY) NORMFUSE_VIEW(u, U)
     NORMFUSE_VIEW(du, U) NORMFUSE_VIEW(pre_add, PRE_ADD) NORMFUSE_VIEW(post_add, POST_ADD)
     NORMFUSE_VIEW(dpost_add, DPOST_ADD)
     NORMFUSE_COMMON_PARAMETER_LIST(NORMFUSE_PARAMETER)
     NORMFUSE_RARE_PARAMETER_LIST(NORMFUSE_PARAMETER)
-    NORMFUSE_FLAG(columns, COLUMNS) NORMFUSE_FLAG(evaluate, EVALUATE) NORMFUSE_FLAG(from_y, FROM_Y)
-    NORMFUSE_FLAG(accumulate, ACCUMULATE) NORMFUSE_FLAG(accumulate_slope, ACCUMULATE_SLOPE)
-    NORMFUSE_FLAG(has_running_momentum, RUNNING_MOMENTUM)
+    NORMFUSE_FLAG_LIST(NORMFUSE_FLAG)
 #undef NORMFUSE_VIEW
 #undef NORMFUSE_PARAMETER
 #undef NORMFUSE_FLAG
     __device__ __forceinline__ int phases() const
     {
-        return flags >> NORMFUSE_FLAG_PHASES_SHIFT;
+        return flags >> NORMFUSE_FLAG_PHASES;
     }
     __device__ __forceinline__ int type() const
     {

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * launch.c - a call on a CUDA device: arguments and launches. Nothing here waits, allocates or touches device memory.
- */
-#include "launch.h"
-
+ * launch.c - a call on a CUDA device: arguments and launches. Nothing waits, allocates or touches device memory. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,7 +9,6 @@
 
 #include "../torch.h"
 #include "plan.h"
-#include "transpose.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 struct launched {
@@ -35,24 +31,20 @@ static void note(const struct step *step)
 
 const char *normfuse_last_kernels(void)
 {
+    enum { WORDS_OF_ONE = 96 };
     static _Thread_local char text[512];
+    static const char *const shared_by[] = {"parts", "cluster", "grid"}; /* by enum normfuse_cuda_exchange */
+    size_t at = 0;
     text[0] = '\0';
-    for (int i = 0; i < last_count; i++) {
+    for (int i = 0; i < last_count && sizeof text - at >= WORDS_OF_ONE; i++) {
         const struct launched *const ran = &last_launched[i];
-        const size_t at = strlen(text), room = sizeof text - at;
-        const char *const joint = at == 0 ? "" : " + ";
-        if (room < 96)
-            break;
-        if (ran->phases == 0)
-            snprintf(text + at, room, "%s%s", joint, normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
-        else
-            snprintf(text + at, room, "%s%s %" PRId64 "x%" PRIu32 "%s%" PRId32 " kept=%d+%" PRId32, joint,
-                     normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"), ran->blocks, ran->threads,
-                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? " cluster="
-                     : ran->exchange == NORMFUSE_EXCHANGE_GRID  ? " grid="
-                                                                : " parts=",
-                     ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int32_t)ran->cluster : ran->parts, ran->passes,
-                     ran->held_shared);
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
+                               normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
+        if (ran->phases != 0)
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d",
+                                   ran->blocks, ran->threads, shared_by[ran->exchange],
+                                   ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)ran->parts,
+                                   (int)ran->passes, (int)ran->held_shared);
     }
     return text;
 }
@@ -74,6 +66,30 @@ static bool verbose(int word)
     return (said & word) != 0;
 }
 
+/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
+ * become one sample of more positions. */
+static void unite_samples(struct normfuse_problem *p)
+{
+    if (!p->columns || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
+        (p->s > 1 && p->x.batch != p->x.position * p->s))
+        return;
+    if (p->s == 1)
+        p->x.position = p->x.batch;
+    p->x.batch = 0;
+    p->s *= p->n;
+    p->n = 1;
+}
+
+static char *output_of(const struct normfuse_problem *p)
+{
+    return p->dy.data != NULL ? p->dx.data : p->y.data;
+}
+
+static int64_t batch_bytes(const struct normfuse_parameter *of)
+{
+    return of->data != NULL ? of->batch * (int64_t)normfuse_type_bytes(of->type) : 0;
+}
+
 static void describe_columns(const struct normfuse_problem *p, const struct step *step,
                              struct normfuse_cuda_columns *columns)
 {
@@ -81,32 +97,19 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale,
                                                            &p->shift,  &p->mean, &p->rstd};
+#define SAME(name) .name = g->name,
+#define DATA(name) .name = p->name.data,
     *columns = (struct normfuse_cuda_columns){
-        .x = p->x.data,
-        .dy = p->dy.data,
-        .out = p->dy.data != NULL ? p->dx.data : p->y.data,
+        SAME(rows) SAME(part_rows) SAME(width) SAME(group) SAME(lane_bits) SAME(parts)
+        SAME(by_blocks_wide) SAME(by_width) SAME(by_group) SAME(by_parts)
+        DATA(x) DATA(dy) DATA(weight) DATA(bias) DATA(scale) DATA(shift) DATA(mean) DATA(rstd)
+        .out = output_of(p),
         .batch_bytes = p->x.batch * bytes,
         .row_bytes = (uint32_t)(p->x.position * bytes),
-        .rows = g->rows,
-        .part_rows = g->part_rows,
         .at_once = step->at_once,
-        .width = g->width,
-        .group = g->group,
         .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
-        .lane_bits = g->lane_bits,
-        .parts = g->parts,
-        .by_blocks_wide = g->by_blocks_wide,
-        .by_width = g->by_width,
-        .by_group = g->by_group,
-        .by_parts = g->by_parts,
-        .weight = p->weight.data,
-        .bias = p->bias.data,
-        .scale = p->scale.data,
-        .shift = p->shift.data,
-        .scale_batch = p->scale.data != NULL ? p->scale.batch * (int64_t)normfuse_type_bytes(p->scale.type) : 0,
-        .shift_batch = p->shift.data != NULL ? p->shift.batch * (int64_t)normfuse_type_bytes(p->shift.type) : 0,
-        .mean = p->mean.data,
-        .rstd = p->rstd.data,
+        .scale_batch = batch_bytes(&p->scale),
+        .shift_batch = batch_bytes(&p->shift),
         .mean_batch = p->mean.batch,
         .rstd_batch = p->rstd.batch,
         .activation = p->activation,
@@ -116,6 +119,8 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
         .n = (int32_t)p->n,
         .of = step->of,
     };
+#undef DATA
+#undef SAME
     for (int i = 0; i < 6; i++)
         columns->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
 }
@@ -123,81 +128,52 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
 static void describe_tile(const struct normfuse_problem *p, const struct step *step, struct normfuse_cuda_tile *tile)
 {
     *tile = step->tile;
-    tile->by_parts = step->geometry.by_parts;
-    tile->by_blocks_wide = step->geometry.by_blocks_wide;
-    tile->by_width = step->geometry.by_width;
-    tile->x = p->x.data;
-    tile->dy = p->dy.data;
-    tile->pre_add = p->pre_add.data;
-    tile->post_add = p->post_add.data;
-    tile->du = p->du.data;
-    tile->out = p->dy.data != NULL ? p->dx.data : p->y.data;
-    tile->u = p->u.data;
-    tile->dpost_add = p->dpost_add.data;
+#define SAME(name) tile->name = step->geometry.name;
+#define DATA(name) tile->name = p->name.data;
+    SAME(by_parts) SAME(by_blocks_wide) SAME(by_width)
+    DATA(x) DATA(dy) DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
+#undef DATA
+#undef SAME
+    tile->out = output_of(p);
     tile->from_y = p->from_y;
 }
 
 /* What a kernel reads of a problem; kernels.h. */
 static void describe_problem(const struct normfuse_problem *p, struct normfuse_cuda_problem *to)
 {
-    const bool backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
-    const struct normfuse_view *const views[NORMFUSE_VIEWS] = {
-        [NORMFUSE_VIEW_X] = &p->x,
-        [NORMFUSE_VIEW_OUT] = backward ? &p->dx : &p->y,
-        [NORMFUSE_VIEW_DY] = &p->dy,
-        [NORMFUSE_VIEW_POST_ADD] = &p->post_add,
-        [NORMFUSE_VIEW_PRE_ADD] = &p->pre_add,
-        [NORMFUSE_VIEW_U] = backward ? &p->du : &p->u,
-        [NORMFUSE_VIEW_DPOST_ADD] = &p->dpost_add,
-    };
+#define PLACE(name) &p->name,
     const struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
-        [NORMFUSE_PARAMETER_WEIGHT] = &p->weight,
-        [NORMFUSE_PARAMETER_BIAS] = &p->bias,
-        [NORMFUSE_PARAMETER_SCALE] = &p->scale,
-        [NORMFUSE_PARAMETER_SHIFT] = &p->shift,
-        [NORMFUSE_PARAMETER_PRE_BIAS] = &p->pre_bias,
-        [NORMFUSE_PARAMETER_MEAN] = &p->mean,
-        [NORMFUSE_PARAMETER_RSTD] = &p->rstd,
-        [NORMFUSE_PARAMETER_RUNNING_MEAN] = &p->running_mean,
-        [NORMFUSE_PARAMETER_RUNNING_VAR] = &p->running_var,
-        [NORMFUSE_PARAMETER_DWEIGHT] = &p->dweight,
-        [NORMFUSE_PARAMETER_DBIAS] = &p->dbias,
-        [NORMFUSE_PARAMETER_DSCALE] = &p->dscale,
-        [NORMFUSE_PARAMETER_DSHIFT] = &p->dshift,
-        [NORMFUSE_PARAMETER_SLOPE] = &p->slope,
-        [NORMFUSE_PARAMETER_DSLOPE] = &p->dslope,
-    };
+        NORMFUSE_COMMON_PARAMETER_LIST(PLACE) NORMFUSE_RARE_PARAMETER_LIST(PLACE)};
+#undef PLACE
+#define SAME(name) .name = p->name,
+#define FLAG(name) | (int32_t)p->name << NORMFUSE_FLAG_##name
     *to = (struct normfuse_cuda_problem){
-        .n = p->n,
-        .c = p->c,
-        .s = p->s,
+        SAME(n) SAME(c) SAME(s) SAME(activation) SAME(eps) SAME(set_values) SAME(act_param) SAME(momentum)
+        SAME(stats) SAME(sums)
         .x_batch = p->x.batch,
         .x_channel = p->x.channel,
         .x_position = p->x.position,
         .sets = (int32_t)p->sets,
-        .activation = p->activation,
         .groups = (int32_t)p->groups,
-        .flags = (p->columns ? NORMFUSE_FLAG_COLUMNS : 0) | (p->accumulate ? NORMFUSE_FLAG_ACCUMULATE : 0) |
-                 (p->accumulate_slope ? NORMFUSE_FLAG_ACCUMULATE_SLOPE : 0) |
-                 (p->has_running_momentum ? NORMFUSE_FLAG_RUNNING_MOMENTUM : 0) |
-                 (p->from_y ? NORMFUSE_FLAG_FROM_Y : 0) | (p->evaluate ? NORMFUSE_FLAG_EVALUATE : 0) |
-                 p->phases << NORMFUSE_FLAG_PHASES_SHIFT,
+        .flags = p->phases << NORMFUSE_FLAG_PHASES NORMFUSE_FLAG_LIST(FLAG),
         .big_type = p->type,
-        .eps = p->eps,
-        .set_values = p->set_values,
-        .act_param = p->act_param,
-        .momentum = p->momentum,
-        .stats = p->stats,
-        .sums = p->sums,
+        .views = {[NORMFUSE_VIEW_X] = p->x.data,
+                  [NORMFUSE_VIEW_OUT] = output_of(p),
+                  [NORMFUSE_VIEW_DY] = p->dy.data,
+                  [NORMFUSE_VIEW_POST_ADD] = p->post_add.data,
+                  [NORMFUSE_VIEW_PRE_ADD] = p->pre_add.data,
+                  [NORMFUSE_VIEW_U] = p->dy.data != NULL ? p->du.data : p->u.data,
+                  [NORMFUSE_VIEW_DPOST_ADD] = p->dpost_add.data},
     };
-    for (int i = 0; i < NORMFUSE_VIEWS; i++)
-        to->views[i] = views[i]->data;
+#undef FLAG
+#undef SAME
     for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
+        const struct normfuse_parameter *const of = parameters[i];
         const int rare = i - NORMFUSE_COMMON_PARAMETERS;
-        *(rare < 0 ? &to->parameters[i] : &to->rare_parameters[rare]) = parameters[i]->data;
+        *(rare < 0 ? &to->parameters[i] : &to->rare_parameters[rare]) = of->data;
         *(rare < 0 ? &to->strides[i] : &to->rare_strides[rare]) =
-            (struct normfuse_cuda_strides){parameters[i]->batch, parameters[i]->channel};
-        *(rare < 0 ? &to->types[i] : &to->rare_types[rare]) = parameters[i]->type;
+            (struct normfuse_cuda_strides){of->batch, of->channel};
+        *(rare < 0 ? &to->types[i] : &to->rare_types[rare]) = of->type;
     }
 }
 
@@ -209,27 +185,49 @@ static size_t scratch_of(const struct plan *plan)
     return rounded(plan->partials) + rounded(plan->statistics) + rounded(plan->sums) + rounded(plan->totals);
 }
 
-/* Copies before or after the steps; `dependent`: after a kernel of the call. */
-static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            const normfuse_exec *exec, const struct normfuse_cuda_transpose_arguments *copies,
-                            bool dependent)
+/* The next part of the scratch memory; NULL: it has no bytes. */
+static void *take(char **scratch, size_t bytes)
 {
-    const int32_t type = problem->type;
-    const struct step step = {.kernel = type == NORMFUSE_F64   ? NORMFUSE_CUDA_transpose8
-                                        : type == NORMFUSE_F32 ? NORMFUSE_CUDA_transpose4
-                                                               : NORMFUSE_CUDA_transpose2};
-    struct normfuse_cuda_launch launch = {.kernel = step.kernel,
-                                          .grid = (uint32_t)copies->blocks,
-                                          .threads = NORMFUSE_CUDA_TRANSPOSE_THREADS,
-                                          .dependent = dependent && device->capability >= 90,
-                                          .arguments = copies};
-    if (copies->count == 0)
+    void *const taken = bytes > 0 ? *scratch : NULL;
+    *scratch += rounded(bytes);
+    return taken;
+}
+
+/* Behind what the call has launched. */
+static normfuse_status launch(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                              const normfuse_exec *exec, const struct step *step, const void *arguments)
+{
+    note(step);
+    if (step->blocks == 0)
         return NORMFUSE_OK;
+    if (step->blocks > INT32_MAX)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
+                               step->blocks);
+    const struct normfuse_cuda_launch launch = {
+        .kernel = step->kernel,
+        .grid = (uint32_t)step->blocks,
+        .threads = step->threads,
+        .cluster = step->cluster,
+        .shared = step->shared,
+        .cooperative = step->cooperative,
+        .dependent = last_count > 1 && device->capability >= 90,
+        .arguments = arguments,
+    };
+    return normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
+}
+
+/* Copies before or after the steps. */
+static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                            const normfuse_exec *exec, const struct normfuse_cuda_transpose_arguments *copies)
+{
+    struct step step = {.kernel = problem->type == NORMFUSE_F64   ? NORMFUSE_CUDA_transpose8
+                                  : problem->type == NORMFUSE_F32 ? NORMFUSE_CUDA_transpose4
+                                                                  : NORMFUSE_CUDA_transpose2,
+                        .threads = NORMFUSE_CUDA_TRANSPOSE_THREADS,
+                        .blocks = copies->blocks};
     for (int i = 0; i < copies->count; i++)
-        if (launch.shared < (size_t)copies->copies[i].shared)
-            launch.shared = (size_t)copies->copies[i].shared;
-    note(&step);
-    return normfuse_cuda_launch(problem->name, device, exec->stream, &launch);
+        step.shared = (size_t)maximum((int64_t)step.shared, copies->copies[i].shared);
+    return copies->count > 0 ? launch(problem, device, exec, &step, copies) : NORMFUSE_OK;
 }
 
 /* The arguments of a step. Steps before it have changed the problem; *folded: rows that its strides are of. */
@@ -239,20 +237,20 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
     if (step->source == NORMFUSE_SOURCE_SCRATCH && problem->u.data != NULL &&
         (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
         /* The sum was written, perhaps over what it is the sum of. */
-        problem->x = problem->u;
+        problem->x.data = problem->u.data;
         problem->pre_add.data = NULL;
     }
     if (step->of_dpost_add)
-        normfuse_cuda_go_on_from_dz(problem);
+        go_on_from_dz(problem);
     if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
-        normfuse_cuda_walk_folded(problem, *folded, step->geometry.folded);
+        problem->x.position = problem->x.position / *folded * step->geometry.folded;
         *folded = step->geometry.folded;
     }
     describe_problem(problem, &arguments->problem);
     arguments->geometry = step->geometry;
-    if (is_of(step, NORMFUSE_SCHEDULE_cluster) || holds_grid(step) || holds_columns_in_lanes(step, problem->columns))
+    if (step->at_once > 0)
         describe_columns(problem, step, &arguments->columns);
-    else if (is_of(step, NORMFUSE_SCHEDULE_tile))
+    else if (is_of(step, OF(tile)))
         describe_tile(problem, step, &arguments->tile);
     arguments->phases = step->phases;
     arguments->source = step->source;
@@ -272,15 +270,13 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     struct transposed transposed;
     char *scratch = exec != NULL && exec->scratch != NULL ? exec->scratch : anywhere;
     const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
-    normfuse_cuda_unite_samples(&united);
+    unite_samples(&united);
     if (verbose(PLAN) && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
                 problem->name, transposed.before.count, transposed.after.count);
-    if (verbose(PLAN))
-        normfuse_cuda_explain(&united, device, has_grid_barriers);
     bool is_certain = true;
     const struct plan *const plan =
-        fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, &is_certain) : NULL;
+        fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, verbose(PLAN), &is_certain) : NULL;
     if (plan == NULL && !is_certain)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
@@ -297,41 +293,21 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
 
     struct normfuse_cuda_arguments arguments;
     scratch += transposed.bytes;
-    arguments.partials = plan->partials ? (double *)(void *)scratch : NULL;
-    scratch += rounded(plan->partials);
-    arguments.statistics = plan->statistics ? (struct normfuse_cuda_statistics *)(void *)scratch : NULL;
-    scratch += rounded(plan->statistics);
-    arguments.sums = plan->sums ? (double *)(void *)scratch : NULL;
-    scratch += rounded(plan->sums);
-    arguments.totals = plan->totals ? (double *)(void *)scratch : NULL;
+    arguments.partials = take(&scratch, plan->partials);
+    arguments.statistics = take(&scratch, plan->statistics);
+    arguments.sums = take(&scratch, plan->sums);
+    arguments.totals = take(&scratch, plan->totals);
     arguments.grid_barriers = has_grid_barriers ? exec->sync : NULL;
 
     last_count = 0;
-    status = copy(problem, device, exec, &transposed.before, false);
+    status = copy(problem, device, exec, &transposed.before);
     int32_t folded = 1; /* rows of `united` walked as one */
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
-        const struct step *const step = &plan->steps[i];
-        note(step);
-        if (step->blocks == 0)
-            continue;
-        if (step->blocks > INT32_MAX)
-            return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has",
-                                   problem->name, step->blocks);
-        describe_step(step, &united, &arguments, &folded);
-        const struct normfuse_cuda_launch launch = {
-            .kernel = step->kernel,
-            .grid = (uint32_t)step->blocks,
-            .threads = step->threads,
-            .cluster = step->cluster,
-            .shared = step->shared,
-            .cooperative = step->cooperative,
-            .dependent = last_count > 1 && device->capability >= 90,
-            .arguments = &arguments,
-        };
-        status = normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
+        describe_step(&plan->steps[i], &united, &arguments, &folded);
+        status = launch(problem, device, exec, &plan->steps[i], &arguments);
     }
     if (status == NORMFUSE_OK)
-        status = copy(problem, device, exec, &transposed.after, true);
+        status = copy(problem, device, exec, &transposed.after);
     if (status != NORMFUSE_OK)
         return status;
     if (verbose(DISPATCH))
@@ -349,14 +325,12 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     struct transposed transposed;
     if (!normfuse_cuda_transpose(&united, anywhere, &transposed))
         return 0;
-    normfuse_cuda_unite_samples(&united);
+    unite_samples(&united);
     size_t needed = 0;
-    bool is_certain;
-    const struct plan *plan = normfuse_cuda_plan_of(&united, device, true, &is_certain);
-    if (plan != NULL)
-        needed = scratch_of(plan);
-    if (exec == NULL || exec->sync == NULL) {
-        plan = normfuse_cuda_plan_of(&united, device, false, &is_certain);
+    const bool has_sync = exec != NULL && exec->sync != NULL;
+    for (int without = 0; without < (has_sync ? 1 : 2); without++) {
+        bool is_certain;
+        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, false, &is_certain);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }

@@ -67,15 +67,6 @@ NORMFUSE_LAYOUT struct normfuse_lanes_layout normfuse_lay_out_lanes(int32_t samp
     return at;
 }
 
-/* tile: what each thread found, forward 4 values, backward 2, and once more where norm groups have several channels;
- * what the blocks of the cluster send one another of norm groups, and the first one of channels. */
-NORMFUSE_LAYOUT int64_t normfuse_lay_out_tile(int64_t threads, int64_t of_parts, int64_t of_channels,
-                                              int64_t value_bytes, bool backward, bool by_channels)
-{
-    const int64_t of_thread = backward && !by_channels ? 2 : 1;
-    return (backward ? 2 : 4) * value_bytes * (of_thread * threads + of_parts + of_channels);
-}
-
 /* grid_pipeline and grid_registers; `stages`: bytes of the stages, which come first. */
 struct normfuse_grid_layout {
     int32_t plain, centred; /* as above */

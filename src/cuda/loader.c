@@ -16,7 +16,6 @@
 #include <string.h>
 
 #include "cuda/driver.h"
-#include "cuda/launch.h"
 
 #if CUDA_VERSION < 12080
 #error "the CUDA part needs the headers of CUDA 12.8 or newer"
@@ -32,8 +31,8 @@ const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
 
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
-/* Answers about occupancy: see occupancy_key. A plan asks for some hundred; few enough slots to stay in the cache. */
-enum { OCCUPANCY_BITS = 10, OCCUPANCY_SLOTS = 1 << OCCUPANCY_BITS };
+/* Of slots for answers about occupancy. A plan asks for some hundred; few enough slots to stay in the cache. */
+enum { OCCUPANCY_BITS = 10 };
 
 struct device {
     struct normfuse_cuda_device facts; /* first: a pointer to it is a pointer to the device */
@@ -42,7 +41,7 @@ struct device {
     _Atomic(bool) ready;
     _Atomic(CUcontext) primary; /* retained at the first call whose thread has no context of this device */
     char name[128];
-    _Atomic(uint64_t) occupancy[OCCUPANCY_SLOTS];
+    _Atomic(uint64_t) occupancy[1 << OCCUPANCY_BITS];
 };
 
 struct loaded {
@@ -85,61 +84,43 @@ static const char *error_text(CUresult result)
 
 /* ---- the driver ----------------------------------------------------------------------------------------------- */
 
-static bool look_up(void *library, const char *name, void *entry)
-{
-    void *const address = dlsym(library, name);
-    memcpy(entry, &address, sizeof address); /* ISO C has no cast from an object's to a function's address */
-    return address != NULL;
-}
-
 /* Gives `status`; the words are loaded->problem. */
 #define FAIL(loaded, status, ...) (snprintf((loaded)->problem, sizeof(loaded)->problem, __VA_ARGS__), (status))
 
-/* Fills loaded->driver. The version is requested first: an older driver lacks some of the rest. */
+/* Fills `driver`. An old driver lacks functions, but its version is the better reason. */
 static normfuse_status find_entries(struct loaded *loaded)
 {
     static void *library; /* opened for good; under the mutex */
-    if (stand_in != NULL) {
-        driver = *stand_in;
-    } else {
-        if (library == NULL)
-            library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-        if (library == NULL) {
-            const char *const reason = dlerror();
-            return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s",
-                        reason != NULL ? reason : "libcuda.so.1 cannot be opened");
-        }
-        if (!look_up(library, "cuDriverGetVersion", &driver.cuDriverGetVersion))
-            return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function cuDriverGetVersion");
-    }
-    int version = 0;
-    if (driver.cuDriverGetVersion(&version) != CUDA_SUCCESS)
-        version = 0;
-    loaded->version = version;
-    if (version / 1000 < DRIVER_MAJOR)
-        return FAIL(loaded, NORMFUSE_OLD_DRIVER,
-                    "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", version / 1000,
-                    version % 1000 / 10, (int)DRIVER_MAJOR);
+    const char *missing = NULL;
 #define TEXT(name) #name
-#define LOOK_UP(name)                                                                                                  \
-    if (stand_in == NULL && !look_up(library, TEXT(name), &driver.name))                                               \
-        return FAIL(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",              \
-                    version / 1000, version % 1000 / 10, TEXT(name));
-    NORMFUSE_CUDA_DRIVER_LIST(LOOK_UP)
-#undef LOOK_UP
-    return NORMFUSE_OK;
-}
-
-/* The driver API tells which CUDA it offers, not its own version; the kernel module's file does, where it is visible.
- */
-static void read_module_version(char *text, size_t bytes)
-{
-    FILE *const file = stand_in == NULL ? fopen("/sys/module/nvidia/version", "re") : NULL;
-    if (file == NULL || fgets(text, (int)bytes, file) == NULL)
-        text[0] = '\0';
-    text[strcspn(text, "\n")] = '\0';
-    if (file != NULL)
-        fclose(file);
+#define NAME(name) TEXT(name),
+    static const char *const names[] = {NORMFUSE_CUDA_DRIVER_LIST(NAME)};
+#undef NAME
+#undef TEXT
+    _Static_assert(sizeof driver == sizeof(void *) * sizeof names / sizeof *names, "it has an address for each name");
+    if (stand_in != NULL)
+        driver = *stand_in;
+    else if (library == NULL && (library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) == NULL)
+        return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: %s", dlerror());
+    for (size_t i = 0; i < sizeof names / sizeof *names && stand_in == NULL; i++) {
+        /* ISO C has no cast from an object's to a function's address. */
+        void *const address = dlsym(library, names[i]);
+        memcpy((char *)&driver + i * sizeof address, &address, sizeof address);
+        if (address == NULL && missing == NULL)
+            missing = names[i];
+    }
+    if (driver.cuDriverGetVersion == NULL)
+        return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 has no function %s", missing);
+    if (driver.cuDriverGetVersion(&loaded->version) != CUDA_SUCCESS)
+        loaded->version = 0;
+    const int major = loaded->version / 1000, minor = loaded->version % 1000 / 10;
+    if (major < DRIVER_MAJOR)
+        return FAIL(loaded, NORMFUSE_OLD_DRIVER,
+                    "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", major, minor,
+                    (int)DRIVER_MAJOR);
+    return missing == NULL ? NORMFUSE_OK
+                           : FAIL(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",
+                                  major, minor, missing);
 }
 
 /* 0, and *result, where the driver does not say. */
@@ -182,40 +163,41 @@ static normfuse_status find_driver(struct loaded *loaded)
     const normfuse_status status = find_entries(loaded);
     if (status != NORMFUSE_OK)
         return status;
-    const CUresult result = driver.cuInit(0);
+    int count = 0;
+    CUresult result = driver.cuInit(0);
     if (result == CUDA_ERROR_STUB_LIBRARY)
         return FAIL(loaded, NORMFUSE_NO_DRIVER, "no CUDA driver: libcuda.so.1 is the stub library of a CUDA toolkit");
-    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them all) is a driver: every device is refused by name.
-     */
-    if (result == CUDA_ERROR_NO_DEVICE)
+    if (result == CUDA_SUCCESS)
+        result = driver.cuDeviceGetCount(&count);
+    /* A driver without devices (CUDA_VISIBLE_DEVICES may hide them) is a driver: every device is refused by name. */
+    if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && count == 0))
         return NORMFUSE_OK;
-    int count = 0;
-    const CUresult counted = result == CUDA_SUCCESS ? driver.cuDeviceGetCount(&count) : result;
-    if (counted != CUDA_SUCCESS)
-        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(counted));
-    if (count <= 0)
-        return NORMFUSE_OK;
+    if (result != CUDA_SUCCESS)
+        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the CUDA driver does not start: %s", error_text(result));
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
     if (loaded->device == NULL)
         return FAIL(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
-    for (int32_t i = 0; i < count; i++) {
-        const normfuse_status read = read_facts(loaded, &loaded->device[i], i);
-        if (read != NORMFUSE_OK)
-            return read;
-    }
-    loaded->devices = count;
-    return NORMFUSE_OK;
+    normfuse_status read = NORMFUSE_OK;
+    for (int32_t i = 0; i < count && read == NORMFUSE_OK; i++)
+        read = read_facts(loaded, &loaded->device[i], i);
+    loaded->devices = read == NORMFUSE_OK ? count : 0;
+    return read;
 }
 
+/* The driver API tells which CUDA it offers, not its own version; a file of the kernel module does, where it is. */
 static void describe(struct loaded *loaded)
 {
 #define SAY(...)                                                                                                       \
     snprintf(loaded->state + strlen(loaded->state), sizeof loaded->state - strlen(loaded->state), __VA_ARGS__)
     if (loaded->status == NORMFUSE_OK) {
-        char module[32];
-        read_module_version(module, sizeof module);
-        SAY("driver %s%s(CUDA %d.%d), %d device%s", module, module[0] != '\0' ? " " : "", loaded->version / 1000,
-            loaded->version % 1000 / 10, (int)loaded->devices, loaded->devices == 1 ? "" : "s");
+        char module[32] = "";
+        FILE *const file = stand_in == NULL ? fopen("/sys/module/nvidia/version", "re") : NULL;
+        if (file != NULL && fgets(module, (int)sizeof module, file) != NULL)
+            module[strcspn(module, "\n")] = ' ';
+        if (file != NULL)
+            fclose(file);
+        SAY("driver %s(CUDA %d.%d), %d device%s", module, loaded->version / 1000, loaded->version % 1000 / 10,
+            (int)loaded->devices, loaded->devices == 1 ? "" : "s");
     } else {
         SAY("%s", loaded->problem);
     }
@@ -366,7 +348,8 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
         images += result == CUDA_SUCCESS;
     }
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
-        if (general_alone && !normfuse_cuda_is_general((enum normfuse_cuda_kernel)i))
+        const uint8_t schedule = normfuse_cuda_kernel_table[i].schedule;
+        if (general_alone && schedule != NORMFUSE_SCHEDULE_general && schedule != NORMFUSE_SCHEDULES)
             continue;
         refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = CUDA_ERROR_NOT_FOUND;
@@ -388,10 +371,15 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
     return device->loaded->kernels[device->facts.general_alone].of[kernel];
 }
 
-/* What a kernel may be given on this device, for good: set here because setting it at each launch costs time. */
-static CUresult allow_max_shared(const struct device *device, CUkernel kernel)
+/* Into the current context. What a kernel may be given on this device is set once, since it costs time. */
+static CUresult load_kernel(const struct device *device, CUkernel kernel)
 {
+    CUfunction function;
     int fixed = 0;
+    TRY(driver.cuKernelGetFunction(&function, kernel));
+    TRY(driver.cuFuncLoad(function));
+    if (atomic_load_explicit(&device->ready, memory_order_relaxed))
+        return CUDA_SUCCESS;
     TRY(driver.cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle));
     TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                     (int)device->facts.shared_per_block - fixed, kernel, device->handle));
@@ -408,16 +396,11 @@ static CUresult load_into_context(struct device *device, const char **refused)
     *refused = "its context";
     CUresult result = enter(device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
-        CUfunction function;
         const CUkernel kernel = kernel_of(device, (enum normfuse_cuda_kernel)i);
         if (kernel == NULL)
             continue;
         *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = driver.cuKernelGetFunction(&function, kernel);
-        if (result == CUDA_SUCCESS)
-            result = driver.cuFuncLoad(function);
-        if (result == CUDA_SUCCESS && !atomic_load_explicit(&device->ready, memory_order_relaxed))
-            result = allow_max_shared(device, kernel);
+        result = load_kernel(device, kernel);
     }
     leave(pushed);
     return result;
@@ -443,7 +426,7 @@ static normfuse_status load_kernels(const char *call, struct device *device)
 }
 
 /* A device with every kernel that it has loaded. `again`: into this context, though a call before has done so. */
-static normfuse_status prepare(const char *call, int32_t ordinal, bool again, struct device **found)
+static normfuse_status prepare(const char *call, int32_t ordinal, bool again, const struct normfuse_cuda_device **facts)
 {
     struct loaded *const loaded = current_driver();
     if (loaded->status != NORMFUSE_OK)
@@ -452,7 +435,8 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, st
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
                                loaded->devices);
-    struct device *const device = *found = &loaded->device[ordinal];
+    struct device *const device = &loaded->device[ordinal];
+    *facts = &device->facts;
     if (!again && atomic_load_explicit(&device->ready, memory_order_acquire))
         return NORMFUSE_OK;
     int state;
@@ -475,26 +459,19 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, st
 
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
 {
-    struct device *found = NULL;
-    const normfuse_status status = prepare(call, ordinal, false, &found);
-    if (found != NULL)
-        *device = &found->facts;
-    return status;
+    return prepare(call, ordinal, false, device);
 }
 
 normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 {
-    struct device *device;
+    const struct normfuse_cuda_device *device;
     return prepare(call, ordinal, true, &device);
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------- */
 
-/* A device that normfuse_cuda_device gave. */
-static struct device *own(const struct normfuse_cuda_device *facts)
-{
-    return (struct device *)(uintptr_t)facts;
-}
+/* Of what normfuse_cuda_device gave. */
+#define OWN(facts) ((struct device *)(uintptr_t)(facts))
 
 enum { MAX_ATTRIBUTES = 3 };
 
@@ -519,13 +496,11 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = own(device);
+    struct device *const found = OWN(device);
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
-    void *arguments;
-    memcpy(&arguments, &launch->arguments, sizeof arguments);
-    void *parameters[] = {arguments};
+    void *parameters[] = {(void *)(uintptr_t)launch->arguments};
     bool pushed;
     CUresult result = enter(found, &pushed);
     /* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
@@ -544,30 +519,6 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
 
 /* ---- occupancy ------------------------------------------------------------------------------------------------ */
 
-/* Question and answer are one word, so that neither can be seen without the other: the answer in the low 16 bits,
- * above it shared memory (18 bits), cluster (5), threads (11) and kernel + 1 (14). A word of 0 is an empty slot. */
-static uint64_t occupancy_key(const struct normfuse_cuda_launch *launch)
-{
-    _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 14, "kernel + 1 does not fit into the key of the cached occupancy");
-    return (uint64_t)(launch->kernel + 1u) << 50 | (uint64_t)launch->threads << 39 | (uint64_t)launch->cluster << 34 |
-           (uint64_t)launch->shared << 16;
-}
-
-static CUresult request_occupancy(const struct device *device, const struct normfuse_cuda_launch *launch, int *answer)
-{
-    const CUfunction function = (CUfunction)kernel_of(device, launch->kernel);
-    if (launch->cluster == 0)
-        return driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(answer, function, (int)launch->threads,
-                                                                  launch->shared);
-    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
-     * some of which the driver refuses to answer. */
-    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
-    const struct normfuse_cuda_launch alone = {
-        .grid = launch->cluster, .threads = launch->threads, .cluster = launch->cluster, .shared = launch->shared};
-    const CUlaunchConfig config = configure(&alone, NULL, attributes);
-    return driver.cuOccupancyMaxActiveClusters(answer, function, &config);
-}
-
 static _Thread_local bool lacks_answers;
 
 bool normfuse_cuda_lacks_answers(void)
@@ -577,48 +528,46 @@ bool normfuse_cuda_lacks_answers(void)
     return lacking;
 }
 
-/* Clusters of the device, or without them blocks of one multiprocessor. */
-static int32_t occupancy(const struct normfuse_cuda_device *device, const struct normfuse_cuda_launch *launch)
+int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
+                                        const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = own(device);
-    if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block ||
-        launch->shared >= 1u << 18 || launch->cluster > 16 || kernel_of(found, launch->kernel) == NULL)
+    struct device *const found = OWN(device);
+    const CUfunction function = (CUfunction)kernel_of(found, launch->kernel);
+    const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
+    const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */
+    if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block || cluster > 16 ||
+        (cluster > 0 && !device->clusters) || function == NULL)
         return 0;
-    const uint64_t key = occupancy_key(launch);
+    /* Question and answer are one word, so that neither can be seen without the other: the answer in the low 16 bits,
+     * above it shared memory (20 bits), cluster (5), threads (11) and kernel + 1 (12). A word of 0 is an empty slot. */
+    _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 12, "kernel + 1 does not fit into the key of the cached occupancy");
+    const uint64_t key = (uint64_t)(launch->kernel + 1u) << 52 | (uint64_t)launch->threads << 41 |
+                         (uint64_t)cluster << 36 | (uint64_t)launch->shared << 16;
     _Atomic(uint64_t) *const slot = &found->occupancy[key * UINT64_C(0x9e3779b97f4a7c15) >> (64 - OCCUPANCY_BITS)];
     const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
     if ((word & ~UINT64_C(0xffff)) == key)
-        return (int32_t)(word & 0xffff);
+        return each * (int32_t)(word & 0xffff);
+    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
+     * some of which the driver refuses to answer. */
+    const struct normfuse_cuda_launch alone = {
+        .grid = cluster, .threads = launch->threads, .cluster = cluster, .shared = launch->shared};
+    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
+    const CUlaunchConfig config = configure(&alone, NULL, attributes);
     bool pushed;
     int answer = 0;
     CUresult result = enter(found, &pushed);
     if (result == CUDA_SUCCESS)
-        result = request_occupancy(found, launch, &answer);
+        result = cluster > 0 ? driver.cuOccupancyMaxActiveClusters(&answer, function, &config)
+                             : driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&answer, function,
+                                                                                  (int)launch->threads, launch->shared);
     leave(pushed);
     /* An error may be of this moment or of this context: it is no answer to keep. */
-    if (result != CUDA_SUCCESS || answer < 0) {
+    if (result != CUDA_SUCCESS) {
         lacks_answers = true;
         return 0;
     }
-    answer = answer < 0xffff ? answer : 0xffff;
     atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
-    return answer;
-}
-
-int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_device *device,
-                                                enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared)
-{
-    const struct normfuse_cuda_launch launch = {.kernel = kernel, .threads = threads, .shared = shared};
-    return occupancy(device, &launch);
-}
-
-int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
-                                        const struct normfuse_cuda_launch *launch)
-{
-    if (launch->cluster > 1)
-        return device->clusters ? occupancy(device, launch) : 0;
-    return device->multiprocessors *
-           normfuse_cuda_blocks_per_multiprocessor(device, launch->kernel, launch->threads, launch->shared);
+    return each * answer;
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */

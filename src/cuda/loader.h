@@ -48,18 +48,18 @@ struct normfuse_cuda_launch {
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch);
 
-/* How many blocks of this kernel one multiprocessor holds at once; 0: it cannot run, or the device lacks it. Cached:
- * cheap to ask again. */
-int32_t normfuse_cuda_blocks_per_multiprocessor(const struct normfuse_cuda_device *device,
-                                                enum normfuse_cuda_kernel kernel, uint32_t threads, size_t shared);
-/* How many clusters of this launch the device holds at once; 0: it cannot run. Cached likewise. */
+/* How many clusters of this launch, or without them blocks, the device holds at once; 0: it cannot run, or the device
+ * lacks it. Cached: cheap to ask again. */
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch);
-
-/* Whether either question was left without an answer, by an error of the driver, since this thread last asked that. */
+/* Whether that was left without an answer, by an error of the driver, since this thread last asked this. */
 bool normfuse_cuda_lacks_answers(void);
 
 /* The driver's state in words, for normfuse_info: a static string. */
 const char *normfuse_cuda_state(void);
+/* What this thread's last call launched: "rows_split_forward_f32_4x22 8192x256 cluster=2 kept=22+3", with " + ". */
+const char *normfuse_last_kernels(void);
+/* For the child of a fork, which may have been made while a thread held the lock of the plans. */
+void normfuse_cuda_plans_after_fork(void);
 
 #endif

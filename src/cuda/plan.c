@@ -14,7 +14,7 @@
 static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
 {
     const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
-#define BY(name, value) g->by_##name = normfuse_cuda_divisor_of(value);
+#define BY(name, value) g->by_##name = divisor_of(value);
 #define BY_ITS_OWN(name) BY(name, g->name)
     BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(joined_blocks) BY_ITS_OWN(sum_slots)
     BY_ITS_OWN(width) BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
@@ -28,8 +28,7 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
 }
 
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
- * but no more threads than a GPU holds. Batch norm 2x797x46x24 bf16 NHWC backward, of 144 parts: a warp each 39.4 us, a
- * block 49.8; affine 9x6x58192 bf16 backward, of 198: 24.0 us, 16.2. */
+ * but no more threads than a GPU holds. Affine 9x6x58192 bf16 backward, 198 parts: a warp each 24.0 us, a block 16. */
 static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
 {
     enum { PARTS_A_LANE = 4, MAX_LANES = 256, RESIDENT_THREADS = 1 << 17 };
@@ -59,16 +58,15 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
 
 /* The statistics of `sets` sets of which each has so many parts: where these are very many, a few blocks a set first
  * join shares of them. */
-static void add_statistics(struct plan *plan, const struct normfuse_problem *p,
-                           const struct normfuse_cuda_geometry *geometry, int64_t sets, int64_t parts)
+static void add_statistics(struct plan *plan, const struct normfuse_problem *p, int64_t sets, int64_t parts)
 {
     enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
-    struct normfuse_cuda_geometry shared = *geometry;
+    struct normfuse_cuda_geometry shared = plan->sums_geometry;
     shared.triples = shared.joined = (int32_t)parts;
     shared.share = 1;
     if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
         shared.shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
-        shared.by_shares = normfuse_cuda_divisor_of(shared.shares);
+        shared.by_shares = divisor_of(shared.shares);
         shared.share = (int32_t)divide_up(parts, shared.shares);
         shared.joined = (int32_t)divide_up(parts, shared.share);
         add_small(plan, p, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
@@ -108,7 +106,7 @@ static void add_slopes(struct plan *plan, const struct normfuse_problem *p, int6
     sums.joined = (int32_t)p->c;
     sums.share = (int32_t)slots;
     struct step *const step = add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, 1, p->c);
-    step->geometry.by_sum_slots = normfuse_cuda_divisor_of(1);
+    step->geometry.by_sum_slots = divisor_of(1);
 }
 
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
@@ -121,10 +119,8 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
-    const bool spans_samples = is_of(step, NORMFUSE_SCHEDULE_lines) || holds_columns_in_lanes(step, p->columns);
-    if (rounds || g->sets_a_block > 1 || is_of(step, NORMFUSE_SCHEDULE_general) ||
-        is_of(step, NORMFUSE_SCHEDULE_cluster) || is_of(step, NORMFUSE_SCHEDULE_tile) ||
-        spans_samples || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+    const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(tile) | OF(cluster) | OF(general);
+    if (rounds || g->sets_a_block > 1 || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -143,7 +139,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     bool found;
     if (holds) {
         if (shape.unaligned_samples)
-            shape = normfuse_cuda_narrowed(given);
+            shape = narrowed(given);
         else if (p->columns && shape.direction == BACKWARD && is_rare(p->activation))
             shape.plain = shape.compact = shape.few_rows = shape.batch = false;
         found = normfuse_cuda_hold(&shape, step);
@@ -166,30 +162,26 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     step->phases = phases;
     step->source = source;
     set_divisors(p, step->threads - step->without_vectors, &step->geometry);
+    if (sums)
+        plan->sums_geometry = step->geometry;
     plan->count++;
     return true;
 }
 
-/* What the blocks of the whole grid send one another, `word` bytes a part; twice, so that rounds do not meet. */
-static size_t bytes_of_partials(const struct shape *shape, const struct step *step, size_t word)
+/* A kernel that does both phases and holds what it reads, where there is one. Two passes are the faster way for what
+ * elementwise_residual takes, but for lines. */
+static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source)
 {
+    if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) ||
+        !add_step(shape, plan, phases, source, true))
+        return false;
+    /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
+    const struct step *const step = &plan->steps[0];
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    return step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts) * word : 0;
-}
-
-/* Two passes are the faster way for what elementwise_residual takes, but for lines. */
-static bool holds_residual(const struct shape *shape)
-{
-    return !shape->residual || normfuse_cuda_takes(&normfuse_cuda_lines, shape);
-}
-
-/* Another problem of the same call. False: more than the kernels count. */
-static bool shape_of_other(const struct shape *shape, const struct normfuse_problem *p, struct shape *other)
-{
-    const bool fits = normfuse_cuda_shape_of(p, shape->device, shape->has_grid_barriers, other);
-    other->explains = shape->explains;
-    return fits;
+    const int64_t word = shape->direction == FORWARD ? 24 : 16;
+    plan->partials = step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts * word) : 0;
+    return true;
 }
 
 /* Sums, statistics of them, and results from these: each where it is wanted. */
@@ -198,7 +190,7 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p), d = group_of(p);
     const bool empty = p->n == 0 || p->s == 0;
-    struct normfuse_cuda_geometry summed = {.group = (int32_t)d};
+    plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
     int64_t parts = statistics ? 0 : 1; /* of a set */
     if (statistics && !empty) {
         /* The sums are of x alone where nothing is added to it. */
@@ -207,16 +199,16 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
         if (p->activation == NORMFUSE_PRELU)
             bare.activation = NORMFUSE_IDENTITY;
         const bool is_bare = p->pre_add.data == NULL && (p->post_add.data != NULL || p->activation == NORMFUSE_PRELU);
-        struct shape of_bare;
-        const bool sums_bare = is_bare && shape_of_other(shape, &bare, &of_bare) && of_bare.plain;
+        struct shape of_bare = *shape;
+        const bool sums_bare = is_bare && normfuse_cuda_shape_of(&bare, &of_bare) && of_bare.plain;
         if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
             return false;
-        summed = plan->steps[plan->count - 1].geometry;
-        parts = d / summed.group * summed.parts * maximum(1, summed.copies);
+        const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+        parts = d / g->group * g->parts * maximum(1, g->copies);
         plan->partials = (size_t)(sets * parts) * 24;
     }
     if (sets > 0)
-        add_statistics(plan, p, &summed, sets, parts);
+        add_statistics(plan, p, sets, parts);
     if (!applies || empty)
         return true;
     plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
@@ -233,10 +225,9 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         return empty || p->y.data == NULL ||
                add_step(shape, plan, NORMFUSE_PHASE_APPLY, p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE,
                         false);
-    if (statistics && applies && !empty && holds_residual(shape) &&
-        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0, true))
-        plan->partials = bytes_of_partials(shape, &plan->steps[0], 24);
-    else if (!plan_statistics_and_results(shape, plan, statistics, applies))
+    const bool holds = statistics && applies && !empty &&
+                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0);
+    if (!holds && !plan_statistics_and_results(shape, plan, statistics, applies))
         return false;
     if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
         const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
@@ -253,11 +244,9 @@ static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool centred = p->sets != NORMFUSE_SETS_NONE, sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL)) {
-        if (!add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
-            return false;
-        plan->sums_geometry = plan->steps[0].geometry;
-    }
+    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL) &&
+        !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
+        return false;
     if (!wants_dx)
         return true;
     if (centred) {
@@ -266,11 +255,11 @@ static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32
         plan->totals = (size_t)sets_of(p) * 16;
     }
     struct normfuse_problem rest = *p;
-    struct shape of_dz;
+    struct shape of_dz = *shape;
     const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
     if (stored) {
-        normfuse_cuda_go_on_from_dz(&rest);
-        (void)shape_of_other(shape, &rest, &of_dz);
+        go_on_from_dz(&rest);
+        (void)normfuse_cuda_shape_of(&rest, &of_dz);
     }
     if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
         return false;
@@ -282,7 +271,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int32_t both = NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY;
-    const bool empty = p->n == 0 || p->c == 0 || p->s == 0, centred = p->sets != NORMFUSE_SETS_NONE;
+    const bool empty = normfuse_is_empty(p), centred = p->sets != NORMFUSE_SETS_NONE;
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
@@ -302,11 +291,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             /* dx needs no sums: one reading in any case. */
             if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
                 return false;
-            plan->sums_geometry = first->geometry;
-        } else if (wants_dx && sums && holds_residual(shape) && add_step(shape, plan, both, source, true)) {
-            plan->sums_geometry = first->geometry;
-            plan->partials = bytes_of_partials(shape, first, 16);
-            wants_gradients = wants_gradients && !finds_gradients(first) && !holds_grid(first) &&
+        } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
+            wants_gradients = wants_gradients && !first->finds_gradients &&
                               !lets_last_block_finish(shape, first);
         } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
             return false;
@@ -326,12 +312,14 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
                       bool has_grid_barriers, const struct normfuse_cuda_tuning *loaded, bool explains,
                       struct plan *plan)
 {
-    struct shape shape;
+    struct shape shape = {.device = device,
+                          .policy = normfuse_cuda_policy(device->capability),
+                          .tuning = normfuse_cuda_tuning_of(loaded, device),
+                          .has_grid_barriers = has_grid_barriers,
+                          .explains = explains};
     *plan = (struct plan){.count = 0};
-    if (!normfuse_cuda_shape_of(problem, device, has_grid_barriers, &shape))
+    if (!normfuse_cuda_shape_of(problem, &shape))
         return false;
-    shape.tuning = normfuse_cuda_tuning_of(loaded, device);
-    shape.explains = explains;
     if (explains && device->general_alone)
         fprintf(stderr, "normfuse: plan: %s: the library has the general kernels alone for this GPU, as PTX\n",
                 problem->name);
@@ -345,13 +333,6 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
                                                                   : "the nearest table, of",
                 shape.tuning->gpu);
     return shape.direction == FORWARD ? plan_forward(&shape, plan) : plan_backward(&shape, plan);
-}
-
-void normfuse_cuda_explain(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                           bool has_grid_barriers)
-{
-    struct plan plan;
-    (void)make_plan(problem, device, has_grid_barriers, normfuse_cuda_loaded_tuning(), true, &plan);
 }
 
 /* A call is planned twice, for its scratch and to run, and those of a network come again and again: planning takes some
@@ -382,12 +363,6 @@ static char *place_of(const char *data)
     return (char *)(data != NULL ? 1 + (uintptr_t)data % 16 : 0);
 }
 
-static void keep_view(struct normfuse_view *key, const struct normfuse_view *given)
-{
-    if (given->data != NULL)
-        *key = (struct normfuse_view){place_of(given->data), given->batch, given->channel, given->position};
-}
-
 static void keep_parameter(struct normfuse_parameter *key, const struct normfuse_parameter *given)
 {
     key->batch = given->batch;
@@ -406,10 +381,11 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
     KEEP(has_running_momentum) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
 #undef KEEP
-#define KEEP(name) keep_view(&key->name, &problem->name);
+    key->x = problem->x; /* strides are those of all */
+#define KEEP(name) key->name.data = place_of(problem->name.data);
     NORMFUSE_CUDA_TENSORS(KEEP)
 #undef KEEP
-#define KEEP(name, place) keep_parameter(&key->name, &problem->name);
+#define KEEP(name) keep_parameter(&key->name, &problem->name);
     NORMFUSE_COMMON_PARAMETER_LIST(KEEP)
     NORMFUSE_RARE_PARAMETER_LIST(KEEP)
 #undef KEEP
@@ -441,7 +417,7 @@ void normfuse_cuda_plans_after_fork(void)
 
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
-                                         bool *is_certain)
+                                         bool explains, bool *is_certain)
 {
     static _Thread_local struct cached_plan last;
     struct plan_key key;
@@ -450,7 +426,9 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     key.tuning = normfuse_cuda_loaded_tuning();
     key.has_grid_barriers = has_grid_barriers;
     *is_certain = true;
-    if (memcmp(&last.key, &key, sizeof key) != 0) {
+    if (explains) {
+        last.key.device = 0;
+    } else if (memcmp(&last.key, &key, sizeof key) != 0) {
         pthread_mutex_lock(&mutex);
         last = *find_place(&key);
         pthread_mutex_unlock(&mutex);
@@ -458,13 +436,14 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     if (memcmp(&last.key, &key, sizeof key) != 0) {
         (void)normfuse_cuda_lacks_answers();
         last.key = key;
-        last.found = make_plan(problem, device, has_grid_barriers, key.tuning, false, &last.plan);
+        last.found = make_plan(problem, device, has_grid_barriers, key.tuning, explains, &last.plan);
         *is_certain = !normfuse_cuda_lacks_answers();
         pthread_mutex_lock(&mutex);
         if (*is_certain)
             *find_place(&key) = last;
+        else
+            last.key.device = 0;
         pthread_mutex_unlock(&mutex);
-        last.key.device = *is_certain ? key.device : 0;
     }
     return last.found ? &last.plan : NULL;
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * policy.h - what the planner knows of each kind of GPU: figures that were measured, by compute capability. Figures
- * that all GPUs have so far, measured on an H200, stand where they are used.
- */
+ * that all GPUs have so far, measured on an H200, stand where they are used. */
 #ifndef NORMFUSE_CUDA_POLICY_H
 #define NORMFUSE_CUDA_POLICY_H
 
@@ -39,10 +38,8 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     {.capability = 90,                     /* H200, 2026-11-21 */
      .part_bytes = {136 << 10, 136 << 10}, /* batch norm 128x1024x32x32: 4 blocks of 131 KB 304 us, 8 of 66 KB 361 */
      .small_part_bytes = {0, 68 << 10},    /* 256x512x56x56 backward: 6 blocks of 128 threads 1448 us, 3 of 256 1546 */
-     /* Forward 128x256x28x28: 224 threads that keep 7 vectors 55 us, 96 that keep 20 62; batch norm 32x512x28x28: 448
-      * threads 33.7 us, 320 34.9, 256 38.0; 64x1024x14x14: 224 36.0, 448 38.2. Backward 128x256x28x28: 128 threads,
-      * five blocks on a multiprocessor, 99 us, 160 102.6, 192 113, 256 127.6; batch norm 64x1024x14x14, two of any: 256
-      * 63, 160 67.7 */
+     /* 128x256x28x28: 224 threads that keep 7 vectors 55 us, 96 that keep 20 62; backward, of 128 five blocks on a
+      * multiprocessor, 99 us, of 256 128 */
      .whole_threads = {{448, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
      .passing_slots = {{0, 8}, {8, 8}},
@@ -57,8 +54,7 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
      .grid_wait = {2.5, 7.5},
      .twice = {1.62, 1.70},
      .twice_wide = 0.95, /* batch norm 256x2048x7x7 NHWC: 58 us, held 63; backward 84, held 93 */
-     /* 1x256x512x512 f16 NHWC 121 and 186 us, 8x128x512x512 bf16 411 and 641; rows: 2x320x8x8 f16 9.0, 4x512x64x64
-      * 20.9 */
+     /* 1x256x512x512 f16 NHWC 121 and 186 us; rows: 2x320x8x8 f16 9.0 */
      .twice_wait = {{9.0, 28.0}, {12.0, 28.0}}},
     {.capability = 0, /* nothing was measured: less memory on the chip, no clusters, slower memory */
      .part_bytes = {64 << 10, 64 << 10},
@@ -87,10 +83,8 @@ static const double normfuse_cuda_start[2] = {1.3, 2.6}, normfuse_cuda_cluster_w
 /* Waves of blocks at least, of results and of sums: 1x256x512x512 NHWC backward, sums in 1 wave 174 us, 2 177. */
 static const int32_t normfuse_cuda_passing_waves[2] = {4, 1};
 
-/* Parts of a channel that a kernel's last block adds to gradients, where a later kernel would. NCHW: 16x640x32x32 f16,
- * 16 parts, 34 us, by the last block 50; 128x1024x32x32, 8, 444 and 476; 6x1312x12x20 f16 25 and 32; 2x320x128x128
- * f16 36.6 and 36.1; one part, 16x256x14x14 f16, 12.4 and 9.5. NHWC: 8x640x16x16, 8, 11.9 and 17.9; 2x1280x8x8, 2, 8.8
- * and 8.8. */
+/* Parts of a channel that a kernel's last block adds to gradients, where a later kernel would. 16x640x32x32 f16 NCHW,
+ * 16 parts, 34 us, by the last block 50; one part, 16x256x14x14, 12.4 and 9.5. */
 enum { NORMFUSE_CUDA_PARTS_OF_LAST = 2 };
 
 static inline const struct normfuse_cuda_policy *normfuse_cuda_policy(int32_t capability)

@@ -3,23 +3,7 @@
  * schedules.c - tries the schedules; see schedules.h. */
 #include "schedules.h"
 
-#include <math.h>
 #include <stdio.h>
-
-struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value)
-{
-    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)maximum(1, value)};
-    by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
-    by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
-    return by;
-}
-
-int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step)
-{
-    const struct normfuse_cuda_launch launch = {
-        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
-    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
-}
 
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
@@ -74,13 +58,11 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     /* Forward each warp of a norm group reads what all of its blocks found, from the same lines of the L2: 1x24x651x168
-     * f32 with two groups, 132 blocks each, 21.6 us, 1x249x42x84 with three 14.3, 1x256x64x64 with 32 8.3. */
+     * f32 with two groups, 132 blocks each, 21.6 us, 1x256x64x64 with 32 8.3. */
     const double part_wait = shape->direction == FORWARD ? 0.075 : 0.0;
-    const double slots = (double)maximum(1, normfuse_cuda_resident_blocks(shape, step)), blocks = (double)step->blocks;
+    const double slots = (double)maximum(1, resident_blocks(shape, step)), blocks = (double)step->blocks;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
-    /* Half of the multiprocessors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin(blocks, slots) * 1.3 / shape->device->multiprocessors);
-    double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach * filled) +
+    double time = shape->bytes / (shape->policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) +
                   normfuse_cuda_start[shape->direction];
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
         time += normfuse_cuda_cluster_wait;
@@ -116,9 +98,8 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
                 : normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
         double own = INFINITY;
         const char *const reason = try_schedule(schedule, &shape, &step, &own);
-        /* What was measured takes the place of order, and no order holds where two passes take less: 1x24x651x168 f32
-         * with two groups 17.3 us; tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0, a general kernel 17.6.
-         */
+        /* What was measured takes the place of order, and no order holds where two passes take less: tiles of instance
+         * norm 4x83x21x14x35 f16 with post_add 24.0 us, a general kernel 17.6. */
         const bool in_order = schedule->in_order && line == NULL && 0.95 * own <= twice;
         const double tuned = line != NULL ? fmax(1e-3, line->start + line->factor * own) : own;
         const double time = in_order ? 0.0 : tuned;

@@ -4,6 +4,8 @@
 #ifndef NORMFUSE_CUDA_SCHEDULES_H
 #define NORMFUSE_CUDA_SCHEDULES_H
 
+#include <math.h>
+
 #include "shape.h"
 
 /* Block groups: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a
@@ -18,13 +20,14 @@ struct step {
     int variant; /* of its schedule */
     uint32_t threads, cluster;
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
-    int32_t at_once;          /* rows, and what else a schedule of columns has: kernels.h */
+    int32_t at_once;          /* 0: not of normfuse_cuda_columns; rows, and what else these schedules have */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     int64_t blocks;
     size_t shared;
-    bool cooperative;  /* all blocks wait for one another, at grid barriers */
-    bool of_dpost_add; /* what goes on from dz: the step before it wrote that there */
+    bool cooperative;     /* all blocks wait for one another, at grid barriers */
+    bool finds_gradients; /* of the parameters: no later kernel does */
+    bool of_dpost_add;    /* what goes on from dz: the step before it wrote that there */
 };
 
 /* What a schedule may need, and take. */
@@ -43,9 +46,7 @@ struct schedule {
     int needs;
     const char *(*refuse)(const struct shape *); /* NULL: it may take this; else why it cannot. May be NULL itself. */
     int variants;                                /* sizes of blocks and clusters; 0: one */
-    /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this holds nothing: two
-     * passes.
-     */
+    /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this is two passes. */
     const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
     bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
@@ -78,20 +79,39 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
-struct normfuse_cuda_divisor normfuse_cuda_divisor_of(int64_t value);
-/* Blocks of a step that run at the same time. */
-int64_t normfuse_cuda_resident_blocks(const struct shape *shape, const struct step *step);
-/* Columns: `width` vectors a block, in which `group` channels are joined; vectors of a row that have channels of one
- * group, at most. */
-struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
-                                                           int64_t group);
-int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group);
+/* Columns: vectors that have channels of one group, at most. */
+static inline int64_t max_vectors_of_group(const struct shape *shape, int64_t group)
+{
+    return 1 + divide_up(group - common_divisor(group, shape->elements), shape->elements);
+}
 
-/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. */
+static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
+{
+    struct normfuse_cuda_divisor by = {.divisor = (uint32_t)maximum(1, value)};
+    by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
+    by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
+    return by;
+}
+
+/* Blocks of a step that run at the same time. */
+static inline int64_t resident_blocks(const struct shape *shape, const struct step *step)
+{
+    const struct normfuse_cuda_launch launch = {
+        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
+    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
+}
+
+/* A set of schedules. */
+#define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
+
+/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. Over rows one kernel has
+ * unaligned vectors for all that hold them. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_tile;
+    const bool has_both = ((OF(lines) | OF(tile)) >> schedule & 1) != 0;
+    if (shape->unaligned && !p->columns && ((OF(block) | OF(split) | OF(two_pass)) >> schedule & 1) != 0)
+        schedule = NORMFUSE_SCHEDULE_unaligned;
     return normfuse_cuda_kernel_of(p->columns && !has_both, schedule, shape->direction == BACKWARD, p->type,
                                    shape->elements > 1 && !has_both);
 }
@@ -116,8 +136,18 @@ static inline void set_width(const struct shape *shape, struct normfuse_cuda_geo
     g->blocks_wide = (int32_t)divide_up(all, width);
     g->folded = shape->folded;
     g->row_channels = (int32_t)(p->c * shape->folded);
-    g->all_samples = g->sums_by_channel = normfuse_cuda_takes_all_samples(p);
+    g->all_samples = g->sums_by_channel = takes_all_samples(p);
     g->all_block_groups = (int32_t)(g->all_samples ? g->blocks_wide : p->n * g->blocks_wide);
+}
+
+/* Columns: `width` vectors a block, in which `group` channels are joined. */
+static inline struct normfuse_cuda_geometry *begin_columns(const struct shape *shape, struct step *step, int64_t width,
+                                                           int64_t group)
+{
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    set_width(shape, g, vectors_of_row(shape), width, group, rows_of_sample(shape, shape->unaligned_samples));
+    g->row_values = g->group * shape->folded;
+    return g;
 }
 
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
@@ -126,44 +156,21 @@ static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_sched
     return normfuse_cuda_kernel_table[kernel_of(shape, schedule)].vectors;
 }
 
-static inline bool is_of(const struct step *step, enum normfuse_cuda_schedule schedule)
+static inline bool is_of(const struct step *step, uint32_t schedules)
 {
-    return normfuse_cuda_kernel_table[step->kernel].schedule == schedule;
+    return (schedules >> normfuse_cuda_kernel_table[step->kernel].schedule & 1) != 0;
 }
 
-/* A cluster that has the blocks of all samples, and so the parameters' gradients. */
-static inline bool finds_gradients(const struct step *step)
+/* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */
+static inline double reach_of(const struct shape *shape, double blocks, double resident)
 {
-    return (is_of(step, NORMFUSE_SCHEDULE_cluster) && step->of.cluster.samples > 0) ||
-           (is_of(step, NORMFUSE_SCHEDULE_tile) && step->tile.samples > 0);
-}
-
-/* One block a multiprocessor, which hold samples together; the kernel finds the parameters' gradients, too. */
-static inline bool holds_grid(const struct step *step)
-{
-    return is_of(step, NORMFUSE_SCHEDULE_grid_registers) || is_of(step, NORMFUSE_SCHEDULE_grid_pipeline) ||
-           is_of(step, NORMFUSE_SCHEDULE_grid_pipeline_batch);
-}
-
-/* Columns: lanes of a warp hold a norm group. */
-static inline bool holds_columns_in_lanes(const struct step *step, bool columns)
-{
-    return columns && (is_of(step, NORMFUSE_SCHEDULE_lanes) || is_of(step, NORMFUSE_SCHEDULE_lanes_rows));
-}
-
-/* Whether its blocks run at the same time all, as those that wait for one another must. */
-static inline bool is_resident(const struct shape *shape, const struct step *step)
-{
-    return normfuse_cuda_resident_blocks(shape, step) >= step->blocks;
+    return fmin(1.0, fmin(blocks, resident) * 1.3 / shape->device->multiprocessors);
 }
 
 /* The fewest bits of which 2^bits is `count` or more. */
 static inline int32_t bits_for(int64_t count)
 {
-    int32_t bits = 0;
-    while (INT64_C(1) << bits < count)
-        bits++;
-    return bits;
+    return count > 1 ? 64 - __builtin_clzll((unsigned long long)count - 1) : 0;
 }
 
 /* 2^bits lanes of a warp for each of `count`, as many as `threads` allow. */
@@ -182,10 +189,8 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
 {
     g->group_bits = lane_bits_of(groups, threads);
     g->channel_bits = lane_bits_of(channels, threads);
-    g->subvector_bits = 0;
-    while (in_subvectors && g->group % (2 << g->subvector_bits) == 0 && 2 << g->subvector_bits <= shape->elements)
-        g->subvector_bits++;
-    g->by_subvectors = normfuse_cuda_divisor_of(g->group >> g->subvector_bits);
+    g->subvector_bits = in_subvectors ? bits_for(common_divisor(g->group, shape->elements)) : 0;
+    g->by_subvectors = divisor_of(g->group >> g->subvector_bits);
 }
 
 /* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
@@ -201,15 +206,15 @@ static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samp
 static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 {
     step->cluster = blocks > 1 ? (uint32_t)blocks : 0;
-    if (blocks > 1)
-        step->geometry.exchange = NORMFUSE_EXCHANGE_CLUSTER;
+    step->geometry.exchange = blocks > 1 ? NORMFUSE_EXCHANGE_CLUSTER : NORMFUSE_EXCHANGE_NONE;
 }
 
-/* All blocks of the grid wait for one another. */
-static inline void exchange_by_grid(struct step *step)
+/* All blocks of the grid wait for one another, so all must run at the same time. Returns why they cannot. */
+static inline const char *exchange_by_grid(const struct shape *shape, struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
     step->cooperative = true;
+    return resident_blocks(shape, step) >= step->blocks ? NULL : "its blocks are not resident together";
 }
 
 #endif

@@ -3,30 +3,16 @@
  * schedules_columns.c - the schedules of columns (NHWC) but for those of the whole grid, and their two passes. */
 #include "schedules.h"
 
-#include <math.h>
-
 enum {
     COLUMN_THREADS = 256,
-    /* Of what is not held, and twice as many where blocks have parts of rows. Batch norm 256x64x112x112: 128 331 us,
-     * 256 333, 512 330; 256x2048x7x7: 256 64 us, 512 58; backward 105, in two waves 89, and of 512 84. */
+    /* Of what is not held, and twice as many where blocks have parts of rows. */
     PASSING_THREADS = 256
 };
 
 /* How many vectors of a row a block can have: as few as hold whole groups, times any number, or of rows folded all. */
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
 {
-    return shape->folded > 1 ? normfuse_cuda_vectors_of_row(shape)
-                             : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
-}
-
-struct normfuse_cuda_geometry *normfuse_cuda_begin_columns(const struct shape *shape, struct step *step, int64_t width,
-                                                           int64_t group)
-{
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    set_width(shape, g, normfuse_cuda_vectors_of_row(shape), width, group,
-              normfuse_cuda_rows_of_sample(shape, shape->unaligned_samples));
-    g->row_values = g->group * shape->folded;
-    return g;
+    return shape->folded > 1 ? vectors_of_row(shape) : common_multiple(group, shape->elements) / shape->elements;
 }
 
 static void part_rows_of(const struct shape *shape, struct step *step, int64_t part_rows)
@@ -40,7 +26,7 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
 
 /* `joins`: the kernel sums. */
 static bool settle_columns(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                           int64_t part_rows, uint32_t threads, int32_t cluster, bool joins)
+                           int64_t part_rows, uint32_t threads, bool joins)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
@@ -59,7 +45,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     if (shape->unaligned_samples)
         groups += groups / g->folded;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
-    const int64_t in_cluster = cluster > 1 ? groups * cluster : 0;
+    const int64_t in_cluster = groups * step->cluster;
     int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
@@ -77,30 +63,39 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
-int64_t normfuse_cuda_max_vectors_of_group(const struct shape *shape, int64_t groups, int64_t group)
+/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
+ * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
+ * twice as many threads. */
+enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
+
+static bool is_of_grid(const struct step *step)
 {
-    int64_t vectors = 0;
-    for (int64_t i = 0; i < groups; i++)
-        vectors = maximum(vectors, ((i + 1) * group - 1) / shape->elements - i * group / shape->elements + 1);
-    return vectors;
+    return step->variant % 8 >= 5;
 }
 
-/* The same for a compact kernel, with threads for as few rows each as a block has room for, or as `few` as can be: more
- * blocks then share a multiprocessor. False where it is not made for this. */
-static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
+static bool has_more_threads(const struct step *step)
+{
+    return step->variant % WAYS >= 8;
+}
+
+/* The kernel `cluster`, with threads for as few rows each as a block has room for, or as few threads as can be: more
+ * blocks then share a multiprocessor. Few come first where blocks wait for one another: 2x1280x16x16 backward 6.2 us,
+ * as many as can be 6.7. False where it is not made for this. */
+static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts)
 {
     enum { MAX_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool few = has_more_threads(step) != (parts > 1);
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || normfuse_cuda_vectors_of_row(shape) % g->width != 0 ||
+    if (is_of_grid(step) || !shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
         (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
-    const int64_t vectors = normfuse_cuda_max_vectors_of_group(shape, groups, g->group);
+    const int64_t vectors = max_vectors_of_group(shape, g->group);
     const bool gives = shape->wants_gradients;
-    const int64_t max_threads = COLUMN_THREADS - (gives ? 32 : 0);
-    const int64_t at_most = minimum(max_threads / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
+    const int64_t at_most =
+        minimum((COLUMN_THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
     const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
@@ -109,11 +104,12 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
     const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, (int32_t)cluster, true))
+    exchange_by_cluster(step, cluster);
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
         return false;
     step->at_once = (int32_t)at_once;
-    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, normfuse_cuda_divisor_of(cluster),
-                                                      normfuse_cuda_divisor_of(at_once)};
+    step->finds_gradients = samples > 0;
+    step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster), divisor_of(at_once)};
     const struct normfuse_cluster_layout layout =
         shape->direction == FORWARD
             ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
@@ -123,7 +119,6 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     /* The sums of channels are a warp's of their own. */
     step->without_vectors = gives ? 32 : 0;
     step->threads += step->without_vectors;
-    exchange_by_cluster(step, cluster);
     return step->shared + 1024 <= shape->device->shared_per_block;
 }
 
@@ -144,21 +139,21 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return "a part of a warp does not hold a group";
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
-    const int64_t units = normfuse_cuda_vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
+    const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, units_here * vectors, d);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
     step->kernel = kernel_of(shape, schedule);
     step->threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
-    step->of.lanes = (struct normfuse_cuda_lanes){
-        (int32_t)samples, (int32_t)units, normfuse_cuda_divisor_of(units_here), normfuse_cuda_divisor_of(lanes)};
+    step->of.lanes =
+        (struct normfuse_cuda_lanes){(int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
     const int32_t channels = g->width * shape->elements;
     if (shape->wants_gradients)
         step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->sets_a_block = (int32_t)samples;
-    const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
+    const int64_t resident = resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
     int64_t parts = maximum(1, resident / blocks_wide);
@@ -171,7 +166,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
         return "samples are too few";
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
-    g->by_subvectors = normfuse_cuda_divisor_of(d);
+    g->by_subvectors = divisor_of(d);
     step->blocks = blocks_wide * parts;
     return resident > 0 ? NULL : "no block is resident";
 }
@@ -190,63 +185,50 @@ static double estimate(const struct shape *shape, const struct step *step)
     /* Copies of column blocks beside whole rows: rows narrower than this take so much longer. */
     static const struct {
         double bytes, stretch;
-    } widths[] = {{20, 5.0}, {40, 2.8}, {80, 1.9}, {150, 1.45}, {250, 1.25}, {500, 1.12}, {1000, 1.04}};
-    /* For each block of a cluster, where more than one wave of them runs: 256x512x56x56 bf16 NHWC in clusters of 8 450
-     * us, of 16 487, twice 635, the whole grid, more than once, 941. */
-    static const double cluster_gap[2] = {0.016, 0.1}, GRID_ROUNDS = 1.8;
-    /* Other kernels than compact ones, in few waves times the memory's time, and microseconds more. f16 NHWC:
-     * 8x1920x32x32 32.0 us, the pipeline 27.7; backward 4x960x32x32 27.2 and 15.2, 8x1920x16x16 19.2 and 17.8. */
-    static const double few_waves[2] = {1.2, 1.4}, not_compact[2] = {2.2, 4.3};
-    /* What a compact cluster takes, the square of its blocks, and each further wave: f16 NHWC with SiLU, 2x1280x8x8 3.0
-     * us, clusters 3.8, not compact 5.0; backward 4.7 and 8.7; 2x1280x16x16 4.0 and 6.3, backward 6.2 and 10.8;
-     * 2x640x32x32 in clusters of 4 6.1, of 8 5.9, of 16 6.7; 8x320x32x32, one wave, 7.6; 8x640x32x32, five, 21.7. */
-    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8;
-    static const double GRADIENTS = 2.0; /* a kernel for them */
+    } widths[] = {{20, 5.0},   {40, 2.8},   {80, 1.9},    {150, 1.45},
+                  {250, 1.25}, {500, 1.12}, {1000, 1.04}, {INFINITY, 1.0}};
+    static const double cluster_gap[2] = {0.016, 0.1}; /* a block of a cluster, where there are waves */
+    static const double GRID_ROUNDS = 1.8;             /* all multiprocessors read, then all write */
+    static const double few_waves[2] = {1.2, 1.4}, more[2] = {2.2, 4.3}; /* of `split`: times the memory's time; us */
+    static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8; /* of `cluster`; its blocks squared; each wave */
+    static const double GRADIENTS = 2.0;                           /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int32_t a_multiprocessor =
-        normfuse_cuda_blocks_per_multiprocessor(shape->device, step->kernel, step->threads, step->shared);
-    const int64_t slots = normfuse_cuda_resident_blocks(shape, step);
-    if (slots == 0)
+    const struct step without_cluster = {.kernel = step->kernel, .threads = step->threads, .shared = step->shared};
+    const int64_t a_multiprocessor = resident_blocks(shape, &without_cluster) / shape->device->multiprocessors;
+    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
+    if (slots == 0.0)
         return INFINITY;
-    const bool is_cluster = is_of(step, NORMFUSE_SCHEDULE_cluster);
-    const double width_bytes = (double)g->width * (double)shape->vector_bytes;
-    double stretch = 1.0;
-    for (size_t i = 0; i < sizeof widths / sizeof *widths && stretch == 1.0 && g->blocks_wide > 1; i++)
-        if (width_bytes < widths[i].bytes)
-            stretch = widths[i].stretch;
-    const double waves = ceil((double)step->blocks / (double)slots);
-    const double busy = (double)step->blocks / (waves * (double)slots);
-    /* Half of the multiprocessors draw most of the bandwidth. */
-    const double reach = fmin(1.0, fmin((double)step->blocks, (double)slots) * 1.3 / shape->device->multiprocessors);
+    const bool is_cluster = is_of(step, OF(cluster));
+    const double waves = ceil(blocks / slots), busy = blocks / (waves * slots);
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
-    double time = shape->bytes / (policy->bytes_a_microsecond * reach * filled) * stretch;
+    size_t i = g->blocks_wide > 1 ? 0 : sizeof widths / sizeof *widths - 1;
+    while ((double)g->width * vector_bytes(shape) >= widths[i].bytes)
+        i++;
+    double time =
+        shape->bytes / (policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) * widths[i].stretch;
     if (!is_cluster && waves < 4.0)
         time *= few_waves[shape->direction];
     if (a_multiprocessor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
-    if (step->cluster > 1 && waves > 1.0)
+    if (waves > 1.0)
         time *= 1.0 + cluster_gap[shape->direction] * step->cluster;
-    /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. */
+    /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. Nothing hides it
+     * behind `cluster`. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
-    if (shape->wants_gradients && !finds_gradients(step) &&
+    if (shape->wants_gradients && !step->finds_gradients &&
         (is_cluster || parts_of_channel > NORMFUSE_CUDA_PARTS_OF_LAST))
-        /* Nothing hides it behind compact kernels: 43x256x5x13 bf16 9.8 us, grid_registers 8.2; 24x96x98 7.4 and 7.0;
-         * 160x1248x7 27.4. */
         time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
         return time +
                (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
-    time += not_compact[shape->direction];
-    /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins:
-     * instance norm 36x6x416x380 bf16, four rows, 88.6 us, two passes 69.9; 16x255x1960 f16, eight, 37.8. */
+    time += more[shape->direction];
+    /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        /* 2x640x32x32 f16 NHWC: clusters of 2 8.6 us, of 4 8.4, of 8 8.1; batch norm 1x768x546, of 16 14.2, tiles 7.1.
-         */
         time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster + (step->cluster > 8 ? 4.0 : 0.0)) *
                 (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
@@ -254,16 +236,15 @@ static double estimate(const struct shape *shape, const struct step *step)
         const double groups = (double)g->width * shape->elements / g->row_values;
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
-            time *= GRID_ROUNDS; /* all multiprocessors read, then all write */
+            time *= GRID_ROUNDS;
         time += policy->grid_wait[shape->direction] * rounds +
-                (double)step->blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
+                blocks * g->parts * groups * pair * rounds / policy->l2_bytes_a_microsecond;
     }
     return time;
 }
 
 /* Vectors of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
- * takes shared memory. Backward of group norm 1x1952x35x7x35 bf16 81 us, by whole rows, with one block a multiprocessor, 110.
- */
+ * takes shared memory. Backward of group norm 1x1952x35x7x35 bf16 81 us; whole rows, a block a multiprocessor, 110. */
 enum { WIDEST = 64 };
 
 /* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */
@@ -272,25 +253,14 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     (void)step;
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = group_of(p);
+    const int64_t vectors = vectors_of_row(shape), d = group_of(p);
     const double wide = p->columns && d == 1 && vectors > WIDEST ? policy->twice_wide : 1.0;
-    /* Forward a warp of the kernel between has each norm group: 169x379x20x8 f16 with 379 groups 89.6 us, 4096x512 with
-     * 32 168, 16384x1024 f32 with 64 1181. */
+    /* Forward a warp of the kernel between has each norm group: 16384x1024 f32 with 64 groups 1181 us. */
     const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
                           : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
                                                       : 0.0;
     return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
            policy->twice_wait[p->columns][shape->direction] + joined;
-}
-
-/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
- * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
- * twice as many threads. */
-enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
-
-static bool is_of_grid(const struct step *step)
-{
-    return step->variant % 8 >= 5;
 }
 
 /* *parts: blocks a block group. */
@@ -299,20 +269,18 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
     const bool grid = is_of_grid(step);
     const int bits = step->variant % 8 - (grid ? 5 : 0);
     const int64_t d = group_of(shape->problem), units = INT64_C(1) << step->variant / WAYS;
-    const int64_t unit = vectors_of_unit(shape, d), vectors = normfuse_cuda_vectors_of_row(shape);
+    const int64_t unit = vectors_of_unit(shape, d), vectors = vectors_of_row(shape);
     const int64_t width = minimum(units * unit, vectors);
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
     if (grid && !shape->has_grid_barriers)
         return "there is no sync memory";
-    /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us,
-     * else 24.3.
-     */
+    /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, 24.3. */
     if (grid && shape->has_pipeline && !shape->batch)
         return "grid_pipeline does it better";
     if (!grid && bits > 0 && !shape->device->clusters)
         return "the device is older than 9.0";
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, d);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
     *parts = INT64_C(1) << bits;
@@ -329,18 +297,11 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
     return *parts > g->rows ? "rows are fewer than blocks" : NULL;
 }
 
-/* Few threads first where blocks wait for one another: 2x1280x16x16 backward 6.2 us, as many as can be 6.7. */
-static bool begin_cluster(const struct shape *shape, struct step *step, int64_t parts)
-{
-    const bool twice = step->variant % WAYS >= 8;
-    return !is_of_grid(step) && settle_cluster(shape, step, parts, twice != (parts > 1));
-}
-
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
     int64_t parts;
     const char *const reason = begin_variant(shape, step, &parts);
-    return reason != NULL ? reason : begin_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
+    return reason != NULL ? reason : settle_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
 }
 
 static const char *configure_split(const struct shape *shape, struct step *step)
@@ -350,29 +311,27 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     if (reason != NULL)
         return reason;
     struct step other = *step;
-    if (begin_cluster(shape, &other, parts))
+    if (settle_cluster(shape, &other, parts))
         return "cluster does it better";
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t max_threads = step->variant % WAYS >= 8 ? 2 * COLUMN_THREADS : COLUMN_THREADS;
-    const int64_t at_most =
-        minimum(maximum(1, max_threads / g->width), normfuse_cuda_max_at_once(shape, group_of(shape->problem)));
+    const int64_t max_threads = has_more_threads(step) ? 2 * COLUMN_THREADS : COLUMN_THREADS;
+    const int64_t at_most = minimum(maximum(1, max_threads / g->width), max_at_once(shape, group_of(shape->problem)));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once),
-                        is_of_grid(step) ? 1 : (int32_t)parts, true))
+    if (!is_of_grid(step))
+        exchange_by_cluster(step, parts);
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once), true))
         return "shared memory does not hold it";
-    if (is_of_grid(step)) {
-        if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
-            return "blocks are too few, or block groups too many";
-        exchange_by_grid(step);
-        step->blocks = (int64_t)g->block_groups * g->parts;
-        return is_resident(shape, step) ? NULL : "its blocks are not resident together";
+    if (!is_of_grid(step)) {
+        /* Parts that round away would leave blocks of the cluster without rows. */
+        g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
+        step->blocks = (int64_t)g->all_block_groups * parts;
+        return NULL;
     }
-    /* Parts that round away would leave blocks of the cluster without rows. */
-    g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-    step->blocks = (int64_t)g->all_block_groups * parts;
-    exchange_by_cluster(step, parts);
-    return NULL;
+    if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
+        return "blocks are too few, or block groups too many";
+    step->blocks = (int64_t)g->block_groups * g->parts;
+    return exchange_by_grid(shape, step);
 }
 
 const struct schedule normfuse_cuda_two_pass = {
@@ -393,9 +352,7 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
 /* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
-    /* bf16 NHWC with ReLU, 256x256x56x56, forward: 1 tile 426 us, 2 421, 4 430, 8 434; batch norm 634, 476, 460, 462;
-     * backward: 805, 774, 783, 787; batch norm 756, 728, 730, 737. Affine 64x256x64x64 bf16 NHWC: 256 threads, 1 tile
-     * 67.4 us, 2 69.5, 128 threads 68.3; backward 512 threads, 8 tiles 110 us, 4 121, 1 138, 256 threads 126. */
+    /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
     static const struct kind {
         enum normfuse_cuda_schedule schedule;
         int32_t threads[2], waves[2], passes[2]; /* of a block at most; of results: of blocks at least, tiles at most */
@@ -407,19 +364,19 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
       parted = {NORMFUSE_SCHEDULE_two_pass, {2 * PASSING_THREADS, 2 * PASSING_THREADS}, {2, 2}, {4, 4}};
     enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
     const int direction = shape->direction;
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_columns(shape, step, width, group);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, group);
     const struct kind *const kind = shape->given               ? &elementwise
                                     : shape->residual          ? &residual
                                     : shape->unaligned_samples ? &unaligned
                                     : g->blocks_wide > 1       ? &parted
                                                                : &whole;
     const int64_t slots = vectors_of(shape, kind->schedule);
-    const int64_t at_most = sums || direction == BACKWARD ? normfuse_cuda_max_at_once(shape, group) : INT64_MAX;
+    const int64_t at_most = sums || direction == BACKWARD ? max_at_once(shape, group) : INT64_MAX;
     int64_t max_threads = kind->threads[direction];
     uint32_t threads;
     for (;; max_threads = PASSING_THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, 1, sums))
+        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, sums))
             break;
         if (max_threads <= PASSING_THREADS)
             return false;
@@ -428,7 +385,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
     const int64_t waves = sums ? normfuse_cuda_passing_waves[sums] : kind->waves[direction];
-    const int64_t wanted = waves * maximum(1, normfuse_cuda_resident_blocks(shape, step));
+    const int64_t wanted = waves * maximum(1, resident_blocks(shape, step));
     if (sums) {
         const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
         const int64_t parts =
@@ -450,14 +407,14 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
     const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->residual;
-    const int64_t vectors = normfuse_cuda_vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
+    const int64_t vectors = vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
     const int64_t unit = vectors_of_unit(shape, d);
     const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
     int64_t width = minimum(vectors, WIDEST);
     if (vectors > WIDEST && unit <= 512)
         width = maximum(1, WIDEST / unit) * unit;
     /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
-    const int64_t group = !joins ? width * shape->elements : normfuse_cuda_max_at_once(shape, d) > 0 ? d : 1;
+    const int64_t group = !joins ? width * shape->elements : max_at_once(shape, d) > 0 ? d : 1;
     if ((unit <= 512 || vectors <= WIDEST) && pass_width(shape, step, sums, width, group))
         return true;
     if (shape->folded > 1)

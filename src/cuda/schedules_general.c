@@ -4,8 +4,6 @@
  * two passes. general.cuh has the picture. */
 #include "schedules.h"
 
-#include <math.h>
-
 enum {
     THREADS = 256,
     SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */
@@ -19,25 +17,24 @@ static struct shape general_of(const struct shape *shape)
 {
     enum { MAX_VALUES = 1 << 30 };
     const struct normfuse_problem *const p = shape->problem;
-    struct shape narrow = normfuse_cuda_narrowed(shape), general = narrow;
+    struct shape narrow = narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
-    if (!normfuse_cuda_begins_with_vectors(p))
+    if (!are_aligned(p) || (p->columns ? p->c != 1 && p->x.channel != 1 : p->s != 1 && p->x.position != 1))
         return narrow;
     general.wide = true;
     general.elements = elements;
-    general.vector_bytes = 16;
     if (!p->columns) {
         general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
         /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
          * 23.9, 33.0; x15 32.3, 38.5; x21 47.2, 48.3; f32 x5 10.2, 11.2; backward x7 22.4, 20.3. */
-        const bool pays = normfuse_cuda_fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
+        const bool pays = fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
         return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
     }
     if (p->type == NORMFUSE_F64)
         return narrow;
     if (p->c % elements == 0)
         return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
-    general.folded = (int32_t)(normfuse_cuda_common_multiple(p->c, elements) / p->c);
+    general.folded = (int32_t)(common_multiple(p->c, elements) / p->c);
     general.unaligned = p->x.batch % elements != 0 || p->s % general.folded != 0;
     return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MAX_VALUES ? general
                                                                                                            : narrow;
@@ -81,9 +78,9 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t rows, all = p->c, width, group = d, lanes;
     if (p->columns) {
-        rows = normfuse_cuda_rows_of_sample(shape, shape->unaligned);
-        all = normfuse_cuda_vectors_of_row(shape);
-        int64_t unit = normfuse_cuda_common_multiple(d, shape->elements) / shape->elements;
+        rows = rows_of_sample(shape, shape->unaligned);
+        all = vectors_of_row(shape);
+        int64_t unit = common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
             if (d % shape->elements != 0)
                 return false;
@@ -95,7 +92,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
         lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
     } else {
-        rows = shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements;
+        rows = shape->unaligned ? unaligned_spans(p, shape->elements) : p->s / shape->elements;
         lanes = size;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
@@ -170,7 +167,7 @@ static const char *refuse(const struct shape *shape)
 static struct shape held_of(const struct shape *shape)
 {
     const struct shape general = general_of(shape);
-    return general.folded > 1 ? normfuse_cuda_narrowed(shape) : general;
+    return general.folded > 1 ? narrowed(shape) : general;
 }
 
 static const char *configure(const struct shape *given, struct step *step)
@@ -199,14 +196,14 @@ static const char *configure(const struct shape *given, struct step *step)
     exchange_by_cluster(step, cluster);
     if (!settle(shape, step, true, true))
         return "a thread would sum too much, or shared memory does not suffice";
-    return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
+    return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
 /* Microseconds: what moves, what waits, and what of the second walk the L2 has no more. */
 static double estimate(const struct shape *given, const struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
-    const double resident = (double)normfuse_cuda_resident_blocks(shape, step), blocks = (double)step->blocks;
+    const double resident = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
@@ -217,23 +214,20 @@ static double estimate(const struct shape *given, const struct step *step)
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
-     * 128x1024x14x14 bf16 NCHW with post_add, clusters of 16 in nine waves 220 us, two passes 132; 1x945x8x6 f16 NHWC,
-     * a cluster of 4 14 us, of 16 51; 8x320x64x64 f16 NHWC with pre_add, clusters of 8 in one wave 50. */
+     * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
     const double once = step->cluster > 1 ? 6.0 + 1.5 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
-    /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us, 94x25x4x7 f32
-     * with post_add, one block, 6.1. Single elements backward take more: 7x157x3x5x5 bf16 NHWC 34.2. */
+    /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
     const double first = shape->direction == BACKWARD
                              ? once + (shape->problem->columns && shape->elements == 1 ? 8.0 : 0.0)
                          : step->cluster > 1 ? 3.0 + 0.8 * step->cluster
                                              : fmin(once, 4.0);
     /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
      * pre_add 136 us, in two passes 111. */
-    const double row = step->geometry.width * (double)shape->vector_bytes;
+    const double row = step->geometry.width * vector_bytes(shape);
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
     /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5
-     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9; 6x64x12x30 bf16 backward with post_add, 16 blocks 13.3, 48
-     * 10.5. Over columns clusters win though their threads walk far: 8x320x64x64 f16 with pre_add 59, two passes 62. */
+     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9. Over columns clusters win though threads walk far. */
     const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) *
                         (shape->direction == BACKWARD ? 1.5 : 1.0);
     const double walk = shape->problem->columns ? 0.0 : each * waves * (double)vectors_of_thread(&step->geometry);
@@ -251,8 +245,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9; 16x256x32x32 f32 NCHW with pre_add
-     * 35.0, backward 45.4; 2x320x64x64 f16 NCHW with post_add backward 30.9. */
+    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9. */
     static const double starts[2][2] = {{14.0, 20.0}, {15.0, 31.0}};
     double start = starts[shape->problem->columns][shape->direction];
     /* Few channels leave little to join: 18x8x21x45 f16 NHWC 17.6 us, 7x157x3x5x5 25.2. */

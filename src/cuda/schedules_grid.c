@@ -3,11 +3,8 @@
  * schedules_grid.c - columns: the whole grid holds samples, one block a multiprocessor. */
 #include "schedules.h"
 
-#include <math.h>
-
 enum {
-    /* f16 NHWC with SiLU, 2x320x64x64 backward, one block of 320 a multiprocessor 13.6 us, of 256 13.9, of 160 14.6,
-     * two of 160 15.2. */
+    /* 2x320x64x64 f16 NHWC with SiLU backward, one block of 320 a multiprocessor 13.6 us, two of 160 15.2. */
     GRID_THREADS = 320,
     L2_KEPT_BYTES = 32 << 20,   /* that the L2 is to keep */
     L2_AGAIN_BYTES = 200 << 20, /* that is read again, above which the L2 may keep what it likes */
@@ -40,30 +37,28 @@ static const char *refuse_pipeline(const struct shape *shape)
 /* Entries of a group or, of batch norm, of a channel that a lane joins. */
 static int64_t joined_entries(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t at_once)
 {
-    return shape->batch
-               ? divide_up(at_once, INT64_C(1) << g->lane_bits)
-               : divide_up(normfuse_cuda_max_vectors_of_group(shape, shape->problem->groups, g->group) * at_once,
-                           GROUP_LANES);
+    return shape->batch ? divide_up(at_once, INT64_C(1) << g->lane_bits)
+                        : divide_up(max_vectors_of_group(shape, g->group) * at_once, GROUP_LANES);
 }
 
-/* The sums of the samples' blocks meet through the grid. False: the blocks are not resident together. */
-static bool share_grid(const struct shape *shape, struct step *step, int64_t block_groups, int64_t parts,
-                       int64_t part_rows, int64_t at_once)
+/* The sums of the samples' blocks meet through the grid. */
+static const char *share_grid(const struct shape *shape, struct step *step, int64_t block_groups, int64_t parts,
+                              int64_t part_rows, int64_t at_once)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool gives = shape->wants_gradients;
     g->part_rows = (int32_t)part_rows;
     g->parts = g->parts_a_sample = (int32_t)parts;
     g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
-    g->by_subvectors = normfuse_cuda_divisor_of(g->group);
+    g->by_subvectors = divisor_of(g->group);
     step->at_once = (int32_t)at_once;
     step->blocks = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
+    step->finds_gradients = true;
     g->sums_by_channel = gives || shape->batch;
     g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
     g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
-    exchange_by_grid(step);
-    return is_resident(shape, step);
+    return exchange_by_grid(shape, step);
 }
 
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
@@ -72,8 +67,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* Values that a thread sums before it joins them to what it had; what the kernels have in shared memory beside what
      * is requested. */
     enum { MAX_STAGES = 32, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
-    /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5;
-     * 1x256x512x512 of 4 110.3, of 8 109.3. */
+    /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5. */
     static const int32_t tile_slots[2] = {8, 4};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t block_groups = divide_up(shape->problem->n, rounds);
@@ -119,10 +113,10 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     /* What is read again last, since it is in L2 still; of much more than that some of what is protected is lost. */
     const int64_t turn_bytes = block_groups * parts * stage_bytes;
     of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
-    of->by_tile = normfuse_cuda_divisor_of(tile_rows);
-    of->by_turn = normfuse_cuda_divisor_of(parts * tile_rows);
+    of->by_tile = divisor_of(tile_rows);
+    of->by_turn = divisor_of(parts * tile_rows);
     step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
-    return share_grid(shape, step, block_groups, parts, part_rows, at_once);
+    return share_grid(shape, step, block_groups, parts, part_rows, at_once) == NULL;
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
@@ -133,7 +127,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
         if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
             continue;
         /* A block has all vectors of a row. */
-        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
+        begin_columns(shape, step, vectors_of_row(shape), group_of(p));
         if (settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.block_groups == 1))
@@ -146,12 +140,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
 static double estimate_pipeline(const struct shape *shape, const struct step *step)
 {
     /* Times the memory's time, all and what is read again beside that; microseconds that blocks wait for one another,
-     * for each channel, for batch norm once more and for its channels, and for each further round of one sample.
-     * 2x320x128x128 20.8 and 36.1 us, 1x256x512x512 109 and 168, 8x128x512x512 bf16 443 and 653 (twice 409 and 630),
-     * 256x512x56x56 bf16 backward 800; f16 backward 1x320x32x32 8.8, 1x2560x16x16 14.3. Batch norm f16 NHWC:
-     * 256x2048x7x7 50.5 (clusters 58.3), 32x512x28x28 backward 41 (twice 60), 32x64x56x56 17.5 (registers over the grid
-     * 22.4), backward 24 (39), 4x64x56x56 9.8, backward 13.0, 4x2048x7x7 14.0, 13.6. With 32 MB kept in the L2:
-     * 256x2048x7x7 46.7 us for 50, backward 70.3 for 73.0; 1x256x512x512 104.4 for 108.1. */
+     * for each channel, for batch norm once more and for its channels, and for each further round of one sample. */
     static const double AGAIN = 0.85;
     static const struct {
         double stretch, wait, channel, batch, batch_channel, round;
@@ -186,8 +175,7 @@ static const char *refuse_registers(const struct shape *shape)
 static const char *configure_registers(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g =
-        normfuse_cuda_begin_columns(shape, step, normfuse_cuda_vectors_of_row(shape), group_of(p));
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, vectors_of_row(shape), group_of(p));
     if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
         return "samples are too many, or rows too wide";
     const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
@@ -199,24 +187,18 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->threads = whole_warps(at_once * g->width);
     step->shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
-    return share_grid(shape, step, p->n, parts, part_rows, at_once) ? NULL : "its blocks are not resident together";
+    return share_grid(shape, step, p->n, parts, part_rows, at_once);
 }
 
 static double estimate_registers(const struct shape *shape, const struct step *step)
 {
     (void)step;
-    /* f16 NHWC with SiLU: 2x640x32x32 9.4 us, clusters 12.1; 2x320x64x64 12.8, from pipelines 13.4; 1x256x32x32 7.5, a
-     * cluster 5.1. */
+    /* 2x320x64x64 f16 NHWC with SiLU 12.8 us, from pipelines 13.4. */
     return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
 }
 
-const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
-                                                     .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
-                                                     .refuse = refuse_pipeline,
-                                                     .configure = configure_pipeline,
-                                                     .estimate = estimate_pipeline};
-const struct schedule normfuse_cuda_grid_registers = {.name = "grid_registers",
-                                                      .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS,
-                                                      .refuse = refuse_registers,
-                                                      .configure = configure_registers,
-                                                      .estimate = estimate_registers};
+#define GRID(what) .refuse = refuse_##what, .configure = configure_##what, .estimate = estimate_##what
+const struct schedule normfuse_cuda_grid_pipeline = {
+    .name = "grid_pipeline", .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(pipeline)};
+const struct schedule normfuse_cuda_grid_registers = {
+    .name = "grid_registers", .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(registers)};

@@ -28,21 +28,16 @@ static bool pays(const struct shape *shape)
     if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES &&
         normfuse_cuda_refused(&normfuse_cuda_tile_rows, shape) == NULL)
         return false;
-    /* Vectors are the better way for long rows that are norm groups. Of unaligned ones instance norm 2x1024x33x17 f16
-     * 15.2 us, by vectors 7.2; 18x768x18x6 bf16 10.4, 20.4; backward 16x162x48 f32 7.8, 15.5; 1x16528x121 f16 27.7,
-     * 50.7; 1x1707x1171 f32 40.2, 22.3. Of whole ones 1x2500x100 f32 3.8, 5.8; 32x15x200 bf16 3.8, 4.8; backward
-     * 8x144x108 f32 7.5, 8.3; 1x2500x200 f16 10.0, 8.0. */
-    /* Of 16 bits parts of warps are, too, where they are many: 226x873x176 f16 138.9 us, by vectors 93.6; 64x2048x128
-     * bf16 45.2, 37.4; x64 24.9, 24.7, backward 38.4, 33.6; f32 64x2048x96 51.2, 61.9. */
+    /* Vectors are the better way for long rows that are norm groups: 1x2500x200 f16 10.0 us, by vectors 8.0; x100 f32
+     * 3.8, 5.8. Of unaligned ones 2x1024x33x17 f16 15.2, 7.2; 18x768x18x6 bf16 10.4, 20.4. */
+    /* Of 16 bits parts of warps are, too, where they are many: 226x873x176 f16 138.9 us, by vectors 93.6. */
     if (!p->columns && group_of(p) == 1 && shape->elements == 8 && !shape->unaligned && p->s >= 64 &&
         normfuse_cuda_takes(&normfuse_cuda_lanes_of_rows, shape))
         return false;
     if (!p->columns && group_of(p) == 1 && shape->plain)
         return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
-    /* Of several channels of unaligned vectors: 16x1024x686, 256 groups, bf16 90.1 us, by vectors 30.5;
-     * 64x256x225, 32, f16 25.8, 12.1; 32x512x49, 32, f16 9.6, 7.3, but 256x512x49, 128, f16 half the time by lines;
-     * 15x6144x7, 24, f32 9.6, 9.7. Backward 26x603x1200, 201, f16 171, 109; 70x4096x56, 64, bf16 99.5, 80.0;
-     * 32x512x49, 32, f16 14.5, 16.8; 256x768x8, 8, f16 18.7, 39.2. */
+    /* Of several channels of unaligned vectors: 16x1024x686, 256 groups, bf16 90.1 us, by vectors 30.5; 32x512x49, 32,
+     * f16 9.6, 7.3; backward 70x4096x56, 64, bf16 99.5, 80.0; 256x768x8, 8, f16 18.7, 39.2. */
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
     if (!p->columns && shape->plain && shape->unaligned)
         return forward ? p->s < 4 * vector || values_of_line(shape) <= FEW_VALUES
@@ -141,7 +136,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
     step->shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
-    const int64_t resident = normfuse_cuda_resident_blocks(shape, step);
+    const int64_t resident = resident_blocks(shape, step);
     if (resident == 0)
         return "no block is resident";
     const int64_t rounds = divide_up(p->n, block.samples);

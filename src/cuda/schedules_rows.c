@@ -3,15 +3,13 @@
  * schedules_rows.c - the schedules of rows (NCHW), in order of preference, and their two passes. */
 #include "schedules.h"
 
-#include <math.h>
-
 static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = begin_step(step);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
     g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
-    g->spans = (int32_t)(shape->unaligned ? normfuse_cuda_unaligned_spans(p, shape->elements) : p->s / shape->elements);
+    g->spans = (int32_t)(shape->unaligned ? unaligned_spans(p, shape->elements) : p->s / shape->elements);
     g->group = (int32_t)group_of(p);
     g->outer = (int32_t)(none ? p->c : g->sums_by_channel ? p->n : g->group);
     g->all_block_groups = (int32_t)(none ? p->n : sets_of(p));
@@ -28,8 +26,8 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
     /* Two passes forward hold nothing: a thread walks any number of vectors. */
-    const bool holds = !(forward && schedule == NORMFUSE_SCHEDULE_two_pass);
     step->kernel = kernel_of(shape, schedule);
+    const bool holds = !(forward && is_of(step, OF(two_pass)));
     step->threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
@@ -53,13 +51,11 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     const struct normfuse_problem *const p = given->problem;
     struct shape shape = *given;
     if (given->unaligned || (given->wide && p->type == NORMFUSE_F64)) {
-        shape = normfuse_cuda_narrowed(given);
+        shape = narrowed(given);
         /* Unaligned for their derivative alone. */
         shape.wide = p->type != NORMFUSE_F64 && normfuse_cuda_rows_folded(p, given->elements, false) == 1;
-        if (shape.wide) {
+        if (shape.wide)
             shape.elements = given->elements;
-            shape.vector_bytes = given->vector_bytes;
-        }
     }
     struct normfuse_cuda_geometry *const g = begin_rows(&shape, step);
     g->lane_bits = bits_for(divide_up(g->rows, vectors_of(&shape, NORMFUSE_SCHEDULE_lanes)));
@@ -81,14 +77,13 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
 static double microseconds_a_round(const struct shape *shape, const struct step *step)
 {
-    return (double)step->blocks * (double)step->geometry.part_rows * (double)shape->vector_bytes /
+    return (double)step->blocks * (double)step->geometry.part_rows * vector_bytes(shape) /
            shape->policy->bytes_a_microsecond;
 }
 
 /* Of norm groups that one block cannot hold, or that are too few. The backward has more to do between reading and
  * writing, so its clusters are of more and smaller blocks, side by side. */
 struct split {
-    enum normfuse_cuda_schedule schedule;
     int64_t parts;                /* blocks a norm group; 1: it may be one block's */
     int64_t cluster, max_cluster; /* the same in clusters, at least and at most */
     uint32_t threads, cluster_threads;
@@ -99,22 +94,19 @@ static struct split split_of(const struct shape *shape, const struct normfuse_cu
     enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int d = shape->direction;
-    const int64_t set_bytes = (int64_t)((double)g->rows * (double)((int64_t)shape->vector_bytes * shape->tensors));
+    const int64_t set_bytes = (int64_t)((double)g->rows * vector_bytes(shape) * shape->tensors);
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
     int64_t parts = divide_up(set_bytes, policy->part_bytes[d]);
     if (g->all_block_groups * parts < blocks_wanted)
         parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
     parts = maximum(1, parts);
     struct split split = {
-        .schedule = shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_split,
-        .parts = parts,
-        .cluster = parts,
-        .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
+        .parts = parts, .cluster = parts, .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
     /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
      * sets are small. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
-        threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, split.schedule))));
+        threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_split))));
     split.threads = split.cluster_threads = (uint32_t)threads;
     const int64_t small_bytes = policy->small_part_bytes[d];
     if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= split.max_cluster) {
@@ -137,9 +129,7 @@ static const char *refuse(const struct shape *shape)
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const enum normfuse_cuda_schedule schedule =
-        shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_block;
-    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, schedule)));
+    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
     const int32_t *const sizes = shape->policy->whole_threads[shape->direction];
     if (split_of(shape, g).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
@@ -148,10 +138,11 @@ static const char *configure_block(const struct shape *shape, struct step *step)
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, schedule, g->rows, (uint32_t)minimum(sizes[i], wanted)) ||
+        const uint32_t threads = (uint32_t)minimum(sizes[i], wanted);
+        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, g->rows, threads) ||
             trial.shared > shape->policy->shared_a_block)
             continue;
-        const int64_t blocks = normfuse_cuda_resident_blocks(shape, &trial);
+        const int64_t blocks = resident_blocks(shape, &trial);
         const double waves = blocks > 0 ? (double)trial.blocks / (double)blocks : INFINITY;
         const double filled = waves / ceil(waves);
         if (blocks > max_blocks && filled >= 0.9 * best) {
@@ -165,40 +156,37 @@ static const char *configure_block(const struct shape *shape, struct step *step)
 }
 
 /* `block_groups` norm groups at a time, with all blocks of the grid resident, two a multiprocessor. */
-static bool settle_grid(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                        uint32_t threads, int64_t block_groups)
+static bool settle_grid(const struct shape *shape, struct step *step, uint32_t threads, int64_t block_groups)
 {
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int32_t multiprocessors = shape->device->multiprocessors;
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
-        !settle_rows(shape, step, schedule, divide_up(g->rows, blocks), threads) ||
+        !settle_rows(shape, step, NORMFUSE_SCHEDULE_split, divide_up(g->rows, blocks), threads) ||
         step->shared > policy->shared_a_block)
         return false;
     step->blocks = block_groups * g->parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
     const bool rounds = block_groups < g->all_block_groups;
-    if (rounds && (double)g->part_rows * (double)shape->vector_bytes < policy->min_round_bytes)
+    if (rounds && (double)g->part_rows * vector_bytes(shape) < policy->min_round_bytes)
         return false;
     g->block_groups = (int32_t)block_groups;
     g->staggered_blocks = multiprocessors;
     if (rounds)
         g->stagger_cycles =
             (int32_t)(microseconds_a_round(shape, step) * shape->tensors * policy->cycles_a_microsecond);
-    exchange_by_grid(step);
-    return is_resident(shape, step);
+    return exchange_by_grid(shape, step) == NULL;
 }
 
 static const char *configure_grid(const struct shape *shape, struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const struct split split = split_of(shape, g);
-    return split.parts < 4 ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.schedule, split.threads, g->all_block_groups)
-               ? NULL
-               : "its blocks are not resident together";
+    return split.parts < 4                                                ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.threads, g->all_block_groups) ? NULL
+                                                                          : "its blocks are not resident together";
 }
 
 /* As many norm groups at a time as take the least time in all. */
@@ -213,13 +201,12 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     if (g.rows < FEW_VECTORS)
         return "a norm group is small";
     double min_time = INFINITY;
-    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691; 1x256x17x256x256, two, 486 and
-     * 429; backward, one, 863 and 798; 2x4096x24x20x24 f16, four, 134 and 160. */
+    /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691. */
     const int64_t fewest = sets <= 2 ? 1 : 3;
     for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
          block_groups--) {
         struct step trial = {0};
-        if (!settle_grid(shape, &trial, split.schedule, split.cluster_threads, block_groups))
+        if (!settle_grid(shape, &trial, split.cluster_threads, block_groups))
             continue;
         const double round = microseconds_a_round(shape, &trial) * (shape->tensors + 1) + ROUND_WAIT;
         const double time = (double)divide_up(sets, block_groups) * round;
@@ -240,10 +227,10 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
     int64_t min_time = INT64_MAX;
     for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, split.schedule, divide_up(g->rows, cluster), split.cluster_threads) ||
+        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_split, divide_up(g->rows, cluster), split.cluster_threads) ||
             (trial.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
-        const int64_t resident = maximum(1, normfuse_cuda_resident_blocks(shape, &trial));
+        const int64_t resident = maximum(1, resident_blocks(shape, &trial));
         if (cluster > 1) {
             /* Parts that round away would leave blocks of the cluster without rows. */
             trial.geometry.parts = (int32_t)cluster;
@@ -251,7 +238,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                 trial.geometry.sum_slots = trial.geometry.parts;
             trial.blocks = (int64_t)g->all_block_groups * cluster;
             exchange_by_cluster(&trial, cluster);
-            if (normfuse_cuda_resident_blocks(shape, &trial) == 0)
+            if (resident_blocks(shape, &trial) == 0)
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
@@ -284,27 +271,22 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     if (g->rows == 0)
         return false;
     const bool forward = shape->direction == FORWARD, streams = forward && !shape->unaligned;
-    const enum normfuse_cuda_schedule schedule =
-        shape->unaligned ? NORMFUSE_SCHEDULE_unaligned : NORMFUSE_SCHEDULE_two_pass;
+    const enum normfuse_cuda_schedule schedule = NORMFUSE_SCHEDULE_two_pass;
     /* Vectors in shared memory are requested with the others: more in flight for each wait. */
     const int64_t slots =
         vectors_of(shape, schedule) + (streams ? 0 : shape->policy->passing_slots[shape->direction][sums]);
-    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, of two tiles: 64 132.2, 128 133.7, 256 142.
-     */
+    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, two tiles: 64 132.2, 256 142. */
     const int64_t threads = minimum(streams && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
     const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
     const int64_t all = tiles * g->all_block_groups;
     /* Forward sums go on in registers from tile to tile. */
-    int64_t passes = 1;
-    if (streams) {
-        const int64_t resident = (int64_t)shape->device->multiprocessors *
-                                 normfuse_cuda_blocks_per_multiprocessor(shape->device, kernel_of(shape, schedule),
-                                                                         (uint32_t)threads, 1024);
-        passes = minimum(all / (normfuse_cuda_passing_waves[sums] * maximum(1, resident)), tiles);
-        passes = maximum(1, minimum(passes, sums ? 128 / slots : 2));
-    } else if (sums && forward) {
-        passes = maximum(1, minimum(128 / slots, all / (8 * (int64_t)shape->device->multiprocessors)));
-    }
+    step->kernel = kernel_of(shape, schedule);
+    step->threads = (uint32_t)threads;
+    step->shared = 1024;
+    const int64_t wanted = streams ? normfuse_cuda_passing_waves[sums] * maximum(1, resident_blocks(shape, step))
+                                   : 8 * (int64_t)shape->device->multiprocessors;
+    const int64_t at_most = streams && !sums ? 2 : forward && sums ? 128 / slots : 1;
+    int64_t passes = maximum(1, minimum(all / wanted, streams ? minimum(at_most, tiles) : at_most));
     /* Sums have no coefficients to keep, whatever the number of channels, but pre_bias. */
     const bool keeps = !sums || biased;
     while (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads)) {

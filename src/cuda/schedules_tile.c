@@ -3,8 +3,6 @@
  * schedules_tile.c - the schedule of small norm groups of a few rows of adjacent values, of both layouts. */
 #include "schedules.h"
 
-#include <math.h>
-
 /* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
 struct view {
     int64_t samples, rows, columns;
@@ -70,55 +68,50 @@ static const char *configure(const struct shape *shape, struct step *step)
         return "rows are fewer than blocks";
     const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
     const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * maximum(1, samples);
+    const int64_t blocks_wide = divide_up(view.columns, width), of_width = width / view.channel_columns;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
     step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
     step->threads = whole_warps(width * at_once);
-    const int64_t blocks_wide = divide_up(view.columns, width),
-                  bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
+    step->finds_gradients = samples > 0;
+#define OF_VIEW(name) .name = (int32_t)view.name,
+#define SET(name) .name = (int32_t)name,
     *tile = (struct normfuse_cuda_tile){
+        OF_VIEW(rows) OF_VIEW(length) OF_VIEW(columns) OF_VIEW(group) OF_VIEW(channel_columns)
+        SET(part_rows) SET(at_once) SET(width) SET(sets) SET(parts) SET(samples) SET(by_channels) SET(gives)
         .batch_bytes = view.sample * bytes,
         .tile_bytes = (view.length > 0 ? view.length : width) * bytes,
         .row_bytes = view.row * bytes,
-        .length = (int32_t)view.length,
-        .rows = (int32_t)view.rows,
-        .part_rows = (int32_t)part_rows,
-        .at_once = (int32_t)at_once,
         .slots = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE),
-        .columns = (int32_t)view.columns,
-        .width = (int32_t)width,
-        .group = (int32_t)view.group,
-        .channel_columns = (int32_t)view.channel_columns,
-        .sets = (int32_t)sets,
         .lane_bits = lane_bits_of(sets, 32),
-        .channel_bits = lane_bits_of(width / view.channel_columns, step->threads),
-        .parts = (int32_t)parts,
-        .samples = (int32_t)samples,
-        .by_channels = by_channels,
-        .gives = gives,
-        .by_ranks = normfuse_cuda_divisor_of(ranks),
-        .by_group = normfuse_cuda_divisor_of(view.group),
-        .by_channel_columns = normfuse_cuda_divisor_of(view.channel_columns),
+        .channel_bits = lane_bits_of(of_width, step->threads),
+        .by_ranks = divisor_of(ranks),
+        .by_group = divisor_of(view.group),
+        .by_channel_columns = divisor_of(view.channel_columns),
     };
-    g->rows = tile->rows;
-    g->part_rows = tile->part_rows;
-    g->width = tile->width;
+#undef SET
+#undef OF_VIEW
+#define SAME(name) g->name = tile->name;
+    SAME(rows) SAME(part_rows) SAME(width) SAME(lane_bits) SAME(parts)
+#undef SAME
     g->blocks_wide = (int32_t)blocks_wide;
     g->group = (int32_t)group_of(shape->problem);
-    g->lane_bits = tile->lane_bits;
     g->all_block_groups = (int32_t)(view.samples * blocks_wide);
-    g->parts = (int32_t)parts;
     g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
-    g->sum_slots = tile->by_channels ? 1 : (int32_t)parts;
+    g->sum_slots = by_channels ? 1 : g->parts;
     step->blocks = view.samples * blocks_wide * parts;
     exchange_by_cluster(step, ranks);
+    /* Shared memory: what each thread found, forward 4 values, backward 2, and once more where norm groups have several
+     * channels; what the blocks of the cluster send one another of norm groups, and the first one of channels. */
+    const int64_t values = shape->direction == BACKWARD ? 2 : 4;
     const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
-    step->shared = (size_t)normfuse_lay_out_tile(
-        width * at_once, parts > 1 ? sets * parts : 0, senders > 1 ? width / view.channel_columns * senders : 0,
-        (int64_t)shape->value_bytes, shape->direction == BACKWARD, by_channels);
+    const int64_t found = width * at_once * (shape->direction == BACKWARD && !by_channels ? 2 : 1);
+    const int64_t sent = (parts > 1 ? sets * parts : 0) + (senders > 1 ? of_width * senders : 0);
+    step->shared = (size_t)(values * (found + sent)) * shape->value_bytes;
     if (step->shared + 1024 > shape->device->shared_per_block)
         return "shared memory does not hold its sums";
-    return normfuse_cuda_resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
+    return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
 /* Microseconds: one warp by itself, and as long again for each further one that its scheduler has; clusters meet; what
@@ -135,7 +128,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     const struct normfuse_cuda_tile *const tile = &step->tile;
     const int d = shape->direction;
     const double blocks = (double)step->blocks, multiprocessors = shape->device->multiprocessors;
-    const double waves = ceil(blocks / (double)normfuse_cuda_resident_blocks(shape, step));
+    const double waves = ceil(blocks / (double)resident_blocks(shape, step));
     const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
@@ -156,9 +149,7 @@ static double estimate(const struct shape *shape, const struct step *step)
 }
 
 /* Batch norm of rows of a few values, which others have by vectors that belong to several: 64x2808x6 f16 28.2 us, here
- * 6.7; 8x1703x32 bf16 5.7, 4.6; backward 128x773x2 f16 11.3, 4.1; 8x326x64 f16 8.4, 4.3; 4x2447x64 bf16 7.0, 7.8.
- * Instance norm with additions or of few channels: 16x3x6400 f32 with post_add 8.4, 5.0; backward 1x637x784 bf16 with
- * pre_add 12.6, 5.2; 8x3x6400 f32 8.8, 6.7; 1x1707x1171 f32 22.3, 24.2. */
+ * 6.7. Instance norm with additions or of few channels: 16x3x6400 f32 with post_add 8.4, 5.0. */
 static const char *refuse_rows(const struct shape *shape)
 {
     enum { MAX_POSITIONS = 64, MAX_BYTES = 16 << 20 };

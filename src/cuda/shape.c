@@ -3,32 +3,6 @@
  * shape.c - see shape.h. */
 #include "shape.h"
 
-void normfuse_cuda_views(struct normfuse_problem *p, struct normfuse_view *views[VIEWS])
-{
-#define PUT(name) *views++ = &p->name;
-    NORMFUSE_CUDA_TENSORS(PUT)
-#undef PUT
-}
-
-static bool are_aligned(const struct normfuse_problem *p)
-{
-#define PLACE(name) | (uintptr_t)p->name.data
-    const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
-#undef PLACE
-    return places % 16 == 0;
-}
-
-int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b)
-{
-    int64_t x = a, y = b;
-    while (y != 0) {
-        const int64_t t = x % y;
-        x = y;
-        y = t;
-    }
-    return a / x * b;
-}
-
 /* How many rows have to be walked as one so that every tensor can be read and written in vectors of 16 bytes: one, or
  * under columns the fewest adjacent ones that are whole vectors; 0 where that is impossible. `unaligned_samples`:
  * though samples begin and end inside of vectors. */
@@ -37,7 +11,7 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
     enum { MAX_VECTORS = 512 }; /* of rows folded, which a block has whole */
     int64_t folded = 1;
     if (p->columns && p->c % elements != 0) {
-        folded = normfuse_cuda_common_multiple(p->c, elements) / p->c;
+        folded = common_multiple(p->c, elements) / p->c;
         if ((p->s % folded != 0 && !unaligned_samples) || p->c * folded / elements > MAX_VECTORS)
             return 0;
     } else if (unaligned_samples || (!p->columns && p->s % elements != 0)) {
@@ -52,33 +26,6 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
     return (int32_t)folded;
 }
 
-/* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
- * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of
- * several, and single channels where rows begin inside of vectors. */
-int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group)
-{
-    const bool forward = shape->direction == FORWARD;
-    if (shape->folded <= 1)
-        return INT64_MAX;
-    const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
-    const int64_t subvectors = !forward ? 1
-                               : shape->unaligned_samples
-                                   ? group
-                                   : normfuse_cuda_common_multiple(group, shape->elements) / shape->elements;
-    return in_lane / shape->folded * 32 / subvectors;
-}
-
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape)
-{
-    return shape->problem->c * shape->folded / shape->elements;
-}
-
-int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
-}
-
 /* Whether what a block counts bytes through is below 2^31 of them: a set, or under columns a sample, or all samples that
  * one reads through. */
 static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples)
@@ -91,34 +38,6 @@ static bool has_short_offsets(const struct normfuse_problem *p, bool all_samples
     const double elements = (by_batch ? (double)p->n * (double)x->batch : 0.0) + (double)channels * (double)x->channel +
                             (double)p->s * (double)x->position;
     return elements * (double)normfuse_type_bytes(p->type) < 2147483648.0;
-}
-
-/* Of `vector` elements: how many vectors that are aligned in memory a row can touch. Where in its first vector it
- * begins is a multiple of what divides the strides and the vector. */
-int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *p, int elements)
-{
-    const int64_t places = p->x.batch | p->x.channel | elements;
-    return divide_up(p->s + elements - (places & -places), elements);
-}
-
-bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *p)
-{
-    return are_aligned(p) && (p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1);
-}
-
-/* Whether so much of what these vectors carry is the row's. */
-bool normfuse_cuda_fills_vectors(const struct normfuse_problem *p, int elements, double part)
-{
-    return (double)p->s >= part * (double)(elements * normfuse_cuda_unaligned_spans(p, elements));
-}
-
-/* Whether such vectors are possible, and pay. Without statistics they do above four elements: evaluation 128x2048x3 f16
- * 12.4 us, by single ones 7.5; x2x2 11.5, 8.0; x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4; group
- * norm 64x1024x11 f16 backward 31.5, 26.7; on an H200 47x957x10, one group, 20.5, where two passes begin at 31. */
-static bool allows_unaligned_vectors(const struct normfuse_problem *p, int elements)
-{
-    return are_aligned(p) && p->x.position == 1 && !p->columns &&
-           (p->sets == NORMFUSE_SETS_NONE ? p->s > 4 : normfuse_cuda_fills_vectors(p, elements, 0.5));
 }
 
 /* Whether a thread can read a parameter of its vector's channels at once; `takes_double`: as doubles, too. */
@@ -143,95 +62,27 @@ static bool reads_running(const struct normfuse_problem *p, int elements)
            (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
-/* Whether no vector has channels of more than two groups. */
-static bool has_at_most_two_groups_a_vector(int64_t group, int elements)
-{
-    for (int64_t first = 0; first % group != 0 || first == 0; first += elements)
-        if ((first + elements - 1) / group - first / group > 1)
-            return false;
-    return true;
-}
-
-bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *p)
-{
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 &&
-               p->dbias.batch == 0 && !is_modulated(p);
-    return p->sets == NORMFUSE_SETS_BATCH;
-}
-
-/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
- * become one sample of more positions. */
-void normfuse_cuda_unite_samples(struct normfuse_problem *p)
-{
-    if (!p->columns || p->n <= 1 || !normfuse_cuda_takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
-        (p->s > 1 && p->x.batch != p->x.position * p->s))
-        return;
-    struct normfuse_view *views[VIEWS];
-    normfuse_cuda_views(p, views);
-    for (int i = 0; i < VIEWS; i++) {
-        if (p->s == 1)
-            views[i]->position = views[i]->batch;
-        views[i]->batch = 0;
-    }
-    p->s *= p->n;
-    p->n = 1;
-}
-
-/* Strides of one row are those of `from` rows folded and become those of `to`. */
-void normfuse_cuda_walk_folded(struct normfuse_problem *p, int32_t from, int32_t to)
-{
-    struct normfuse_view *views[VIEWS];
-    normfuse_cuda_views(p, views);
-    for (int i = 0; i < VIEWS; i++)
-        views[i]->position = views[i]->position / from * to;
-}
-
 /* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a
  * gradient dz must go to memory without loss, as the residual gets it. */
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
-     * backward 25.7, 23.4; 39.1, 51.2; batch norm 64x1024x14x14 52.8, 50.4; 64x512x28x28 98.6, 110; backward
-     * 4x512x28x28 23.6, 23.6; 16x1024x14x14 26.4, 32.7. */
+     * backward 25.7, 23.4; 39.1, 51.2. */
     static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
     const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
     if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
         p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || p->activation == NORMFUSE_PRELU ||
         !shape->short_offsets || !reads_running(p, shape->elements))
         return false;
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return true;
-    if (shape->tensor_bytes < min_bytes)
-        return false;
-    return shape->direction == FORWARD
-               ? p->y.data != NULL
-               : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
+    const bool writes = shape->direction == FORWARD
+                            ? p->y.data != NULL
+                            : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
+    return p->sets == NORMFUSE_SETS_NONE || (shape->tensor_bytes >= min_bytes && writes);
 }
 
-struct shape normfuse_cuda_narrowed(const struct shape *shape)
+bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shape)
 {
-    struct shape narrow = *shape;
-    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = false;
-    narrow.elements = narrow.folded = 1;
-    narrow.vector_bytes = normfuse_type_bytes(shape->problem->type);
-    return narrow;
-}
-
-void normfuse_cuda_go_on_from_dz(struct normfuse_problem *p)
-{
-    p->dy = p->dpost_add;
-    p->post_add.data = p->dpost_add.data = NULL;
-    p->activation = NORMFUSE_IDENTITY;
-}
-
-bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normfuse_cuda_device *device,
-                            bool has_grid_barriers, struct shape *shape)
-{
-    *shape = (struct shape){.problem = p,
-                            .device = device,
-                            .policy = normfuse_cuda_policy(device->capability),
-                            .has_grid_barriers = has_grid_barriers};
+    shape->problem = p;
     const bool forward = !(p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY));
     shape->direction = forward ? FORWARD : BACKWARD;
     shape->tensors = forward ? 1 : 2;
@@ -239,25 +90,28 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     shape->tensor_bytes = (double)p->n * (double)p->c * (double)p->s * (double)normfuse_type_bytes(p->type);
     shape->bytes = shape->tensor_bytes * (forward ? 2.0 : 3.0);
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
-    shape->short_offsets = has_short_offsets(p, normfuse_cuda_takes_all_samples(p));
-    /* Doubles have kernels with vectors of one element only under columns. */
+    shape->short_offsets = has_short_offsets(p, takes_all_samples(p));
     const bool biased = p->pre_bias.data != NULL;
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets && !device->general_alone &&
-                   p->activation != NORMFUSE_PRELU;
+    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets &&
+                   !shape->device->general_alone && p->activation != NORMFUSE_PRELU;
+    /* Doubles have kernels with vectors of one element only under columns. */
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
-    if (shape->folded > 1 && normfuse_cuda_max_at_once(shape, d) == 0)
+    if (shape->folded > 1 && max_at_once(shape, d) == 0)
         shape->folded = 0;
-    if (shape->folded == 0 && shape->plain) {
+    const bool folds_samples = shape->folded == 0 && shape->plain;
+    if (folds_samples)
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
-        shape->unaligned_samples = shape->folded > 0;
-    }
+    shape->unaligned_samples = folds_samples && shape->folded > 0;
     shape->wide = shape->folded > 0;
-    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. These pay, or
-     * none is possible. */
+    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. Without
+     * statistics unaligned ones pay above four elements: evaluation 128x2048x3 f16 12.4 us, by single ones 7.5;
+     * x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
-    shape->unaligned = (!shape->wide || (lacks_derivative && p->sets != NORMFUSE_SETS_NONE)) && shape->plain &&
-                       (p->columns || !biased) && allows_unaligned_vectors(p, shape->elements);
+    const bool none = p->sets == NORMFUSE_SETS_NONE;
+    shape->unaligned = (!shape->wide || (lacks_derivative && !none)) && shape->plain && !p->columns && !biased &&
+                       are_aligned(p) && p->x.position == 1 &&
+                       (none ? p->s > 4 : fills_vectors(p, shape->elements, 0.5));
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
@@ -265,7 +119,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     if (!shape->wide && !shape->unaligned)
         shape->elements = 1;
     const int elements = shape->elements;
-    shape->vector_bytes = (size_t)elements * normfuse_type_bytes(p->type);
     /* Columns of whole vectors, with weights that threads read in vectors. */
     const bool weights = is_packed(&p->weight, elements, false) && is_packed(&p->bias, elements, false) &&
                          is_packed(&p->pre_bias, elements, false);
@@ -273,17 +126,17 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, const struct normf
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
-    shape->compact = groups && modulation && has_at_most_two_groups_a_vector(d, elements);
+    /* No vector has channels of more than two groups, since it begins at a multiple of what both have in common. */
+    shape->compact = groups && modulation && d + common_divisor(d, elements) >= elements;
     shape->few_rows =
         groups && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
     shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
                    p->shift.data == NULL &&
                    (forward || (is_packed(&p->mean, elements, true) && is_packed(&p->rstd, elements, false)));
-    shape->given = vectors && modulation && p->sets == NORMFUSE_SETS_NONE && reads_running(p, elements) &&
-                   !is_rare(p->activation);
-    shape->residual =
-        shape->wide && !shape->plain && weights && modulation && !device->general_alone && takes_residual(p, shape);
+    shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
+    shape->residual = shape->wide && !shape->plain && weights && modulation && !shape->device->general_alone &&
+                      takes_residual(p, shape);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * shape.h - what a call is, for the planner: bytes, alignment, what is wanted, and which kinds of kernels can take it.
- */
+ * shape.h - what a call is, for the planner: bytes, alignment, what is wanted, and which kernels can take it. */
 #ifndef NORMFUSE_CUDA_SHAPE_H
 #define NORMFUSE_CUDA_SHAPE_H
 
@@ -14,7 +13,7 @@ enum { FORWARD = 0, BACKWARD = 1 };
 struct shape {
     const struct normfuse_problem *problem;
     const struct normfuse_cuda_device *device;
-    const struct normfuse_cuda_policy *policy;
+    const struct normfuse_cuda_policy *policy; /* of the device */
     const struct normfuse_cuda_tuning *tuning; /* for normfuse_cuda_hold */
     bool has_grid_barriers;
     bool explains; /* NORMFUSE_VERBOSE=plan */
@@ -36,7 +35,6 @@ struct shape {
     bool has_pipeline;      /* grid_pipeline can take it */
     bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */
-    size_t vector_bytes;
     double tensor_bytes, bytes; /* of x; that must move at least */
 };
 
@@ -114,28 +112,99 @@ static inline bool has_additions(const struct normfuse_problem *p)
 #define NORMFUSE_CUDA_TENSORS(TENSOR)                                                                                  \
     TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)
 enum { VIEWS = 9 };
-void normfuse_cuda_views(struct normfuse_problem *problem, struct normfuse_view *views[VIEWS]);
 
-int64_t normfuse_cuda_common_multiple(int64_t a, int64_t b);
-int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
-int64_t normfuse_cuda_max_at_once(const struct shape *shape, int64_t group);
+/* Whether all tensors begin where a vector of 16 bytes does. */
+static inline bool are_aligned(const struct normfuse_problem *p)
+{
+#define PLACE(name) | (uintptr_t)p->name.data
+    const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
+#undef PLACE
+    return places % 16 == 0;
+}
+
+static inline int64_t common_divisor(int64_t a, int64_t b)
+{
+    return b == 0 ? a : common_divisor(b, a % b);
+}
+
+static inline int64_t common_multiple(int64_t a, int64_t b)
+{
+    return a / common_divisor(a, b) * b;
+}
+
+static inline double vector_bytes(const struct shape *shape)
+{
+    return (double)shape->elements * (double)normfuse_type_bytes(shape->problem->type);
+}
+
 /* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
  * one elements into its first vector. */
-int64_t normfuse_cuda_vectors_of_row(const struct shape *shape);
-int64_t normfuse_cuda_rows_of_sample(const struct shape *shape, bool unaligned);
-/* Whether all tensors begin where a vector of 16 bytes does, and the inner axis is contiguous. */
-bool normfuse_cuda_begins_with_vectors(const struct normfuse_problem *problem);
-int64_t normfuse_cuda_unaligned_spans(const struct normfuse_problem *problem, int elements);
-bool normfuse_cuda_fills_vectors(const struct normfuse_problem *problem, int elements, double part);
-bool normfuse_cuda_takes_all_samples(const struct normfuse_problem *problem);
-void normfuse_cuda_unite_samples(struct normfuse_problem *problem);
-void normfuse_cuda_walk_folded(struct normfuse_problem *problem, int32_t from, int32_t to);
-void normfuse_cuda_go_on_from_dz(struct normfuse_problem *problem);
+static inline int64_t vectors_of_row(const struct shape *shape)
+{
+    return shape->problem->c * shape->folded / shape->elements;
+}
 
-/* False: more than the kernels count. */
-bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            bool has_grid_barriers, struct shape *shape);
-/* The same element by element. */
-struct shape normfuse_cuda_narrowed(const struct shape *shape);
+static inline int64_t rows_of_sample(const struct shape *shape, bool unaligned)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
+}
 
+/* Of vectors of so many elements that are aligned in memory: how many a row can touch. Where in its first vector it
+ * begins is a multiple of what divides the strides and the vector. */
+static inline int64_t unaligned_spans(const struct normfuse_problem *p, int elements)
+{
+    const int64_t places = p->x.batch | p->x.channel | elements;
+    return divide_up(p->s + elements - (places & -places), elements);
+}
+
+/* Whether so much of what these vectors carry is the row's. */
+static inline bool fills_vectors(const struct normfuse_problem *p, int elements, double part)
+{
+    return (double)p->s >= part * (double)(elements * unaligned_spans(p, elements));
+}
+
+static inline bool takes_all_samples(const struct normfuse_problem *p)
+{
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return p->pre_bias.batch == 0 && p->weight.batch == 0 && p->bias.batch == 0 && p->dweight.batch == 0 &&
+               p->dbias.batch == 0 && !is_modulated(p);
+    return p->sets == NORMFUSE_SETS_BATCH;
+}
+
+/* The second pass of a backward whose first one stored dz. */
+static inline void go_on_from_dz(struct normfuse_problem *p)
+{
+    p->dy = p->dpost_add;
+    p->post_add.data = p->dpost_add.data = NULL;
+    p->activation = NORMFUSE_IDENTITY;
+}
+
+/* Of rows folded at once, so that a lane that joins what threads found has no more of it one after the other than
+ * docs/numerics.md says: of 16 threads and, forward, as many channels of a group. Each vector holds subvectors of
+ * several, and single channels where rows begin inside of vectors. */
+static inline int64_t max_at_once(const struct shape *shape, int64_t group)
+{
+    const bool forward = shape->direction == FORWARD;
+    if (shape->folded <= 1)
+        return INT64_MAX;
+    const int64_t in_lane = forward ? 16 + minimum(group, 16) : 16;
+    const int64_t subvectors = !forward                   ? 1
+                               : shape->unaligned_samples ? group
+                                                          : common_multiple(group, shape->elements) / shape->elements;
+    return in_lane / shape->folded * 32 / subvectors;
+}
+
+/* The same shape, element by element. */
+static inline struct shape narrowed(const struct shape *shape)
+{
+    struct shape narrow = *shape;
+    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = false;
+    narrow.elements = narrow.folded = 1;
+    return narrow;
+}
+
+int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *problem, int elements, bool unaligned_samples);
+/* *shape has the device and what else is not of a problem: device to explains. False: more than the kernels count. */
+bool normfuse_cuda_shape_of(const struct normfuse_problem *problem, struct shape *shape);
 #endif

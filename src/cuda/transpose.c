@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * transpose.c - see transpose.h. */
-#include "transpose.h"
-
-#include "schedules.h"
+ * transpose.c - the copies of tensors that have not the strides of the others; see plan.h. transpose.cu copies. */
+#include "plan.h"
 
 /* A tile's bytes: enough on their way on each multiprocessor, and few where a tensor is small, so that all of them have
  * some. What shared memory six blocks of a multiprocessor can have. */
@@ -147,22 +145,17 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, in
     const int64_t tiles_a = divide_up(a->size, tile_a), tiles_b = divide_up(b->size, tile_b);
     /* An odd number of words, or of doubles. */
     const int64_t word = bytes == 2 ? 2 : 1, pitch = from_plane ? tile_a : (divide_up(tile_a, word) | 1) * word;
-    copy->tile_a = (int32_t)tile_a;
-    copy->tile_b = (int32_t)tile_b;
-    copy->tile_outer = (int32_t)tile_outer;
-    copy->pitch = (int32_t)pitch;
     copy->shared = straight ? 0 : (int32_t)(tile_outer * tile_b * pitch * bytes);
-    copy->straight = straight;
-    copy->from_plane = from_plane;
-    copy->to_plane = to_plane;
     copy->from_vectors = straight ? from_vectors && to_vectors : from_vectors || from_plane;
     copy->to_vectors = straight ? copy->from_vectors : to_vectors || to_plane;
-    copy->by_tiles_a = normfuse_cuda_divisor_of(tiles_a);
-    copy->by_tiles_b = normfuse_cuda_divisor_of(tiles_b);
-    copy->by_tile_a = normfuse_cuda_divisor_of(tile_a);
-    copy->by_tile_b = normfuse_cuda_divisor_of(tile_b);
-    copy->by_read = normfuse_cuda_divisor_of(divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1));
-    copy->by_write = normfuse_cuda_divisor_of(divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1));
+#define SET(name) copy->name = (int32_t)name;
+    SET(tile_a) SET(tile_b) SET(tile_outer) SET(pitch) SET(straight) SET(from_plane) SET(to_plane)
+#undef SET
+#define BY(name, value) copy->by_##name = divisor_of(value);
+    BY(tiles_a, tiles_a) BY(tiles_b, tiles_b) BY(tile_a, tile_a) BY(tile_b, tile_b)
+    BY(read, divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1))
+    BY(write, divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1))
+#undef BY
     return tiles_a * tiles_b * divide_up(outer->size, tile_outer);
 }
 
@@ -214,15 +207,15 @@ static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *
 
 bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct transposed *transposed)
 {
-    struct normfuse_view *views[VIEWS];
+#define PLACE(name) &p->name,
+    struct normfuse_view *const views[VIEWS] = {NORMFUSE_CUDA_TENSORS(PLACE)};
+#undef PLACE
     bool same = true;
     transposed->before.count = transposed->after.count = 0;
     transposed->before.blocks = transposed->after.blocks = 0;
     transposed->bytes = 0;
-    normfuse_cuda_views(p, views);
     for (int i = 1; i < VIEWS; i++)
-        same = same && (views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
-                                                   views[i]->position == p->x.position));
+        same = same && (views[i]->data == NULL || has_strides(p, views[i], &p->x));
     if (same || normfuse_is_empty(p))
         return true;
     bool columns;

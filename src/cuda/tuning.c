@@ -91,19 +91,19 @@ static bool takes(const char **text, const char *word)
 static double take_number(const char **text)
 {
     const bool is_negative = takes(text, "-");
-    double value = 0.0, unit = 1.0;
+    double value = 0.0, unit = 1.0, each = 1.0; /* of digits before the point, or behind it */
     int digits = 0;
-    bool has_point = false;
-    for (; (**text >= '0' && **text <= '9') || (**text == '.' && !has_point); ++*text) {
-        if (**text == '.') {
-            has_point = true;
-            continue;
+    for (;; ++*text) {
+        if (**text >= '0' && **text <= '9') {
+            value = 10.0 * value + (**text - '0');
+            unit *= each;
+            digits++;
+        } else if (**text == '.' && each == 1.0) {
+            each = 10.0;
+        } else {
+            return digits == 0 ? (double)NAN : (is_negative ? -value : value) / unit;
         }
-        value = 10.0 * value + (**text - '0');
-        unit *= has_point ? 10.0 : 1.0;
-        digits++;
     }
-    return digits == 0 ? (double)NAN : (is_negative ? -value : value) / unit;
 }
 
 /* What follows "schedule ". NULL: taken; else why not. */
@@ -190,17 +190,6 @@ static normfuse_status read_tuning(const char *call, const char *path, struct lo
                : normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %.300s, line %d: %s", call, path, number, reason);
 }
 
-/* What was loaded before and says the same: plans are remembered by it, and memory does not grow. */
-static struct loaded *same_as(const struct loaded *wanted)
-{
-    struct loaded *same = atomic_load(&all);
-    while (same != NULL &&
-           (strcmp(same->tuning.gpu, wanted->tuning.gpu) != 0 || same->tuning.capability != wanted->tuning.capability ||
-            memcmp(same->lines, wanted->lines, sizeof same->lines) != 0))
-        same = same->before;
-    return same;
-}
-
 normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
 {
     if (path == NULL) {
@@ -209,11 +198,16 @@ normfuse_status normfuse_cuda_load_tuning(const char *call, const char *path)
     }
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    struct loaded *loaded = calloc(1, sizeof *loaded), *same = NULL;
+    struct loaded *loaded = calloc(1, sizeof *loaded), *same = atomic_load(&all);
     normfuse_status status = loaded == NULL
                                  ? normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for a tuning", call)
                                  : read_tuning(call, path, loaded);
-    if (status == NORMFUSE_OK && (same = same_as(loaded)) == NULL) {
+    /* What was loaded before and says the same: plans are remembered by it, and memory does not grow. */
+    while (status == NORMFUSE_OK && same != NULL &&
+           (strcmp(same->tuning.gpu, loaded->tuning.gpu) != 0 || same->tuning.capability != loaded->tuning.capability ||
+            memcmp(same->lines, loaded->lines, sizeof same->lines) != 0))
+        same = same->before;
+    if (status == NORMFUSE_OK && same == NULL) {
         loaded->before = atomic_load(&all);
         while (!atomic_compare_exchange_weak(&all, &loaded->before, loaded))
             continue;
