@@ -6,7 +6,6 @@
 #define NORMFUSE_CUDA_COLUMNS_CUH
 
 #include "activation.cuh"
-#include "body.cuh"
 #include "join.cuh"
 
 struct column_place {
@@ -46,8 +45,8 @@ template <typename T, int V> struct column_cursor {
     char *base;
     unsigned at;
 
-    __device__ __forceinline__ column_cursor(char *data, const normfuse_view &x,
-                                             const column_place &place, int row, int lead = 0)
+    __device__ __forceinline__ column_cursor(char *data, const normfuse_view &x, const column_place &place, int row,
+                                             int lead = 0)
     {
         base = data + ((int64_t)place.n * x.batch - lead) * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
@@ -118,154 +117,6 @@ __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const 
                : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1, a.geometry.by_row_step));
 }
 
-/* Where wide rows (kernels.h) and samples do not end together: vectors are aligned in memory wherever a sample begins,
- * so its first one may hold elements of the sample before, its last one of the next, and there is none behind the
- * tensor's end. The thread that has such an edge puts what is its own of it in its pipeline ahead of its whole vectors,
- * by single elements, and so do its results leave, after those of the loop: in the loop itself an edge cost all shapes
- * up to 20 %. */
-template <typename T, int V, bool allowed> struct column_edges {
-    int count, whole; /* vectors of the thread: edges, at most two, and whole ones */
-    int marks;        /* one register for what is rarely requested */
-    unsigned step;
-
-    __device__ __forceinline__ column_edges(const normfuse_cuda_arguments &a, const column_place &place, int row,
-                                            int slots)
-    {
-        count = whole = slots_of(a, place, row, slots);
-        marks = V << 4;
-        step = place.step;
-        if constexpr (allowed) {
-            const normfuse_cuda_problem &p = a.problem;
-            const int lead = (int)(place.n * p.x().batch & (V - 1)), width = a.geometry.width;
-            const int elements = lead + (int)(p.s * p.c);
-            const int vectors = (int)((unsigned)(elements + V - 1) / (unsigned)V);
-            column_place own = place;
-            own.stop = min(place.stop, divide(vectors - place.column + width - 1, a.geometry.by_width));
-            whole = count = slots_of(a, own, row, slots);
-            int later = lead, begin = 0, finish = V;
-            if (count > 0) {
-                const int last = row + (count - 1) * (int)a.geometry.by_row_step.divisor;
-                begin = row == 0 && place.column == 0 ? lead : 0;
-                finish = V - max(0, (last * width + place.column + 1) * V - elements);
-                whole -= count == 1 ? begin > 0 || finish < V : (begin > 0) + (finish < V);
-            }
-            while (later >= (int)p.c)
-                later -= (int)p.c;
-            marks = begin | finish << 4 | lead << 8 | later << 12;
-            compiler_barrier(marks);
-        }
-    }
-    __device__ __forceinline__ int edges() const
-    {
-        return allowed ? count - whole : 0;
-    }
-    /* Where the thread's own elements begin in its first vector and end in its last. */
-    __device__ __forceinline__ int begin() const
-    {
-        return allowed ? marks & 15 : 0;
-    }
-    __device__ __forceinline__ int finish() const
-    {
-        return allowed ? marks >> 4 & 15 : V;
-    }
-    /* Elements of the sample's first vector that are not its own. */
-    __device__ __forceinline__ int lead() const
-    {
-        return allowed ? marks >> 8 & 15 : 0;
-    }
-    /* Channels that rows begin before their first one. */
-    __device__ __forceinline__ int later() const
-    {
-        return allowed ? marks >> 12 : 0;
-    }
-    /* Of what rows have one after the other from their first channel on: where a column is in it. */
-    __device__ __forceinline__ int of_group(int column, int channels) const
-    {
-        return column + (later() > 0 ? channels - later() : 0);
-    }
-    /* Bytes from the thread's first vector to its first whole one. */
-    __device__ __forceinline__ unsigned skipped() const
-    {
-        return begin() > 0 ? step : 0;
-    }
-    /* The same to edge k, and where its own elements begin and end. */
-    __device__ __forceinline__ unsigned at(int k) const
-    {
-        return k > 0 || begin() == 0 ? (unsigned)(count - 1) * step : 0;
-    }
-    __device__ __forceinline__ int begin(int k) const
-    {
-        return k == 0 ? begin() : 0;
-    }
-    __device__ __forceinline__ int finish(int k) const
-    {
-        return k + 1 == edges() ? finish() : V;
-    }
-    /* Where in a block's shared memory its result waits: a sample's beginning, its end. */
-    __device__ __forceinline__ int result(int k) const
-    {
-        return k + (begin() == 0);
-    }
-};
-
-template <typename T, typename Edges>
-__device__ __forceinline__ void store_edges(const Edges &edges, char *first_vector, const uint4 *of_edges)
-{
-#pragma unroll 1
-    for (int k = 0; k < edges.edges(); k++)
-        store_range<T>(first_vector + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
-}
-
-/* A thread's own pipeline in shared memory, for what it reads once: copy(slot) requests the next whole vector,
- * read(slot) makes values of one, work(values, left) is what they are for, `left` vectors before the end. As many are
- * on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here, registers did
- * worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and
- * two loads on one are waited for together. */
-template <int slots, typename Edges, typename Copy>
-__device__ __forceinline__ void open_pipeline(const Edges &edges, Copy &copy)
-{
-    each<slots>([&](int slot) {
-        if (slot >= edges.edges() && slot < edges.count)
-            copy(slot);
-        commit_copies();
-    });
-}
-template <int slots, typename Copy, typename Read, typename Work>
-__device__ __forceinline__ void walk_pipeline(int count, Copy &copy, Read read, Work work)
-{
-    int slot = 0;
-#pragma unroll 1
-    for (int left = count; left > 0; left--) {
-        wait_for_older_copies<slots - 1>();
-        auto values = read(slot);
-        if (left > slots)
-            copy(slot);
-        commit_copies();
-        work(values, left);
-        slot = slot + 1 == slots ? 0 : slot + 1;
-    }
-}
-
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_held(int count, Work &work)
-{
-    if constexpr (k < K) {
-        if (k < count) {
-            work(k);
-            walk_held<k + 1, K>(count, work);
-        }
-    }
-}
-
-/* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are
- * known when compiling. What a thread does not have it does not walk through. */
-template <int K, typename Work> __device__ __forceinline__ void walk(int count, int shared, Work work)
-{
-#pragma unroll 1
-    for (int k = 0; k < min(shared, count); k++)
-        work(-1 - k);
-    walk_held<0, K>(count - shared, work);
-}
-
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
 /* What a block knows of its channels, each an array in shared memory. First as the parameters are: weight, bias, scale
@@ -304,8 +155,8 @@ template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int 
 }
 
 /* The parameters of a block's channels into shared memory. */
-__device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const channel_values &of, int n, int first, int count,
-                                      int all, int later, int threads)
+__device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const channel_values &of, int n, int first,
+                                      int count, int all, int later, int threads)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
@@ -369,14 +220,15 @@ __device__ __forceinline__ void split_sum(compute<T> base, compute<T> more, comp
     rest = (sum[0] - back[0]) + left;
 }
 
-template <typename T> __device__ __forceinline__ void split_mean(double mean, compute<T> &rounded, compute<T> &rest)
+template <typename T, typename Mean>
+__device__ __forceinline__ void split_mean(Mean mean, compute<T> &rounded, compute<T> &rest)
 {
     using R = compute<T>;
     const R value[1] = {(R)mean};
     R back[1];
     unpack<T, 1>(make_vector<T, 1>(value), back);
     rounded = back[0];
-    rest = (R)(mean - (double)back[0]);
+    rest = (R)(mean - (Mean)back[0]);
 }
 
 /* z = (x - shift) * slope + offset for the thread's channels, which begin with the of_group-th of the groups'. */
@@ -413,14 +265,13 @@ __device__ __forceinline__ void coefficients_of(const normfuse_cuda_arguments &a
     }
     /* Adjacent channels of a subvector are of one group. */
     group_statistics<float> found;
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    each<V>([&](int i) {
         if ((i & ((1 << a.geometry.subvector_bits) - 1)) == 0)
             found = groups[divide(of_group + i, a.geometry.by_group)];
         slope[i] *= found.rstd;
         offset[i] -= found.rest * slope[i];
         shift[i] = found.mean;
-    }
+    });
     if (p.pre_bias().data) {
         float bias[V];
         read_values<V>(biases_of(p, of, a.geometry.width * V) + column * V, bias);
@@ -473,12 +324,23 @@ __device__ __forceinline__ void add_squares_of(const uint4 &vector, const About 
     add_squares<V>(value, about, sum, square);
 }
 
+/* Sums of dy' and of dy' (x - mean), of all channels of the thread or of part `h` of them. */
+template <int V, int H>
+__device__ __forceinline__ void add_products(const float (&x)[H], const float (&dy)[H], float (&first)[V],
+                                             float (&second)[V], int h = 0)
+{
+    each<H>([&](int i) {
+        first[h * H + i] += dy[i];
+        second[h * H + i] += dy[i] * x[i];
+    });
+}
+
 /* Where the activation takes half of z, its coefficients are halved, and so are the sums of twice dy'. */
-template <int V> __device__ __forceinline__ void halve(float (&first)[V], float (&second)[V])
+template <int V> __device__ __forceinline__ void multiply(float (&first)[V], float (&second)[V], float factor)
 {
     each<V>([&](int i) {
-        first[i] *= 0.5f;
-        second[i] *= 0.5f;
+        first[i] *= factor;
+        second[i] *= factor;
     });
 }
 
@@ -508,6 +370,66 @@ __device__ __forceinline__ void join_channels(R (&first)[V], R (&mean)[V], R (&s
     }
 }
 
+/* A lane's sums of `count` pairs, read(i) each, every lanes-th: `held` requested at once, then `ahead` at a time. */
+template <typename Pair, int ahead, int held = 0, typename Read>
+__device__ __forceinline__ Pair add_pairs(int count, int lane, int lanes, Read read)
+{
+    Pair sum = {};
+    each<held>([&](int k) {
+        float2 found = make_float2(0.0f, 0.0f);
+        if (lane + k * lanes < count)
+            found = read(lane + k * lanes);
+        sum.x += found.x;
+        sum.y += found.y;
+    });
+#pragma unroll(ahead)
+    for (int i = lane + held * lanes; i < count; i += lanes) {
+        const float2 found = read(i);
+        sum.x += found.x;
+        sum.y += found.y;
+    }
+    return sum;
+}
+
+/* The same of all lanes. */
+template <int ahead, int held = 0, typename Read>
+__device__ __forceinline__ float2 sum_pairs(int count, int lane, int lanes, Read read)
+{
+    const float2 sum = add_pairs<float2, ahead, held>(count, lane, lanes, read);
+    return make_float2(sum_few(sum.x, lanes), sum_few(sum.y, lanes));
+}
+
+/* Over `lanes` lanes, of `count` parts, read(i) each, whose x is a mean and whose y are squares about it, of
+ * number(part, i) values: first the mean, mean_of(their weighted sum), then squares about it, which cannot cancel.
+ * A lane reads its first `held` parts once and the others twice, `ahead` at a time. */
+template <int held, int ahead, typename Read, typename Number, typename Mean>
+__device__ __forceinline__ float2 join_means(int count, int lane, int lanes, Read read, Number number, Mean mean_of)
+{
+    decltype(read(0)) parts[held > 0 ? held : 1];
+    float mean = 0.0f, squares = 0.0f;
+    each<held>([&](int k) {
+        parts[k] = {};
+        if (lane + k * lanes < count)
+            parts[k] = read(lane + k * lanes);
+    });
+    each<held>([&](int k) { mean += number(parts[k], lane + k * lanes) * parts[k].x; });
+#pragma unroll(ahead)
+    for (int i = lane + held * lanes; i < count; i += lanes) {
+        const auto part = read(i);
+        mean += number(part, i) * part.x;
+    }
+    mean = mean_of(sum_few(mean, lanes));
+    const auto add = [&](const auto &part, int i) {
+        const float distance = part.x - mean;
+        squares += part.y + number(part, i) * distance * distance;
+    };
+    each<held>([&](int k) { add(parts[k], lane + k * lanes); });
+#pragma unroll(ahead)
+    for (int i = lane + held * lanes; i < count; i += lanes)
+        add(read(i), i);
+    return make_float2(mean, sum_few(squares, lanes));
+}
+
 /* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,
  * row_channels apart. All threads call. */
 template <typename Work>
@@ -515,16 +437,11 @@ __device__ __forceinline__ void sum_beside(const float *plain, const float *cent
                                            int beside, int bits, Work work)
 {
     share_items(here, bits, [&](int i, bool exists, int lane, int lanes) {
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll 4
-        for (int row = lane; row < (exists ? beside : 0); row += lanes) {
-            sum += plain[row * row_channels + i];
-            product += centred[row * row_channels + i];
-        }
-        sum = sum_few(sum, lanes);
-        product = sum_few(product, lanes);
+        const float2 found = sum_pairs<4>(exists ? beside : 0, lane, lanes, [&](int row) {
+            return make_float2(plain[row * row_channels + i], centred[row * row_channels + i]);
+        });
         if (exists && lane == 0)
-            work(i, sum, product);
+            work(i, found.x, found.y);
     });
 }
 

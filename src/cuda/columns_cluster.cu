@@ -74,11 +74,11 @@ __device__ __forceinline__ const float2 *exchange(const normfuse_cuda_columns &a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-template <typename T, int V, int K> __device__ __forceinline__ void cluster_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     const normfuse_cluster_layout at = normfuse_lay_out_cluster_forward(a.width, a.groups, a.at_once, a.parts);
@@ -101,23 +101,16 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     }
 
     if (place.beside < a.at_once) {
-        /* The thread's sums about values of its own, the first of its first group and the last of the other. */
-        side_values own = {{}, place.split};
-        float sum[V] = {}, square[V] = {};
+        side_moments<T, V> own = {place, {{}, place.split}};
         if (place.left > 0) {
-            float value[V];
-            unpack<T, V>(rows.x[0], value);
-            own.of[0] = value[0];
-            own.of[1] = value[V - 1];
-            rows.walk([&](int k) { add_squares_of<T, V>(rows.x[k], own, sum, square); });
+            own.begin(rows.x[0]);
+            rows.walk([&](int k) { own.add(rows.x[k]); });
         }
         const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
-#pragma unroll
-        for (int side = 0; side < 2; side++)
-            if (side == 0 || place.split < V) {
-                const moments<float> found = moments_of_side<V>(place, side, sum, square, own_rows);
-                entries[place.entry(a, side)] = make_float4(own.of[side], found.mean, found.squares, found.count);
-            }
+        each<2>([&](int side) {
+            if (side == 0 || place.split < V)
+                entries[place.entry(a, side)] = own.entry(side, own.of_side(side, own_rows));
+        });
     }
     __syncthreads();
 
@@ -135,19 +128,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
     if (a.parts > 1) {
         await_open_mailboxes();
         const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
-        const int lanes = 1 << a.lane_bits;
-        const auto number = [&](int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); };
-        float mean = 0.0f, squares = 0.0f;
-#pragma unroll 2
-        for (int i = place.of_group; i < a.parts; i += lanes)
-            mean += number(i) * of_group[i].x;
-        mean = sum_few(mean, lanes) * a.share;
-#pragma unroll 2
-        for (int i = place.of_group; i < a.parts; i += lanes) {
-            const float distance = of_group[i].x - mean;
-            squares += of_group[i].y + number(i) * distance * distance;
-        }
-        found = make_float2(mean, sum_few(squares, lanes));
+        found = join_means<0, 2>(
+            a.parts, place.of_group, 1 << a.lane_bits, [&](int i) { return of_group[i]; },
+            [&](float2, int i) { return (float)(min(a.part_rows, a.rows - i * a.part_rows) * a.group); },
+            [&](float sum) { return sum * a.share; });
     }
     const float rstd = inverse_root(found.y * a.share + a.eps);
     float rounded, rest;
@@ -158,7 +142,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
                       rstds = place.broadcast(a, rstd);
     float slope[V], offset[V];
     parameters.receive(a, slope, offset);
-    centre<V>(slope, offset, rests, rstds, takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+    centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
     if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
         store_group(a, place.n, divide(place.first_channel, a.by_group) + place.group, (double)base + (double)found.x,
                     rstd);
@@ -180,8 +164,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_forw
  * has any of them adds, or a later kernel. */
 template <int V>
 static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const cluster_place &place,
-                                                       cluster_mailbox &mailbox, float4 *of_ranks, const float4 *plain,
-                                                       const float4 *centred, float rest, float rstd)
+                                                       cluster_mailbox &mailbox, float4 *of_ranks, const float *plain,
+                                                       const float *centred, float rest, float rstd)
 {
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_cuda_problem &p = all.problem;
@@ -195,20 +179,18 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
         float sum[4] = {}, product[4] = {};
         sum_rows(plain, centred, quad, quads, place.lane / beside, a.at_once, 32 / beside, sum, product);
         for (int distance = beside; distance < 32; distance *= 2) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            each<4>([&](int i) {
                 sum[i] += __shfl_xor_sync(full_mask, sum[i], distance);
                 product[i] += __shfl_xor_sync(full_mask, product[i], distance);
-            }
+            });
         }
         const bool is_own = place.lane < beside && round + place.lane < quads;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
+        each<4>([&](int i) {
             const int of = divide(4 * quad + i, a.by_group) << a.lane_bits;
             product[i] -= __shfl_sync(full_mask, rest, of) * sum[i];
             if (a.of.cluster.samples)
                 product[i] *= __shfl_sync(full_mask, rstd, of);
-        }
+        });
         if (!is_own)
             continue;
         if (a.of.cluster.samples) {
@@ -224,12 +206,11 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
                 there[1] = other;
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            each<4>([&](int i) {
                 const int64_t channel = (int64_t)place.n * p.c + place.first_channel + 4 * quad + i;
                 reinterpret_cast<double2 *>(all.sums)[channel * all.geometry.sum_slots + place.part] =
                     make_double2((double)sum[i], (double)product[i]);
-            }
+            });
         }
     }
     if (a.of.cluster.samples) {
@@ -252,35 +233,11 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     }
 }
 
-/* The sums of the lane's group, of `count` pairs of which a lane reads `held` at once. */
-template <int held>
-__device__ __forceinline__ float2 add_entries(const normfuse_cuda_columns &a, const cluster_place &place,
-                                              const float2 *entries, int count)
-{
-    const int lanes = 1 << a.lane_bits;
-    float sum = 0.0f, product = 0.0f;
-#pragma unroll
-    for (int k = 0; k < held; k++) {
-        const int i = place.of_group + (k << a.lane_bits);
-        float2 entry = make_float2(0.0f, 0.0f);
-        if (i < count)
-            entry = entries[i];
-        sum += entry.x;
-        product += entry.y;
-    }
-#pragma unroll(held > 0 ? 4 : 2)
-    for (int i = place.of_group + (held << a.lane_bits); i < count; i += lanes) {
-        sum += entries[i].x;
-        product += entries[i].y;
-    }
-    return make_float2(sum_few(sum, lanes), sum_few(product, lanes));
-}
-
-template <typename T, int V, int K> __device__ __forceinline__ void cluster_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox, channel_mailbox;
     const int channels = a.width * V, ranks = (int)a.of.cluster.by_ranks.divisor;
@@ -317,14 +274,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     const side_values about = place.broadcast(a, mean), rests = place.broadcast(a, rest),
                       rstds = place.broadcast(a, rstd);
     parameters.receive(a, slope, offset);
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+    const float factor = factor_of<T>(a.activation);
     centre<V>(slope, offset, rests, rstds, factor);
-    const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
-                                   float(&dy)[V]) {
-        unpack<T, V>(x_vector, x);
-        unpack<T, V>(dy_vector, dy);
-        differentiate_channels<fast, V>(a.activation, a.act_param, chosen, about, slope, offset, x, dy);
-    };
+    const channel_derivative<T, V, side_values> differentiate = {a.activation, a.act_param, about, slope, offset};
 
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
@@ -335,30 +287,24 @@ template <typename T, int V, int K> __device__ __forceinline__ void cluster_back
     if (ranks > 1)
         await_open_mailboxes();
     if (gives && threadIdx.x >= blockDim.x - 32) {
-        finish_channels<V>(all, place, channel_mailbox, of_ranks, reinterpret_cast<const float4 *>(of_plain),
-                           reinterpret_cast<const float4 *>(of_centred), rest, rstd);
+        finish_channels<V>(all, place, channel_mailbox, of_ranks, of_plain, of_centred, rest, rstd);
         return;
     }
 
     /* ---- the totals of the groups ---- */
     int begin, count;
     place.entries_of_lane<V>(a, begin, count);
-    float2 found = add_entries<held_entries>(a, place, entries + begin, count);
-    if (a.parts > 1)
-        found = add_entries<0>(a, place, exchange(a, place, mailbox, of_parts, found), a.parts);
-    const float sum = found.x;
-    float product = found.y;
-    product -= rest * sum;
-    const float centred = -(product * rstd) * (rstd * a.share), plain = -sum * a.share - centred * rest;
+    const int lanes = 1 << a.lane_bits;
+    float2 found = sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return entries[begin + i]; });
+    if (a.parts > 1) {
+        const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
+        found = sum_pairs<2>(a.parts, place.of_group, lanes, [&](int i) { return of_group[i]; });
+    }
+    const float2 of_gradient = gradient_of_group(found.x, found.y, rest, rstd, a.share);
 
     /* ---- results ---- */
-    const side_values of_x = place.broadcast(a, centred), level = place.broadcast(a, plain);
+    const side_values of_x = place.broadcast(a, of_gradient.x), level = place.broadcast(a, of_gradient.y);
     rows.template store_gradients<T, V>(a.out + place.n * a.batch_bytes, true, differentiate, slope, of_x, level);
 }
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        cluster_##direction<type, elements, vectors>(a);                                                               \
-    }
-NORMFUSE_KERNELS_COLUMNS_CLUSTER(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_CLUSTER(NORMFUSE_INSTANCE)

@@ -38,9 +38,9 @@ template <typename T, int V> struct elementwise_channels {
         float rest = 0.0f, rstd = 0.0f;
         each<V>([&](int i) {
             if (i == 0 || several) {
-                const set_statistics of =
+                const set_statistics<float> of =
                     statistics_of(a, n, i == 0 ? first : divide(c + i, a.geometry.by_set_channels));
-                ::split_mean<T>(of.mean, about[i], rest);
+                split_mean<T>(of.mean, about[i], rest);
                 rstd = of.rstd;
             } else {
                 about[i] = about[0];
@@ -49,25 +49,21 @@ template <typename T, int V> struct elementwise_channels {
             offset[i] -= rest * slope[i];
         });
     }
-    struct set_statistics {
-        double mean;
-        float rstd;
-    };
-    __device__ __forceinline__ static set_statistics statistics_of(const normfuse_cuda_arguments &a, int n, int set)
+    __device__ __forceinline__ static set_statistics<float> statistics_of(const normfuse_cuda_arguments &a, int n,
+                                                                          int set)
     {
         const normfuse_cuda_problem &p = a.problem;
         if (a.source == NORMFUSE_SOURCE_SAVED)
-            return {parameter<double>(p.mean(), n, set, 0.0), parameter<float>(p.rstd(), n, set, 1.0f)};
+            return {parameter<double>(p.mean(), n, set, 0.0), 0.0f, parameter<float>(p.rstd(), n, set, 1.0f)};
         const normfuse_cuda_statistics *const of =
             a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
-        return {of->mean, (float)of->rstd};
+        return {of->mean, 0.0f, (float)of->rstd};
     }
     template <bool residual>
     __device__ __forceinline__ void receive(const normfuse_cuda_arguments &a, int n, int c, float factor,
                                             float (&slope)[V], float (&offset)[V], float (&about)[V]) const
     {
         const normfuse_cuda_problem &p = a.problem;
-        float of[V];
         each<V>([&](int i) {
             slope[i] = 1.0f;
             offset[i] = about[i] = 0.0f;
@@ -76,18 +72,21 @@ template <typename T, int V> struct elementwise_channels {
             receive_channels<V>(weight, p.weight().type, slope);
         if (p.bias().data)
             receive_channels<V>(bias, p.bias().type, offset);
-        if (p.scale().data) {
-            receive_channels<V>(request_of(p, p.scale(), n, c), p.scale().type, of);
-            each<V>([&](int i) {
-                slope[i] *= 1.0f + of[i];
-                offset[i] *= 1.0f + of[i];
-            });
-        }
-        if (p.shift().data) {
-            receive_channels<V>(request_of(p, p.shift(), n, c), p.shift().type, of);
-            each<V>([&](int i) { offset[i] += of[i]; });
-        }
+        /* work(i, value), of what is seldom there. */
+        const auto take = [&](const normfuse_parameter &from, auto work) {
+            if (from.data) {
+                float of[V];
+                receive_channels<V>(request_of(p, from, n, c), from.type, of);
+                each<V>([&](int i) { work(i, of[i]); });
+            }
+        };
+        take(p.scale(), [&](int i, float scale) {
+            slope[i] *= 1.0f + scale;
+            offset[i] *= 1.0f + scale;
+        });
+        take(p.shift(), [&](int i, float shift) { offset[i] += shift; });
         if (p.evaluate()) {
+            float of[V];
             const channel_words<V> mean = request_of(p, p.running_mean(), 0, c);
             receive_channels<V>(request_of(p, p.running_var(), 0, c), p.running_var().type, of);
             each<V>([&](int i) {
@@ -96,33 +95,18 @@ template <typename T, int V> struct elementwise_channels {
             receive_channels<V>(mean, p.running_mean().type, of);
             each<V>([&](int i) {
                 float rest;
-                split_mean(of[i], about[i], rest);
+                split_mean<T>(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
             });
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
             centre(a, n, c, slope, offset, about);
         }
-        if (p.pre_bias().data) {
-            receive_channels<V>(request_of(p, p.pre_bias(), n, c), p.pre_bias().type, of);
-            each<V>([&](int i) {
-                float left;
-                about[i] = add_exactly(about[i], -of[i], left);
-                offset[i] -= left * slope[i];
-            });
-        }
-        each<V>([&](int i) {
-            slope[i] *= factor;
-            offset[i] *= factor;
+        take(p.pre_bias(), [&](int i, float added) {
+            float left;
+            about[i] = add_exactly(about[i], -added, left);
+            offset[i] -= left * slope[i];
         });
-    }
-    /* As split_mean in columns.cuh; what is left of a single is one. */
-    __device__ __forceinline__ static void split_mean(float mean, float &rounded, float &rest)
-    {
-        const float value[1] = {mean};
-        float back[1];
-        unpack<T, 1>(make_vector<T, 1>(value), back);
-        rounded = back[0];
-        rest = mean - back[0];
+        multiply(slope, offset, factor);
     }
 };
 
@@ -160,7 +144,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     elementwise_channels<T, V> parameters;
     parameters.request(p, place.n, place.c);
     float slope[V], offset[V], about[V];
-    const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+    const float factor = factor_of<T>(p.activation);
     parameters.template receive<residual>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
@@ -199,7 +183,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool writes_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx().data;
     vectors held[K];
-    cursor x_at(p.x().data, p.x(), place, row), dy_at(p.dy().data, p.x(), place, row), dx(p.dx().data, p.x(), place, row);
+    cursor x_at(p.x().data, p.x(), place, row), dy_at(p.dy().data, p.x(), place, row),
+        dx(p.dx().data, p.x(), place, row);
     cursor residual_at(residual ? p.post_add().data : p.x().data, p.x(), place, row),
         dresidual(p.dpost_add().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
@@ -215,7 +200,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const int c = place.active ? place.c : 0;
     parameters.request(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
-    const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+    const float factor = factor_of<T>(p.activation);
     parameters.template receive<residual>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
@@ -240,11 +225,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     each<H>([&](int i) { more[i] = dy[i] * factor; });
                     pack_part<T, V>(out_residual, h, more);
                 }
-                each<H>([&](int i) {
-                    first[h * H + i] += dy[i];
-                    second[h * H + i] += dy[i] * x[i];
-                    dy[i] *= slope[h * H + i];
-                });
+                add_products(x, dy, first, second, h);
+                each<H>([&](int i) { dy[i] *= slope[h * H + i]; });
                 pack_part<T, V>(out, h, dy);
             });
             if (writes_dx)
@@ -263,10 +245,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_centred =
                                                                     of_plain + place.rows_at_once * channels;
     if (place.active) {
-        each<V>([&](int i) {
-            first[i] *= factor;
-            second[i] *= factor;
-        });
+        multiply(first, second, factor);
         const int at = place.beside * channels + place.column * V;
         write_values<V>(of_plain + at, first);
         write_values<V>(of_centred + at, second);
@@ -276,7 +255,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         const int c = place.first_channel + i;
         float rounded = 0.0f, rest = 0.0f, left;
         if (p.evaluate())
-            channels_of::split_mean(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
+            split_mean<T>(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
         else if (residual && p.sets != NORMFUSE_SETS_NONE)
             split_mean<T>(channels_of::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded, rest);
         if (p.pre_bias().data) {

@@ -6,53 +6,31 @@
 #ifndef NORMFUSE_CUDA_COLUMNS_FORWARD_CUH
 #define NORMFUSE_CUDA_COLUMNS_FORWARD_CUH
 
-#include "columns.cuh"
+#include "columns_vectors.cuh"
 
 /* Of a block's channels: how many there are, and what shared memory has of them, in this order behind the vectors: sums
  * of subvectors (where pipelines are, once these are done with); statistics of groups; of each channel what
  * channel_values says; means of groups; of each block of a cluster the pair of a group. */
-template <typename T, int V, bool unaligned_samples> struct column_memory {
+template <typename T, int V, bool unaligned_samples> struct column_memory : block_channels {
     static constexpr int max_bits = V == 8 ? 3 : 2;
-    const normfuse_cuda_arguments &a;
-    const normfuse_cuda_problem &p;
-    const normfuse_cuda_geometry &g;
-    const block_turns &block;
-    const column_place &place;
     const column_edges<T, V, unaligned_samples> &edges;
     const bool sums;
-    int n, step, rows, part_rows, at_once, group_bits, subvector_bits;
-    int channels, first_channel, here, groups, groups_here;
+    int rows, part_rows;
     subvector_sums<float> *of_subvectors;
     group_statistics<float> *of_groups;
     channel_values of_channels;
     double *of_means;
     float2 *of_parts;
 
-    /* What follows from these is found now, not ahead of all loops and loads. `pipeline`: bytes that subvectors share
-     * with it, at least. */
+    /* `pipeline`: bytes that subvectors share with it, at least. */
     __device__ __forceinline__ column_memory(const normfuse_cuda_arguments &a, const block_turns &block,
                                              const column_place &place,
                                              const column_edges<T, V, unaligned_samples> &edges, uint4 *behind_vectors,
                                              int pipeline, bool sums)
-        : a(a), p(a.problem), g(a.geometry), block(block), place(place), edges(edges), sums(sums), n(place.n),
-          step((int)blockDim.x), rows(g.rows), part_rows(g.part_rows), at_once(place.rows_at_once),
-          group_bits(g.group_bits), subvector_bits(g.subvector_bits)
+        : block_channels(a, block, place, V), edges(edges), sums(sums), rows(g.rows), part_rows(g.part_rows)
     {
-        int width = g.width;
-        compiler_barrier(width);
-        compiler_barrier(at_once);
-        compiler_barrier(group_bits);
-        compiler_barrier(subvector_bits);
-        compiler_barrier(n);
-        compiler_barrier(step);
-        compiler_barrier(rows);
-        compiler_barrier(part_rows);
+        find_again(rows, part_rows);
         const int vector_bits = max_bits - subvector_bits;
-        channels = width << (vector_bits + subvector_bits);
-        first_channel = place.first_channel;
-        here = min(channels, (int)p.c - first_channel);
-        groups = divide(channels, g.by_group);
-        groups_here = divide(here, g.by_group);
         of_subvectors = reinterpret_cast<subvector_sums<float> *>(behind_vectors);
         const int subvectors_bytes = sums ? ((at_once * width) << vector_bits) * (int)sizeof(subvector_sums<float>) : 0;
         of_groups = reinterpret_cast<group_statistics<float> *>(reinterpret_cast<char *>(of_subvectors) +
@@ -78,17 +56,12 @@ template <typename T, int V, bool unaligned_samples> struct column_memory {
                 value[0] += parameter<float>(p.pre_bias(), n, first_channel + i * g.group, 0.0f);
             of_groups[i].mean = value[0];
         };
-        raw<T, 1> first_own = raw<T, 1>();
-        if (sums && (int)threadIdx.x < groups_here)
-            first_own = first_value((int)threadIdx.x);
-        if (sums && (applies || p.pre_bias().data))
-            stage(p, of_channels, n, first_channel, here, channels, edges.later(), step);
         if (sums) {
-            if ((int)threadIdx.x < groups_here)
-                hold_first((int)threadIdx.x, first_own);
-#pragma unroll 1
-            for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
-                hold_first(i, first_value(i));
+            const auto know_parameters = [&] {
+                if (applies || p.pre_bias().data)
+                    stage(p, of_channels, n, first_channel, here, channels, edges.later(), step);
+            };
+            request_groups(first_value, know_parameters, hold_first);
         } else if (applies) {
             /* Each channel's by one thread: those of a block have each channel many times. */
 #pragma unroll 1
@@ -192,31 +165,28 @@ template <typename T, int V, bool unaligned_samples> struct column_memory {
         share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
             const int own = exists ? entries : 0;
             const float base = of_groups[group].mean;
-            const subvector_sums<float> *const of_group = of_subvectors + group * entries;
             float mean = 0.0f, squares = 0.0f, met_in_all = 0.0f;
             /* The groups of the rows folded follow one another. */
+            const auto walk_found = [&](auto work) {
 #pragma unroll 1
-            for (int row = 0; row < g.folded; row++) {
+                for (int row = 0; row < g.folded; row++) {
+                    const subvector_sums<float> *const of_row = of_subvectors + (row * groups_here + group) * entries;
 #pragma unroll 2
-                for (int i = lane; i < own; i += lanes) {
-                    const subvector_sums<float> found = of_group[row * groups_here * entries + i];
-                    mean += found.count * ((found.first - base) + found.mean);
-                    if (unaligned_samples)
-                        met_in_all += found.count;
+                    for (int i = lane; i < own; i += lanes)
+                        work(of_row[i]);
                 }
-            }
+            };
+            walk_found([&](const subvector_sums<float> &found) {
+                mean += found.count * ((found.first - base) + found.mean);
+                met_in_all += unaligned_samples ? found.count : 0.0f;
+            });
             /* Exact, of no more than 2^24. */
             const float count_part = unaligned_samples ? sum_few(met_in_all, lanes) : rows_part;
             mean = sum_few(mean, lanes) / max(count_part, 1.0f);
-#pragma unroll 1
-            for (int row = 0; row < g.folded; row++) {
-#pragma unroll 2
-                for (int i = lane; i < own; i += lanes) {
-                    const subvector_sums<float> found = of_group[row * groups_here * entries + i];
-                    const float distance = ((found.first - base) + found.mean) - mean;
-                    squares += found.squares + found.count * distance * distance;
-                }
-            }
+            walk_found([&](const subvector_sums<float> &found) {
+                const float distance = ((found.first - base) + found.mean) - mean;
+                squares += found.squares + found.count * distance * distance;
+            });
             squares = sum_few(squares, lanes);
             if (own == 0)
                 return;
@@ -246,38 +216,15 @@ template <typename T, int V, bool unaligned_samples> struct column_memory {
     template <int max_pairs, typename Read>
     __device__ __forceinline__ void join_parts(const float2 *pairs, Read read) const
     {
-        const auto number = [&](int i) {
-            return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
-        };
         share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
-            const float2 *const own = pairs + group * g.parts;
-            float mean = 0.0f, squares = 0.0f;
-            float2 first_pairs[max_pairs];
-#pragma unroll
-            for (int k = 0; k < max_pairs; k++) {
-                const int i = lane + k * lanes;
-                first_pairs[k] = {0.0f, 0.0f};
-                if (i < g.parts)
-                    first_pairs[k] = read(own + i);
-            }
-            each<max_pairs>([&](int k) { mean += number(lane + k * lanes) * first_pairs[k].x; });
-#pragma unroll 4
-            for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes)
-                mean += number(i) * read(own + i).x;
-            mean = sum_few(mean, lanes) / values_of_group();
-            each<max_pairs>([&](int k) {
-                const float distance = first_pairs[k].x - mean;
-                squares += first_pairs[k].y + number(lane + k * lanes) * distance * distance;
-            });
-#pragma unroll 4
-            for (int i = lane + max_pairs * lanes; i < g.parts; i += lanes) {
-                const float2 next = read(own + i);
-                const float distance = next.x - mean;
-                squares += next.y + number(i) * distance * distance;
-            }
-            squares = sum_few(squares, lanes);
+            const float2 found = join_means<max_pairs, 4>(
+                g.parts, lane, lanes, [&](int i) { return read(pairs + group * g.parts + i); },
+                [&](float2, int i) {
+                    return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
+                },
+                [&](float sum) { return sum / values_of_group(); });
             if (exists && lane == 0)
-                finish_group(group, mean, squares);
+                finish_group(group, found.x, found.y);
         });
     }
     /* The statistics of the block's groups, to memory. */
@@ -298,62 +245,6 @@ template <typename T, int V, bool unaligned_samples> struct column_memory {
     }
 };
 
-/* The results of the vectors that walk(work) calls work(values, slot, left) for; each slot is then done(slot) with. */
-template <typename T, int V, bool unaligned_samples, typename Edges, typename Walk, typename Done>
-__device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, const column_place &place, int row,
-                                              const Edges &edges, const float (&shift)[V], const float (&slope)[V],
-                                              const float (&offset)[V], uint4 *of_edges, Walk walk_all, Done done)
-{
-    constexpr bool fast = sizeof(T) == 2;
-    const normfuse_cuda_problem &p = a.problem;
-    column_cursor<T, V> y(p.y().data, p.x(), place, row, edges.lead());
-    char *const first_result = y.base + y.at;
-    if constexpr (unaligned_samples)
-        y.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-    choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
-        walk_all([&](float(&z)[V], int slot, int left) {
-            each<V>([&](int i) { z[i] = fma(z[i] - shift[i], slope[i], offset[i]); });
-            activate<fast, !unaligned_samples>(z, chosen, p.activation, (float)p.act_param);
-            const raw<T, V> vector = make_vector<T, V>(z);
-            bool is_edge = false;
-            if constexpr (unaligned_samples) {
-                is_edge = left > edges.whole;
-                if (is_edge)
-                    of_edges[edges.result(edges.count - left)] = vector;
-            }
-            if (!is_edge)
-                y.store(vector);
-            y.advance(place);
-            done(slot);
-        });
-    });
-    if constexpr (unaligned_samples)
-        store_edges<T>(edges, first_result, of_edges);
-}
-
-/* Opens the thread's pipeline where its first and last vector have elements of others. */
-template <typename T, int V, int K, typename Edges, typename Copy>
-__device__ __forceinline__ void load_edges(column_cursor<T, V> &x, const Edges &edges, Copy &copy)
-{
-    NORMFUSE_DYNAMIC_SHARED(dynamic);
-    const int threads = (int)blockDim.x;
-    char *const first_vector = x.base + x.at;
-    x.at += edges.skipped();
-    uint4 vector = make_uint4(0, 0, 0, 0);
-    if (edges.edges() > 0 && edges.whole > 0)
-        vector = x.load();
-    open_pipeline<K>(edges, copy);
-    /* What is not its own are values that it has of the same channels, so that their distance from the
-     * first ones is 0. */
-    if (edges.edges() > 0 && edges.whole == 0)
-        vector = load_range<T>(first_vector + edges.at(1), 0, edges.finish(), vector);
-#pragma unroll 1
-    for (int k = 0; k < edges.edges(); k++) {
-        vector = load_range<T>(first_vector + edges.at(k), edges.begin(k), edges.finish(k), vector);
-        dynamic[k * threads + (int)threadIdx.x] = vector;
-    }
-}
-
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
@@ -361,22 +252,19 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
+    constexpr bool fast = sizeof(T) == 2;
     constexpr int max_pairs = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
-    const int threads = (int)blockDim.x;
     const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = holds || !sums;
     block_turns block(a, false, holds, !holds && g.backwards);
 
-    raw<T, V> held[holds ? K : 1];
-    const auto read = [&](int slot, float(&value)[V]) {
-        unpack<T, V>(slot < 0 ? dynamic[(-1 - slot) * threads + (int)threadIdx.x] : held[slot < 0 ? 0 : slot], value);
-    };
-
+    column_vectors<T, V, K, 1, holds> vectors;
+    const auto read = [&](int slot, float(&value)[V]) { unpack<T, V>(vectors.read(slot, 0), value); };
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
@@ -390,35 +278,19 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const int count = edges.count;
 
         /* ---- load ---- */
-        cursor x(p.x().data, p.x(), place, row, edges.lead());
-        const auto load = [&](cursor &from, int slot) {
-            if (slot < 0)
-                copy_once(dynamic + (-1 - slot) * threads + (int)threadIdx.x, from.base + from.at, 0);
-            else
-                held[slot < 0 ? 0 : slot] = from.load();
-            from.advance(place);
-        };
-        const auto copy = [&](int slot) {
-            copy_ahead(dynamic + slot * threads + (int)threadIdx.x, x.base + x.at, 0);
-            x.advance(place);
-        };
-        if constexpr (unaligned_samples)
-            load_edges<T, V, K>(x, edges, copy);
-        else if constexpr (!holds)
-            open_pipeline<K>(edges, copy);
-        else if (!is_loaded)
-            walk<K>(count, shared, [&](int slot) { load(x, slot); });
+        cursor from[] = {{p.x().data, p.x(), place, row, edges.lead()}};
+        vectors.template request<unaligned_samples>(from, place, edges, shared, is_loaded);
         /* Calls work(values, slot, left) for each row of the thread. */
         struct row_values {
             float of[V];
         };
         const auto walk_all = [&](auto work) {
             if constexpr (!holds)
-                walk_pipeline<K>(
-                    count, copy,
+                vectors.walk_pipeline(
+                    from, place, count,
                     [&](int slot) {
                         row_values values;
-                        unpack<T, V>(dynamic[slot * threads + (int)threadIdx.x], values.of);
+                        unpack<T, V>(vectors.shared(slot, 0), values.of);
                         return values;
                     },
                     [&](row_values &values, int left) { work(values.of, 0, left); });
@@ -430,8 +302,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 });
         };
 
-        const column_memory<T, V, unaligned_samples> of(a, block, place, edges, dynamic + shared * threads,
-                                                        holds ? 0 : K * threads * 16, sums);
+        const column_memory<T, V, unaligned_samples> of(a, block, place, edges, dynamic + shared * vectors.threads,
+                                                        holds ? 0 : K * vectors.threads * 16, sums);
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
             open_only_mailbox(mailbox, of.groups_here * g.parts * (int)sizeof(float2));
         if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
@@ -479,17 +351,24 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         coefficients_of<V>(a, of.of_channels, of.of_groups, column, sums ? column * V : 0, !sums || g.group == 1, first,
                            second, shift);
         if (p.y().data) {
-            if (takes_half<sizeof(T) == 2, true>(p.activation))
-                halve(first, second);
-            each<(holds ? K : 0)>([&](int k) { compiler_barrier(held[k]); });
+            if (takes_half<fast, true>(p.activation))
+                multiply(first, second, 0.5f);
+            each<(holds ? K : 0)>([&](int k) { compiler_barrier(vectors.held[k][0]); });
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
-            cursor next(p.x().data, p.x(), place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part), row);
-            store_results<T, V, unaligned_samples>(a, place, row, edges, shift, first, second, of_edges, walk_all,
-                                                   [&](int slot) {
-                                                       if (holds && is_loaded)
-                                                           load(next, slot);
-                                                   });
+            const column_place next_place = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
+            cursor next[] = {{p.x().data, p.x(), next_place, row}};
+            column_results<T, V, unaligned_samples> y(p.y().data, p.x(), place, row, edges, of_edges);
+            choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
+                walk_all([&](float(&z)[V], int slot, int left) {
+                    each<V>([&](int i) { z[i] = fma(z[i] - shift[i], first[i], second[i]); });
+                    activate<fast, !unaligned_samples>(z, chosen, p.activation, (float)p.act_param);
+                    y.store(make_vector<T, V>(z), place, left);
+                    if (holds && is_loaded)
+                        vectors.load(next, place, slot);
+                });
+            });
+            y.store_edges();
         }
 
         /* ---- what others receive: after the results, which wait for nothing here ---- */

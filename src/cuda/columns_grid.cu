@@ -47,47 +47,11 @@ enum { HELD_PARTS = 9, HELD_SUMS = 4 };
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Sums about values of the thread's own, the first of its first group and the last of the other. */
-template <typename T, int V> struct side_moments {
-    const thread_place &place;
-    side_values about;
-    float sum[V] = {}, square[V] = {};
-    moments<float> found[2] = {};
-    int rows = 0;
-
-    __device__ __forceinline__ void begin(const uint4 &vector)
-    {
-        float value[V];
-        unpack<T, V>(vector, value);
-        about.of[0] = value[0];
-        about.of[1] = value[V - 1];
-    }
-    __device__ __forceinline__ void add(const uint4 &vector)
-    {
-        rows++;
-        add_squares_of<T, V>(vector, about, sum, square);
-    }
-    __device__ __forceinline__ void fold()
-    {
-#pragma unroll
-        for (int side = 0; side < 2; side++)
-            append_near(found[side], moments_of_side<V>(place, side, sum, square, (float)rows));
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            sum[i] = square[i] = 0.0f;
-        rows = 0;
-    }
-    __device__ __forceinline__ float4 entry(int side) const
-    {
-        return make_float4(about.of[side], found[side].mean, found[side].squares, found[side].count);
-    }
-};
-
-template <typename T, int V, int K> __device__ __forceinline__ void grid_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
@@ -135,9 +99,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_forward
         side_moments<T, V> found = {place, {{}, place.split}};
         consumer.sum_moments(found);
         if (place.has_rows()) {
-            entries[place.entry(a, 0)] = found.entry(0);
+            entries[place.entry(a, 0)] = found.entry(0, found.found[0]);
             if (place.split < V)
-                entries[place.entry(a, 1)] = found.entry(1);
+                entries[place.entry(a, 1)] = found.entry(1, found.found[1]);
         }
         meet(MEETING_OF_CONSUMERS, consumers);
 
@@ -198,8 +162,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_forward
         parameters.receive(a, slope, offset);
         const side_values means = {{of_first.x, of_second.x}, place.split};
         centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
-                  side_values{{of_first.z, of_second.z}, place.split},
-                  takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+                  side_values{{of_first.z, of_second.z}, place.split}, factor_of<T>(a.activation));
         consumer.store_results<T, V>(a.out + n * a.batch_bytes, n + a.of.grid.block_groups >= a.n, means, slope,
                                      offset);
     }
@@ -240,9 +203,7 @@ template <typename Number> struct channel_pairs {
     }
     template <typename Sum> __device__ __forceinline__ void add_to(Sum (&sums)[4]) const
     {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            sums[i] += (Sum)of[i];
+        each<4>([&](int i) { sums[i] += (Sum)of[i]; });
     }
 };
 
@@ -265,20 +226,17 @@ template <typename Number> struct channel_gradients {
     }
     __device__ __forceinline__ void request()
     {
-#pragma unroll
-        for (int i = 0; i < requested_blocks; i++) {
+        each<requested_blocks>([&](int i) {
             const int block = (int)threadIdx.x % 32 + 32 * i;
             requested[i].request(place(block), c < channels && block < (int)gridDim.x);
-        }
+        });
     }
     /* What was requested. */
     __device__ __forceinline__ void give() const
     {
         const int lane = (int)threadIdx.x % 32;
         double sums[4] = {};
-#pragma unroll
-        for (int i = 0; i < requested_blocks; i++)
-            requested[i].add_to(sums);
+        each<requested_blocks>([&](int i) { requested[i].add_to(sums); });
 #pragma unroll 1
         for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
             channel_pairs<Number> more;
@@ -287,9 +245,7 @@ template <typename Number> struct channel_gradients {
         }
 #pragma unroll
         for (int distance = 16; distance > 0; distance /= 2)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                sums[i] += __shfl_xor_sync(full_mask, sums[i], distance);
+            each<4>([&](int i) { sums[i] += __shfl_xor_sync(full_mask, sums[i], distance); });
         /* A lane each, so that what they need of the arguments is waited for once. */
         if (lane < 4)
             write_gradient(all->problem, lane % 2 == 0 ? all->problem.dbias() : all->problem.dweight(), 0, c + lane / 2,
@@ -334,17 +290,14 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
         char *const to =
             reinterpret_cast<char *>(all.sums) + ((int64_t)blockIdx.x * quads + quad) * (int)(8 * sizeof(Number));
         float sum[4] = {}, product[4] = {};
-        sum_rows(reinterpret_cast<const float4 *>(sums.plain), reinterpret_cast<const float4 *>(sums.centred), quad,
-                 quads, 0, a.at_once, 1, sum, product);
+        sum_rows(sums.plain, sums.centred, quad, quads, 0, a.at_once, 1, sum, product);
         channel_pairs<Number> pairs[2];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
+        each<4>([&](int i) {
             const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
             pairs[i / 2].of[i % 2 * 2] = (Number)sum[i];
             pairs[i / 2].of[i % 2 * 2 + 1] = (Number)((product[i] - of_group.x * sum[i]) * of_group.y);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+        });
+        each<2>([&](int i) {
             char *const to_pair = to + i * (int)sizeof pairs[i];
             if (adds) {
                 channel_pairs<Number> before;
@@ -352,7 +305,7 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
                 before.add_to(pairs[i].of);
             }
             pairs[i].store(to_pair);
-        }
+        });
     }
 }
 
@@ -369,11 +322,10 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
         for (int i = lane; i < a.parts; i += HELD_PARTS * GROUP_LANES) {
             float2 found[HELD_PARTS], of_round = make_float2(0.0f, 0.0f);
             request_parts<GROUP_LANES>(of_parts + i, 1, a.parts - i, found);
-#pragma unroll
-            for (int k = 0; k < HELD_PARTS; k++) {
+            each<HELD_PARTS>([&](int k) {
                 of_round.x += found[k].x;
                 of_round.y += found[k].y;
-            }
+            });
             sum += of_round.x;
             product += of_round.y;
         }
@@ -381,9 +333,7 @@ __device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, 
         product = sum_few(product, GROUP_LANES);
         if (exists && lane == 0) {
             const float2 of_group = of_groups[group];
-            product -= of_group.x * sum;
-            const float centred = -(product * of_group.y) * (of_group.y * a.share);
-            of_totals[group] = make_float2(centred, -sum * a.share - centred * of_group.x);
+            of_totals[group] = gradient_of_group(sum, product, of_group.x, of_group.y, a.share);
         }
     });
 }
@@ -436,11 +386,12 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
 }
 
 /* `K`: vectors of each tensor that a thread holds; 0: a pipeline holds them, and blocks may have several samples. */
-template <typename T, int V, int K> __device__ __forceinline__ void grid_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2, pipelined = K == 0;
+    constexpr bool pipelined = K == 0;
     constexpr int others = pipelined ? 32 : 0;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
@@ -468,11 +419,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
     const int mean_type = type_of(a, COLUMNS_MEAN), rstd_type = type_of(a, COLUMNS_RSTD);
     saved_statistic requested_means[2], requested_rstds[2];
     const auto request_statistics = [&](int n) {
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
+        each<2>([&](int side) {
             requested_means[side].request(a.mean, n * a.mean_batch + place.groups[side], mean_type);
             requested_rstds[side].request(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
-        }
+        });
     };
     request_statistics(own.block_group);
     const auto differentiate_sample = [&](auto &consumer, int n, bool is_first, bool is_last, int parity) {
@@ -484,8 +434,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
         const grid_meeting meeting(all.grid_barriers + (all_meet ? 0 : own.block_group) * grid_barrier_stride);
         if (pipelined && is_first)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
+        each<2>([&](int side) {
             double mean = requested_means[side].receive(mean_type);
             rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
             if (pipelined && (mean_type > NORMFUSE_F32 || rstd_type > NORMFUSE_F32)) {
@@ -493,21 +442,16 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
                 rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
             }
             split_mean<T>(mean, about.of[side], rests.of[side]);
-        }
+        });
         if (place.has_rows() && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
             of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
         }
         parameters.receive_weights(a, slope, offset);
-        const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+        const float factor = factor_of<T>(a.activation);
         centre<V>(slope, offset, rests, rstds, factor);
         const float act_param = !pipelined && a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
-        const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
-                                       float(&dy)[V]) {
-            unpack<T, V>(x_vector, x);
-            unpack<T, V>(dy_vector, dy);
-            differentiate_channels<fast, V>(a.activation, act_param, chosen, about, slope, offset, x, dy);
-        };
+        const channel_derivative<T, V, side_values> differentiate = {a.activation, act_param, about, slope, offset};
 
         /* ---- sums ---- */
         float first[V] = {}, second[V] = {};
@@ -526,7 +470,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
         share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
             int begin, count;
             entries_of_group<V>(a, group, begin, count);
-            const float2 found = sum_pairs(sums.entries + begin, count, lane, GROUP_LANES);
+            const float2 found = sum_pairs<4>(count, lane, GROUP_LANES, [&](int i) { return sums.entries[begin + i]; });
             if (exists && lane == 0)
                 __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
         });
@@ -567,10 +511,5 @@ template <typename T, int V, int K> __device__ __forceinline__ void grid_backwar
     }
 }
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        NORMFUSE_PIPELINE_BODY((grid_##direction<type, elements, vectors>(a)));                                        \
-    }
-NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(INSTANCE)
-NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(NORMFUSE_PIPELINE_INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(NORMFUSE_PIPELINE_INSTANCE)

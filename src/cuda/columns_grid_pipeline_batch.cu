@@ -111,24 +111,23 @@ template <typename T, int V> struct channel_moments {
     {
         const float next_count = (float)rows, both = count + next_count;
         const float share = next_count * reciprocal(fmaxf(both, 1.0f)), one = reciprocal(fmaxf(next_count, 1.0f));
-#pragma unroll
-        for (int k = 0; k < V; k++) {
+        each<V>([&](int k) {
             const float next = sum[k] * one, distance = next - mean[k];
             mean[k] += distance * share;
             squares[k] += square[k] - sum[k] * next + distance * distance * count * share;
             sum[k] = square[k] = 0.0f;
-        }
+        });
         count = both;
         rows = 0;
     }
 };
 
-template <typename T, int V> __device__ __forceinline__ void batch_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_cuda_problem &p = all.problem;
-    constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
@@ -171,10 +170,10 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     if (place.has_rows()) {
         float base[V];
         unpack<T, V>(requested_base, base);
-#pragma unroll
-        for (int k = 0; k < V; k++)
+        each<V>([&](int k) {
             entries[(place.column * V + k) * apart + place.beside] =
                 make_float2((found.about[k] - base[k]) + found.mean[k], found.squares[k]);
+        });
         if (place.column == 0)
             counts[place.beside] = found.count;
     }
@@ -184,17 +183,9 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     const values_of_parts rows_of(a, 1);
     const float count_part = rows_of.part(a, own.part);
     const auto add = [&](const float2 *of_channel, int lane, int lanes) {
-        float mean = 0.0f, squares = 0.0f;
-#pragma unroll 4
-        for (int i = lane; i < a.at_once; i += lanes)
-            mean += counts[i] * of_channel[i].x;
-        mean = sum_few(mean, lanes) * reciprocal(count_part);
-#pragma unroll 4
-        for (int i = lane; i < a.at_once; i += lanes) {
-            const float distance = of_channel[i].x - mean;
-            squares += of_channel[i].y + counts[i] * distance * distance;
-        }
-        return make_float2(mean, sum_few(squares, lanes));
+        return join_means<0, 4>(
+            a.at_once, lane, lanes, [&](int i) { return of_channel[i]; }, [&](float2, int i) { return counts[i]; },
+            [&](float sum) { return sum * reciprocal(count_part); });
     };
     exchange(a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels, add, [&](int c) {
         float first_value[1];
@@ -218,14 +209,13 @@ template <typename T, int V> __device__ __forceinline__ void batch_forward(const
     /* ---- results ---- */
     float slope[V], offset[V], shift[V], rests[V], rstds[V];
     parameters.receive_weights(a, slope, offset);
-#pragma unroll
-    for (int k = 0; k < V; k++) {
+    each<V>([&](int k) {
         const float4 of_channel = shared_channels[place.column * V + k];
         shift[k] = of_channel.x;
         rests[k] = of_channel.y;
         rstds[k] = of_channel.z;
-    }
-    centre<V>(slope, offset, rests, rstds, takes_half<fast, true>(a.activation) ? 0.5f : 1.0f);
+    });
+    centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
     consumer.store_results<T, V>(a.out, true, shift, slope, offset);
 }
 
@@ -251,18 +241,16 @@ template <int V> struct saved_means {
     template <typename T> __device__ __forceinline__ void receive(int type, float (&means)[V], float (&rests)[V]) const
     {
         receive_channels<V>(single, type, means);
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            split_mean<T>(type == NORMFUSE_F64 ? twice[k] : (double)means[k], means[k], rests[k]);
+        each<V>([&](int k) { split_mean<T>(type == NORMFUSE_F64 ? twice[k] : (double)means[k], means[k], rests[k]); });
     }
 };
 
-template <typename T, int V> __device__ __forceinline__ void batch_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_cuda_problem &p = all.problem;
-    constexpr bool fast = sizeof(T) == 2;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32, channels = a.width * V;
@@ -295,7 +283,7 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float shift[V], slope[V], offset[V];
-    const float factor = takes_half<fast, true>(a.activation) ? 0.5f : 1.0f;
+    const float factor = factor_of<T>(a.activation);
     {
         float rests[V], rstds[V];
         requested_means.template receive<T>(mean_type, shift, rests);
@@ -303,32 +291,28 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
         parameters.receive_weights(a, slope, offset);
         centre<V>(slope, offset, rests, rstds, factor);
     }
-    const auto differentiate = [&](auto chosen, const uint4 &x_vector, const uint4 &dy_vector, float(&x)[V],
-                                   float(&dy)[V]) {
-        unpack<T, V>(x_vector, x);
-        unpack<T, V>(dy_vector, dy);
-        differentiate_channels<fast, V>(a.activation, a.act_param, chosen, shift, slope, offset, x, dy);
-    };
+    const channel_derivative<T, V, float[V]> differentiate = {a.activation, a.act_param, shift, slope, offset};
     /* ---- sums ---- */
     float first[V] = {}, second[V] = {};
     consumer.sum_gradients(differentiate, first, second);
     const int apart = entries_apart(a);
     if (place.has_rows()) {
-#pragma unroll
-        for (int k = 0; k < V; k++)
+        each<V>([&](int k) {
             entries[(place.column * V + k) * apart + place.beside] = make_float2(first[k] * factor, second[k] * factor);
+        });
     }
     exchange(
         a, own, channels, of_all, of_owners, entries, of_parts, of_channels, shared_channels,
-        [&](const float2 *of_channel, int lane, int lanes) { return sum_pairs(of_channel, a.at_once, lane, lanes); },
+        [&](const float2 *of_channel, int lane, int lanes) {
+            return sum_pairs<4>(a.at_once, lane, lanes, [&](int i) { return of_channel[i]; });
+        },
         [&](int c) {
             double sum = 0.0, product = 0.0;
             walk_parts(a, of_parts + c, channels, [&](int, const float2(&found)[HELD_PARTS]) {
-#pragma unroll
-                for (int k = 0; k < HELD_PARTS; k++) {
+                each<HELD_PARTS>([&](int k) {
                     sum += (double)found[k].x;
                     product += (double)found[k].y;
-                }
+                });
             });
             sum = sum_lanes(sum, 32);
             product = sum_lanes(product, 32);
@@ -346,18 +330,12 @@ template <typename T, int V> __device__ __forceinline__ void batch_backward(cons
 
     /* ---- results ---- */
     float of_x[V], level[V];
-#pragma unroll
-    for (int k = 0; k < V; k++) {
+    each<V>([&](int k) {
         const float2 of_channel = shared_channels[place.column * V + k];
         of_x[k] = of_channel.x;
         level[k] = of_channel.y;
-    }
+    });
     consumer.store_gradients<T, V>(a.out, true, differentiate, slope, of_x, level);
 }
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
-    {                                                                                                                  \
-        NORMFUSE_PIPELINE_BODY((batch_##direction<type, elements>(a)));                                                \
-    }
-NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE_BATCH(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE_BATCH(NORMFUSE_PIPELINE_INSTANCE)

@@ -40,11 +40,10 @@ template <int K, bool few> struct held_rows {
     /* Vectors are held, not what the sums made of them. */
     __device__ __forceinline__ void forget()
     {
-#pragma unroll
-        for (int k = 0; k < K; k++) {
+        each<K>([&](int k) {
             compiler_barrier(x[k]);
             compiler_barrier(dy[k]);
-        }
+        });
     }
     /* As choose_activation; few: two loops, since each is a third of the kernel. None is leaky_relu of slope 1. */
     template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const

@@ -69,9 +69,7 @@ template <typename T, int V, int S> struct lanes_place {
     __device__ __forceinline__ void find_base(const normfuse_cuda_columns &a, const float (&x)[V],
                                               float (&base)[S]) const
     {
-#pragma unroll
-        for (int i = 0; i < S; i++)
-            base[i] = __shfl_sync(full_mask, x[i], first_lane);
+        each<S>([&](int i) { base[i] = __shfl_sync(full_mask, x[i], first_lane); });
         walk_spans(a, [&](int i, int k) { base[k] = base[i]; });
     }
 };
@@ -79,9 +77,7 @@ template <typename T, int V, int S> struct lanes_place {
 /* Sums of a thread's values, of all its channels or of each. */
 template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S], const float (&values)[V])
 {
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        sums[S == 1 ? 0 : i] += values[i];
+    each<V>([&](int i) { sums[S == 1 ? 0 : i] += values[i]; });
 }
 
 /* The samples of a block, `M` at a time, of each `K` vectors a thread and tensor. The next ones are on their way
@@ -108,58 +104,51 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
         channel_parameters<V> parameters;
         parameters.request_weights(a, place.left > 0 ? place.channel : 0);
         parameters.receive_weights(a, weight, bias);
-        factor = takes_half<sizeof(T) == 2, true>(a.activation) ? 0.5f : 1.0f;
+        factor = factor_of<T>(a.activation);
     }
     __device__ __forceinline__ void request(int first)
     {
-#pragma unroll
-        for (int m = 0; m < M; m++) {
+        each<M>([&](int m) {
             const int n = first + m * samples_apart + place.sample, clamped = min(n, a.n - 1);
             const int64_t at = n * a.batch_bytes + place.at;
-#pragma unroll
-            for (int k = 0; k < K; k++)
-#pragma unroll
-                for (int i = 0; i < tensors; i++)
+            each<K>([&](int k) {
+                each<tensors>([&](int i) {
                     load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, requested[i][m][k],
                                             (i == 0 ? a.x : a.dy) + at + k * step);
+                });
+            });
             if (tensors > 1) {
                 requested_mean[m].request(a.mean, clamped * a.mean_batch + place.set_of(a, 0),
                                           type_of(a, COLUMNS_MEAN));
                 requested_rstd[m] =
                     __ldcg(reinterpret_cast<const float *>(a.rstd) + clamped * a.rstd_batch + place.set_of(a, 0));
             }
-        }
+        });
     }
     /* work(m, n, rows from the thread's first one on) for sample n, whose vectors are here[...][m]. */
     template <typename Work> __device__ __forceinline__ void walk(Work work)
     {
 #pragma unroll 1
         for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-#pragma unroll
-                for (int k = 0; k < K; k++)
-#pragma unroll
-                    for (int i = 0; i < tensors; i++)
-                        here[i][m][k] = requested[i][m][k];
+            each<M>([&](int m) {
+                each<K>([&](int k) { each<tensors>([&](int i) { here[i][m][k] = requested[i][m][k]; }); });
                 mean[m] = requested_mean[m].receive(type_of(a, COLUMNS_MEAN));
                 rstd[m] = requested_rstd[m];
-            }
+            });
             request(first + M * samples_apart);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
+            each<M>([&](int m) {
                 const int n = first + m * samples_apart + place.sample;
                 work(m, n, n < a.n ? place.left : 0);
-            }
+            });
         }
     }
     /* work(k, bytes from the thread's first vector) for the thread's vectors of a sample. */
     template <typename Work> __device__ __forceinline__ void walk_vectors(int left, Work work) const
     {
-#pragma unroll
-        for (int k = 0; k < K; k++)
+        each<K>([&](int k) {
             if (left > k * a.at_once)
                 work(k, k * step);
+        });
     }
 };
 
@@ -179,46 +168,37 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
         place.find_base(a, x, base);
         samples.walk_vectors(left, [&](int k, unsigned) {
             unpack<T, V>(here[k], x);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                x[i] -= base[S == 1 ? 0 : i];
+            each<V>([&](int i) { x[i] -= base[S == 1 ? 0 : i]; });
             add_to(sum, x);
         });
         place.join(a, sum);
-#pragma unroll
-        for (int i = 0; i < S; i++)
-            sum[i] *= a.share;
+        each<S>([&](int i) { sum[i] *= a.share; });
         /* About the mean, which cannot cancel. */
         samples.walk_vectors(left, [&](int k, unsigned) {
             unpack<T, V>(here[k], x);
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 x[i] = (x[i] - base[S == 1 ? 0 : i]) - sum[S == 1 ? 0 : i];
                 x[i] *= x[i];
-            }
+            });
             add_to(square, x);
         });
         place.join(a, square);
         float about[S], rest[S];
-#pragma unroll
-        for (int i = 0; i < S; i++) {
+        each<S>([&](int i) {
             square[i] = inverse_root(square[i] * a.share + a.eps);
             split_sum<T>(base[i], sum[i], about[i], rest[i]);
-        }
+        });
         if (place.is_first && left > 0) {
-#pragma unroll
-            for (int i = 0; i < S; i++) {
-                if (S > 1 && (a.group >= V ? i > 0 : (i & (a.group - 1)) != 0))
-                    continue;
-                store_group(a, n, place.set_of(a, i), (double)base[i] + (double)sum[i], square[i]);
-            }
+            each<S>([&](int i) {
+                if (S == 1 || (a.group >= V ? i == 0 : (i & (a.group - 1)) == 0))
+                    store_group(a, n, place.set_of(a, i), (double)base[i] + (double)sum[i], square[i]);
+            });
         }
         float slope[V], offset[V];
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] = samples.weight[i];
             offset[i] = samples.bias[i];
-        }
+        });
         centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, samples.factor);
         char *const to = a.out + n * a.batch_bytes + place.at;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
@@ -234,7 +214,6 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool fast = sizeof(T) == 2;
     constexpr int S = K == 1 ? 1 : V;
     lanes_samples<T, V, M, K, 2> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
@@ -260,42 +239,37 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 rstd[i] = reinterpret_cast<const float *>(a.rstd)[clamped * a.rstd_batch + place.set_of(a, i)];
             }
         }
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             slope[i] = samples.weight[i] * rstd[S == 1 ? 0 : i] * samples.factor;
             offset[i] = samples.bias[i] * samples.factor - rest[S == 1 ? 0 : i] * slope[i];
-        }
-        const auto differentiate = [&](auto chosen, int k, float(&x)[V], float(&dy)[V]) {
-            unpack<T, V>(samples.here[0][m][k], x);
-            unpack<T, V>(samples.here[1][m][k], dy);
-            differentiate_channels<fast, V>(a.activation, a.act_param, chosen, lane_values<S>{about}, slope, offset, x,
-                                            dy);
-        };
+        });
+        const lane_values<S> means = {about};
+        const channel_derivative<T, V, lane_values<S>> differentiate = {a.activation, a.act_param, means, slope,
+                                                                        offset};
+        const uint4(&x_here)[K] = samples.here[0][m], (&dy_here)[K] = samples.here[1][m];
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             float of_dy[V] = {}, of_both[V] = {}, sum[S] = {}, product[S] = {}, x[V], dy[V];
             samples.walk_vectors(left, [&](int k, unsigned) {
-                differentiate(chosen, k, x, dy);
+                differentiate(chosen, x_here[k], dy_here[k], x, dy);
                 add_products(x, dy, of_dy, of_both);
             });
-#pragma unroll
-            for (int i = 0; i < V; i++) {
+            each<V>([&](int i) {
                 const int s = S == 1 ? 0 : i;
                 sum[s] += slope[i] * of_dy[i];
                 product[s] += slope[i] * of_both[i];
                 plain[i] += samples.factor * of_dy[i];
                 normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[s] * samples.factor);
-            }
+            });
             place.join(a, sum);
             place.join(a, product);
-#pragma unroll
-            for (int i = 0; i < S; i++) {
-                product[i] -= rest[i] * sum[i];
-                product[i] = -(product[i] * rstd[i]) * (rstd[i] * a.share);
-                sum[i] = -sum[i] * a.share - product[i] * rest[i];
-            }
+            each<S>([&](int i) {
+                const float2 of_group = gradient_of_group(sum[i], product[i], rest[i], rstd[i], a.share);
+                product[i] = of_group.x;
+                sum[i] = of_group.y;
+            });
             char *const to = a.out + n * a.batch_bytes + place.at;
             samples.walk_vectors(left, [&](int k, unsigned at) {
-                differentiate(chosen, k, x, dy);
+                differentiate(chosen, x_here[k], dy_here[k], x, dy);
                 store_gradient<T, V>(slope, lane_values<S>{product}, lane_values<S>{sum}, x, dy, to + at);
             });
         });

@@ -150,8 +150,8 @@ template <int V> struct channel_parameters {
     __device__ __forceinline__ void receive(const normfuse_cuda_columns &a, float (&slope)[V], float (&offset)[V]) const
     {
         receive_weights(a, slope, offset);
+        float more[V];
         if (a.scale) {
-            float more[V];
             receive_channels<V>(scale, type_of(a, COLUMNS_SCALE), more);
             each<V>([&](int i) {
                 slope[i] *= 1.0f + more[i];
@@ -159,7 +159,6 @@ template <int V> struct channel_parameters {
             });
         }
         if (a.shift) {
-            float more[V];
             receive_channels<V>(shift, type_of(a, COLUMNS_SHIFT), more);
             each<V>([&](int i) { offset[i] += more[i]; });
         }
@@ -203,6 +202,12 @@ __device__ __forceinline__ void store_group(const normfuse_cuda_columns &a, int 
 
 /* ---- the work on a vector's channels ----------------------------------------------------------------------------- */
 
+/* SiLU and what takes as much of z has half of it, and its coefficients are half as large. */
+template <typename T> __device__ __forceinline__ float factor_of(int activation)
+{
+    return takes_half<sizeof(T) == 2, true>(activation) ? 0.5f : 1.0f;
+}
+
 /* Weight and bias become what x less the rounded mean is weighed by, `factor` times; the rests are of the mean. */
 template <int V, typename Rests, typename Rstds>
 __device__ __forceinline__ void centre(float (&slope)[V], float (&offset)[V], const Rests &rests, const Rstds &rstds,
@@ -226,29 +231,34 @@ __device__ __forceinline__ void store_result(const normfuse_cuda_columns &a, Cho
     store_vector<T, V>(to, 0, make_vector<T, V>(z));
 }
 
-/* x becomes x - mean and dy what came through the activation, for SiLU twice that. */
-template <bool fast, int V, typename Chosen, typename Means>
-__device__ __forceinline__ void differentiate_channels(int activation, float act_param, Chosen chosen,
-                                                       const Means &means, const float (&slope)[V],
-                                                       const float (&offset)[V], float (&x)[V], float (&dy)[V])
-{
-    each<V>([&](int i) { x[i] -= means[i]; });
-    if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-        float z[V];
-        each<V>([&](int i) { z[i] = fmaf(x[i], slope[i], offset[i]); });
-        differentiate_by<fast>(dy, z, chosen, activation, act_param);
-    }
-}
+/* Of vectors of x and dy: x - mean, and what of dy comes through the activation, for SiLU twice that. */
+template <typename T, int V, typename Means> struct channel_derivative {
+    int activation;
+    float act_param;
+    const Means &means;
+    const float (&slope)[V], (&offset)[V];
 
-/* Sums of dy' and of dy' (x - mean). */
-template <int V>
-__device__ __forceinline__ void add_products(const float (&x)[V], const float (&dy)[V], float (&first)[V],
-                                             float (&second)[V])
+    template <typename Chosen>
+    __device__ __forceinline__ void operator()(Chosen chosen, const uint4 &x_vector, const uint4 &dy_vector,
+                                               float (&x)[V], float (&dy)[V]) const
+    {
+        unpack<T, V>(x_vector, x);
+        unpack<T, V>(dy_vector, dy);
+        each<V>([&](int i) { x[i] -= means[i]; });
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
+            float z[V];
+            each<V>([&](int i) { z[i] = fmaf(x[i], slope[i], offset[i]); });
+            differentiate_by<sizeof(T) == 2>(dy, z, chosen, activation, act_param);
+        }
+    }
+};
+
+/* What dx takes of x - mean and what else, of a group's weighted sums of dy' and of dy' (x - mean). */
+__device__ __forceinline__ float2 gradient_of_group(float sum, float product, float rest, float rstd, float share)
 {
-    each<V>([&](int i) {
-        first[i] += dy[i];
-        second[i] += dy[i] * x[i];
-    });
+    product -= rest * sum;
+    const float of_x = -(product * rstd) * (rstd * share);
+    return make_float2(of_x, -sum * share - of_x * rest);
 }
 
 /* dx = slope dy' + of_x (x - mean) + level */
@@ -262,57 +272,75 @@ __device__ __forceinline__ void store_gradient(const float (&slope)[V], const Fa
 
 /* ---- sums of a group --------------------------------------------------------------------------------------------- */
 
-/* What a thread found in one of its groups, in `rows` rows: sums about a value of its own, and of squares. */
-template <int V>
-__device__ __forceinline__ moments<float> moments_of_side(const thread_place &place, int side, const float (&sum)[V],
-                                                          const float (&square)[V], float rows)
+/* As append in join.cuh, by the hardware's reciprocal. */
+__device__ __forceinline__ void append_near(moments<float> &to, const moments<float> &next)
 {
-    float all = 0.0f, squares = 0.0f;
-    each<V>([&](int i) {
-        const bool is_own = (i < place.split) == (side == 0);
-        all += is_own ? sum[i] : 0.0f;
-        squares += is_own ? square[i] : 0.0f;
-    });
-    const float count = rows * (float)(side == 0 ? place.split : V - place.split);
-    const float mean = all * reciprocal(fmaxf(count, 1.0f));
-    return {count, mean, squares - all * mean};
+    const float count = to.count + next.count, share = next.count * reciprocal(fmaxf(count, 1.0f));
+    const float distance = next.mean - to.mean;
+    to.mean += distance * share;
+    to.squares += next.squares + distance * distance * to.count * share;
+    to.count = count;
 }
 
+/* A thread's sums about values of its own, the first of its first group and the last of the other, and what these came
+ * to so far. */
+template <typename T, int V> struct side_moments {
+    const thread_place &place;
+    side_values about;
+    float sum[V] = {}, square[V] = {};
+    moments<float> found[2] = {};
+    int rows = 0;
+
+    __device__ __forceinline__ void begin(const uint4 &vector)
+    {
+        float value[V];
+        unpack<T, V>(vector, value);
+        about.of[0] = value[0];
+        about.of[1] = value[V - 1];
+    }
+    __device__ __forceinline__ void add(const uint4 &vector)
+    {
+        rows++;
+        add_squares_of<T, V>(vector, about, sum, square);
+    }
+    /* Of the sums in so many rows. */
+    __device__ __forceinline__ moments<float> of_side(int side, float rows) const
+    {
+        float all = 0.0f, squares = 0.0f;
+        each<V>([&](int i) {
+            const bool is_own = (i < place.split) == (side == 0);
+            all += is_own ? sum[i] : 0.0f;
+            squares += is_own ? square[i] : 0.0f;
+        });
+        const float count = rows * (float)(side == 0 ? place.split : V - place.split);
+        const float mean = all * reciprocal(fmaxf(count, 1.0f));
+        return {count, mean, squares - all * mean};
+    }
+    __device__ __forceinline__ void fold()
+    {
+        each<2>([&](int side) { append_near(found[side], of_side(side, (float)rows)); });
+        each<V>([&](int i) { sum[i] = square[i] = 0.0f; });
+        rows = 0;
+    }
+    __device__ __forceinline__ float4 entry(int side, const moments<float> &of) const
+    {
+        return make_float4(about.of[side], of.mean, of.squares, of.count);
+    }
+};
+
 /* What threads found of a group: a value that each sums about, its mean less that, squares about the mean, and how many
- * values these are. Every lanes-th of `count` entries is this lane's, `held` of them read once. First the mean less
- * `base`, then squares about it, which cannot cancel. */
+ * values these are; they become the mean less `base`, and squares about it, of so many `values`. */
 template <int held>
 __device__ __forceinline__ float2 join_entries(const float4 *entries, int lane, int count, int lanes, float base,
                                                float values)
 {
-    float means[held], found[held], counts[held], mean = 0.0f, squares = 0.0f;
-    each<held>([&](int k) {
-        const int i = lane + k * lanes;
-        float4 entry = make_float4(base, 0.0f, 0.0f, 0.0f);
-        if (i < count)
-            entry = entries[i];
-        means[k] = (entry.x - base) + entry.y;
-        found[k] = entry.z;
-        counts[k] = entry.w;
-        mean += counts[k] * means[k];
-    });
-#pragma unroll 1
-    for (int i = lane + held * lanes; i < count; i += lanes) {
-        const float4 entry = entries[i];
-        mean += entry.w * ((entry.x - base) + entry.y);
-    }
-    mean = sum_few(mean, lanes) * reciprocal(values);
-    each<held>([&](int k) {
-        const float distance = means[k] - mean;
-        squares += found[k] + counts[k] * distance * distance;
-    });
-#pragma unroll 1
-    for (int i = lane + held * lanes; i < count; i += lanes) {
-        const float4 entry = entries[i];
-        const float distance = ((entry.x - base) + entry.y) - mean;
-        squares += entry.z + entry.w * distance * distance;
-    }
-    return make_float2(mean, sum_few(squares, lanes));
+    return join_means<held, 1>(
+        count, lane, lanes,
+        [&](int i) {
+            const float4 entry = entries[i];
+            return make_float3((entry.x - base) + entry.y, entry.z, entry.w);
+        },
+        [](const float3 &part, int) { return part.z; }, [&](float sum) { return sum * reciprocal(values); });
 }
 
 /* What a thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
@@ -336,30 +364,25 @@ __device__ __forceinline__ void write_thread_sums(const normfuse_cuda_columns &a
         entries[place.entry(a, 1)] = found[1];
     if (gives) {
         const int at = place.beside * channels + place.column * V;
-        each<V>([&](int i) {
-            first[i] *= factor;
-            second[i] *= factor;
-        });
+        multiply(first, second, factor);
         write_values<V>(of_plain + at, first);
         write_values<V>(of_centred + at, second);
     }
 }
 
 /* Of four channels what every step-th row of the block found, one row after the other. */
-__device__ __forceinline__ void sum_rows(const float4 *plain, const float4 *centred, int quad, int quads, int first,
+__device__ __forceinline__ void sum_rows(const float *plain, const float *centred, int quad, int quads, int first,
                                          int rows, int step, float (&sum)[4], float (&product)[4])
 {
 #pragma unroll 4
     for (int row = first; row < rows; row += step) {
-        const float4 one = plain[row * quads + quad], other = centred[row * quads + quad];
-        sum[0] += one.x;
-        sum[1] += one.y;
-        sum[2] += one.z;
-        sum[3] += one.w;
-        product[0] += other.x;
-        product[1] += other.y;
-        product[2] += other.z;
-        product[3] += other.w;
+        float one[4], other[4];
+        read_values<4>(plain + 4 * (row * quads + quad), one);
+        read_values<4>(centred + 4 * (row * quads + quad), other);
+        each<4>([&](int i) {
+            sum[i] += one[i];
+            product[i] += other[i];
+        });
     }
 }
 

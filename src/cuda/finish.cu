@@ -4,15 +4,19 @@
  * What follows another kernel finds its places before it waits for that. */
 #include "gradients.cuh"
 
-/* What adjacent threads of a block share, 1 to 256 of them: the set or channel, and the thread among those. */
+/* What adjacent threads of a block share, 1 to 256 of them: the set or channel, 0 where there is none, and the thread
+ * among those. */
 struct shared_item {
     int index, lane, lanes;
+    bool exists;
 
-    __device__ __forceinline__ shared_item(int lanes_of_item, int first_block) : lanes(lanes_of_item)
+    __device__ __forceinline__ shared_item(int lanes_of_item, int items, int first_block = 0) : lanes(lanes_of_item)
     {
         const int64_t thread = (int64_t)((int)blockIdx.x - first_block) * blockDim.x + threadIdx.x;
         index = (int)(thread >> (31 - __clz(lanes)));
         lane = (int)thread & (lanes - 1);
+        exists = index < items;
+        index = exists ? index : 0;
     }
 };
 
@@ -40,48 +44,38 @@ static __device__ __forceinline__ void update(const normfuse_cuda_problem &p, in
         update_running<float>(p, c, mean, variance);
 }
 
-/* The mean, then squares about it, of `count` triples that are `stride` apart; those that a lane holds are read once. */
+/* The mean, then squares about it, of `count` triples that are `stride` apart; those that a lane holds are read once.
+ */
 static __device__ __forceinline__ moments<double> join_triples(const double *triples, int64_t stride, int count,
                                                                const shared_item &item)
 {
     constexpr int held = 4;
     const double shift = count > 0 ? triples[1] : 0.0;
-    double counts[held], means[held], squares[held];
-#pragma unroll
-    for (int k = 0; k < held; k++) {
-        const int i = item.lane + k * item.lanes;
+    const auto read = [&](int i) {
         const double *const triple = triples + i * stride * TRIPLE;
-        counts[k] = i < count ? triple[0] : 0.0;
-        means[k] = i < count ? triple[1] : 0.0;
-        squares[k] = i < count ? triple[2] : 0.0;
-    }
-    moments<double> all = {0.0, 0.0, 0.0};
-#pragma unroll
-    for (int k = 0; k < held; k++) {
-        all.count += counts[k];
-        all.mean += counts[k] > 0.0 ? counts[k] * (means[k] - shift) : 0.0;
-    }
+        return i < count ? moments<double>{triple[0], triple[1], triple[2]} : moments<double>{0.0, 0.0, 0.0};
+    };
+    moments<double> found[held], all = {0.0, 0.0, 0.0};
+    const auto add_mean = [&](const moments<double> &next) {
+        all.count += next.count;
+        all.mean += next.count > 0.0 ? next.count * (next.mean - shift) : 0.0;
+    };
+    each<held>([&](int k) { found[k] = read(item.lane + k * item.lanes); });
+    each<held>([&](int k) { add_mean(found[k]); });
 #pragma unroll 8
-    for (int i = item.lane + held * item.lanes; i < count; i += item.lanes) {
-        const double number = triples[i * stride * TRIPLE];
-        all.count += number;
-        all.mean += number > 0.0 ? number * (triples[i * stride * TRIPLE + 1] - shift) : 0.0;
-    }
+    for (int i = item.lane + held * item.lanes; i < count; i += item.lanes)
+        add_mean(read(i));
     const double2 both = sum_item({all.count, all.mean}, item);
     all.count = both.x;
     all.mean = both.y / (all.count > 0.0 ? all.count : 1.0);
-    const auto squares_of = [&](double number, double mean, double found) {
-        const double distance = mean - shift - all.mean;
-        return number > 0.0 ? found + number * distance * distance : 0.0;
+    const auto add_squares = [&](const moments<double> &next) {
+        const double distance = next.mean - shift - all.mean;
+        all.squares += next.count > 0.0 ? next.squares + next.count * distance * distance : 0.0;
     };
-#pragma unroll
-    for (int k = 0; k < held; k++)
-        all.squares += squares_of(counts[k], means[k], squares[k]);
+    each<held>([&](int k) { add_squares(found[k]); });
 #pragma unroll 8
-    for (int i = item.lane + held * item.lanes; i < count; i += item.lanes) {
-        const double *const triple = triples + i * stride * TRIPLE;
-        all.squares += squares_of(triple[0], triple[1], triple[2]);
-    }
+    for (int i = item.lane + held * item.lanes; i < count; i += item.lanes)
+        add_squares(read(i));
     all.squares = sum_item({all.squares, 0.0}, item).x;
     all.mean += shift;
     return all;
@@ -98,10 +92,9 @@ static __device__ __forceinline__ void write_triple(double *triple, const moment
 extern "C" __global__ void normfuse_shares(const __grid_constant__ normfuse_cuda_arguments a)
 {
     const normfuse_cuda_geometry &g = a.geometry;
-    const shared_item item(g.lanes, 0);
-    const int share = item.index < g.items ? item.index : 0, set = divide(share, g.by_shares);
-    const int first = (share - set * g.shares) * g.share;
-    const int count = item.index < g.items ? max(min(g.share, g.triples - first), 0) : 0;
+    const shared_item item(g.lanes, g.items);
+    const int set = divide(item.index, g.by_shares), first = (item.index - set * g.shares) * g.share;
+    const int count = item.exists ? max(min(g.share, g.triples - first), 0) : 0;
     double *const triples = a.partials + ((int64_t)set * g.triples + first) * TRIPLE;
     follow_kernel();
     const moments<double> all = join_triples(triples, 1, count, item);
@@ -117,15 +110,14 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH, sharded = !(p.phases() & NORMFUSE_PHASE_STATISTICS);
-    const shared_item item(g.lanes, 0);
-    const bool has = item.index < g.items;
-    const int set = has ? item.index : 0, n = by_channel ? 0 : divide(set, g.by_groups);
+    const shared_item item(g.lanes, g.items);
+    const int set = item.index, n = by_channel ? 0 : divide(set, g.by_groups);
     const double *const triples = sharded ? p.stats : a.partials;
     follow_kernel();
 
     const moments<double> all =
-        join_triples(triples + (int64_t)set * g.triples * TRIPLE, g.share, has ? g.joined : 0, item);
-    if (item.lane != 0 || !has)
+        join_triples(triples + (int64_t)set * g.triples * TRIPLE, g.share, item.exists ? g.joined : 0, item);
+    if (item.lane != 0 || !item.exists)
         return;
     if (p.stats && !sharded) {
         double *const triple = p.stats + (int64_t)set * TRIPLE;
@@ -147,8 +139,8 @@ extern "C" __global__ void normfuse_statistics(const __grid_constant__ normfuse_
 extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cuda_arguments a)
 {
     const normfuse_cuda_problem &p = a.problem;
-    const shared_item item(a.geometry.lanes, 0);
-    const int c = item.index, samples = c < p.c ? (int)p.n : 0;
+    const shared_item item(a.geometry.lanes, (int)p.c);
+    const int c = item.index, samples = item.exists ? (int)p.n : 0;
     follow_kernel();
     double2 both = {0.0, 0.0}; /* mean, variance */
 #pragma unroll 4
@@ -158,7 +150,7 @@ extern "C" __global__ void normfuse_running(const __grid_constant__ normfuse_cud
         both.y += of_sample.variance;
     }
     both = sum_item(both, item);
-    if (item.lane == 0 && c < p.c)
+    if (item.lane == 0 && item.exists)
         update(p, c, both.x / (double)p.n, both.y / (double)p.n);
 }
 
@@ -178,17 +170,14 @@ static __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments 
     for (int first = item.lane; first < all; first += at_once * item.lanes) {
         double2 found[at_once];
         decltype(request(0, true)) by[at_once];
-#pragma unroll
-        for (int k = 0; k < at_once; k++) {
+        each<at_once>([&](int k) {
             const int i = first + k * item.lanes, outer = divide(i, a.geometry.by_sum_slots), slot = i - outer * slots;
             const bool wanted = i < all && slot < slots_of(outer);
             const double *const pair = pairs + (wanted ? outer * apart + slot : 0) * PAIR;
             found[k] = {wanted ? pair[0] : 0.0, wanted ? pair[1] : 0.0};
             by[k] = request(outer, wanted);
-        }
-#pragma unroll
-        for (int k = 0; k < at_once; k++)
-            take(found[k], by[k]);
+        });
+        each<at_once>([&](int k) { take(found[k], by[k]); });
     }
 }
 
@@ -204,9 +193,8 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const shared_item item(g.lanes, 0);
-    const bool has = item.index < g.items;
-    const int set = has ? item.index : 0, n = by_channel ? 0 : divide(set, g.by_groups);
+    const shared_item item(g.lanes, g.items);
+    const int set = item.index, n = by_channel ? 0 : divide(set, g.by_groups);
     const int channels = (int)g.by_set_channels.divisor, c = by_channel ? set : (set - n * (int)p.groups) * channels;
     const int64_t apart = a.sums ? g.sum_slots : 1, first = a.sums && g.sums_by_channel ? c : n * p.c + c;
     const double rstd = rstd_of(p, n, c);
@@ -218,25 +206,26 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
     };
     double2 total = {0.0, 0.0}; /* plain, centred */
     walk_pairs(
-      a, item, has ? channels : 0, sums + first * apart * PAIR, apart,
-      [&](int outer) { return a.sums ? sum_slots_of(a, by_channel ? 0 : outer) : 1; },
-      [&](int outer, bool wanted) {
-          const int64_t of = c + outer;
-          return weights{request_at_once(p.weight(), n * p.weight().batch + of * p.weight().channel, wanted),
-                         request_at_once(p.scale(), n * p.scale().batch + of * p.scale().channel, wanted)};
-      },
-      [&](const double2 &pair, const weights &by) {
-          const double slope = rstd * number_or(p.weight(), by.weight, 1.0) * (1.0 + number_or(p.scale(), by.scale, 0.0));
-          total.x += slope * pair.x;
-          total.y += slope * pair.y;
-      });
+        a, item, item.exists ? channels : 0, sums + first * apart * PAIR, apart,
+        [&](int outer) { return a.sums ? sum_slots_of(a, by_channel ? 0 : outer) : 1; },
+        [&](int outer, bool wanted) {
+            const int64_t of = c + outer;
+            return weights{request_at_once(p.weight(), n * p.weight().batch + of * p.weight().channel, wanted),
+                           request_at_once(p.scale(), n * p.scale().batch + of * p.scale().channel, wanted)};
+        },
+        [&](const double2 &pair, const weights &by) {
+            const double slope =
+                rstd * number_or(p.weight(), by.weight, 1.0) * (1.0 + number_or(p.scale(), by.scale, 0.0));
+            total.x += slope * pair.x;
+            total.y += slope * pair.y;
+        });
     total = sum_item(total, item);
-    if (item.lane == 0 && has)
+    if (item.lane == 0 && item.exists)
         reinterpret_cast<double2 *>(a.totals)[set] = total;
 }
 
-/* What each sample of channel c gets, and the lane's sums of bias and weight. Many parts are added by a warp, few by one
- * thread. rstd_by(n): a sum of centred values times this is one of normalized ones. */
+/* What each sample of channel c gets, and the lane's sums of bias and weight. Many parts are added by a warp, few by
+ * one thread. rstd_by(n): a sum of centred values times this is one of normalized ones. */
 template <typename Rstd>
 static __device__ __forceinline__ double2 write_samples(const normfuse_cuda_arguments &a, const shared_item &item,
                                                         int samples, int c, bool per_sample, bool writes_pairs,
@@ -279,14 +268,14 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
 {
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const shared_item item(g.gradient_lanes, g.totals_blocks);
-    const bool has = item.index < p.c, by_group = p.sets == NORMFUSE_SETS_GROUP;
-    const int c = has ? item.index : 0, group = divide(c, g.by_set_channels);
+    const shared_item item(g.gradient_lanes, (int)p.c, g.totals_blocks);
+    const bool by_group = p.sets == NORMFUSE_SETS_GROUP;
+    const int c = item.index, group = divide(c, g.by_set_channels);
     const bool by_channel = a.sums ? g.sums_by_channel != 0 : !by_group;
     const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight().batch != 0 || p.dbias().batch != 0);
     const bool writes_sums = !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY), writes_pairs = writes_sums && by_group;
-    const bool each = per_sample || writes_pairs || p.dscale().data || p.dshift().data; /* something for each sample */
-    const int samples = !has ? 0 : by_channel ? 1 : (int)p.n;
+    const bool by_sample = per_sample || writes_pairs || p.dscale().data || p.dshift().data; /* each gets something */
+    const int samples = !item.exists ? 0 : by_channel ? 1 : (int)p.n;
     /* Sums of all samples of group norm have each sample's rstd in them. */
     const bool has_rstd = writes_sums || (by_channel && by_group);
     const bool each_has_rstd = by_group && !has_rstd; /* each sample */
@@ -297,28 +286,28 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     follow_kernel();
 
     double2 found = {0.0, 0.0}; /* bias, weight */
-    if (!each) {
+    if (!by_sample) {
         struct weights {
             requested_value rstd, scale;
         };
         walk_pairs(
-          a, item, samples, sums, p.c * apart, [&](int) { return slots; },
-          [&](int n, bool wanted) {
-              return weights{
-                request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted && each_has_rstd),
-                request_at_once(p.scale(), n * p.scale().batch + c * p.scale().channel, wanted)};
-          },
-          [&](const double2 &pair, const weights &by) {
-              const double scale = 1.0 + number_or(p.scale(), by.scale, 0.0);
-              found.x += scale * pair.x;
-              found.y += scale * (pair.y * (each_has_rstd ? number_or(p.rstd(), by.rstd, 1.0) : rstd));
-          });
+            a, item, samples, sums, p.c * apart, [&](int) { return slots; },
+            [&](int n, bool wanted) {
+                return weights{
+                    request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted && each_has_rstd),
+                    request_at_once(p.scale(), n * p.scale().batch + c * p.scale().channel, wanted)};
+            },
+            [&](const double2 &pair, const weights &by) {
+                const double scale = 1.0 + number_or(p.scale(), by.scale, 0.0);
+                found.x += scale * pair.x;
+                found.y += scale * (pair.y * (each_has_rstd ? number_or(p.rstd(), by.rstd, 1.0) : rstd));
+            });
     } else {
         found = write_samples(a, item, samples, c, per_sample, writes_pairs,
                               [&](int n) { return each_has_rstd ? rstd_of(p, n, c) : rstd; });
     }
     found = sum_item(found, item);
-    if (item.lane != 0 || !has || per_sample || writes_pairs)
+    if (item.lane != 0 || !item.exists || per_sample || writes_pairs)
         return;
     if (writes_sums) {
         write_shard_sums(p, c, found.x, found.y);
@@ -345,10 +334,9 @@ extern "C" __global__ void normfuse_slopes(const __grid_constant__ normfuse_cuda
 {
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const shared_item item(g.lanes, 0);
-    const bool has = item.index < g.items;
-    const int slots = (int)g.by_sum_slots.divisor, all = has ? g.joined * slots : 0;
-    double *const own = sums_of_slopes(a) + (int64_t)(has ? item.index : 0) * g.sum_slots * PAIR;
+    const shared_item item(g.lanes, g.items);
+    const int slots = (int)g.by_sum_slots.divisor, all = item.exists ? g.joined * slots : 0;
+    double *const own = sums_of_slopes(a) + (int64_t)item.index * g.sum_slots * PAIR;
     follow_kernel();
     double sum = 0.0;
 #pragma unroll 4
@@ -358,7 +346,7 @@ extern "C" __global__ void normfuse_slopes(const __grid_constant__ normfuse_cuda
     }
     sum = sum_item({sum, 0.0}, item).x;
     __syncthreads(); /* all of the item have read them */
-    if (item.lane != 0 || !has)
+    if (item.lane != 0 || !item.exists)
         return;
     if (g.shares)
         own[0] = sum;
@@ -397,7 +385,5 @@ extern "C" __global__ void normfuse_merge(const __grid_constant__ normfuse_cuda_
         if (triple[0] != 0.0) /* a part without values, whatever its mean holds */
             append(all, {triple[0], triple[1], triple[2]});
     }
-    a.out[i * TRIPLE] = all.count;
-    a.out[i * TRIPLE + 1] = all.mean;
-    a.out[i * TRIPLE + 2] = all.squares;
+    write_triple(a.out + i * TRIPLE, all);
 }

@@ -77,13 +77,13 @@ static __device__ __forceinline__ void write_shard_sums(const normfuse_cuda_prob
 }
 
 /* What scale and shift of a sample get; by how much weight and bias count there. */
-static __device__ __forceinline__ double write_modulation(const normfuse_cuda_problem &p, int64_t n, int64_t c, double plain,
-                                                          double normalized)
+static __device__ __forceinline__ double write_modulation(const normfuse_cuda_problem &p, int64_t n, int64_t c,
+                                                          double plain, double normalized)
 {
     if (p.dscale().data)
         write_parameter<double>(p.dscale(), n, c,
                                 parameter<double>(p.weight(), n, c, 1.0) * normalized +
-                                  parameter<double>(p.bias(), n, c, 0.0) * plain);
+                                    parameter<double>(p.bias(), n, c, 0.0) * plain);
     write_parameter<double>(p.dshift(), n, c, plain);
     return 1.0 + parameter<double>(p.scale(), n, c, 0.0);
 }

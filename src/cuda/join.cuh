@@ -5,6 +5,7 @@
 #ifndef NORMFUSE_CUDA_JOIN_CUH
 #define NORMFUSE_CUDA_JOIN_CUH
 
+#include "body.cuh"
 #include "vector.cuh"
 
 constexpr unsigned full_mask = 0xffffffffu;
@@ -88,7 +89,7 @@ template <typename R> __device__ __forceinline__ void append(moments<R> &to, con
 }
 
 /* What the blocks of a set send one another: a triple with the whole mean, since each block has a shift of its own. */
-enum { TRIPLE = 3, PAIR = 2, MAX_CLUSTER = 16 };
+enum { TRIPLE = 3, PAIR = 2 };
 
 template <typename R> struct set_statistics {
     double mean;
@@ -161,7 +162,8 @@ __device__ __forceinline__ void update_running(const normfuse_cuda_problem &p, i
 {
     const R momentum = (R)p.momentum, keep = R(1) - momentum;
     write_parameter<R>(p.running_mean(), 0, c, keep * parameter<R>(p.running_mean(), 0, c, R(0)) + momentum * (R)mean);
-    write_parameter<R>(p.running_var(), 0, c, keep * parameter<R>(p.running_var(), 0, c, R(0)) + momentum * (R)variance);
+    write_parameter<R>(p.running_var(), 0, c,
+                       keep * parameter<R>(p.running_var(), 0, c, R(0)) + momentum * (R)variance);
 }
 
 /* The statistics of a norm group of so many values, the set-th of sample n and the index-th of all, to memory. The

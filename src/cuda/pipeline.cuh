@@ -104,10 +104,10 @@ template <int tensors> struct tile_producer {
         used |= 1u << stage;
         const unsigned bytes = (unsigned)own.vectors_of(tile) * 16;
         expect_bytes(barriers.full[stage], tensors * bytes);
-#pragma unroll
-        for (int i = 0; i < tensors; i++)
+        each<tensors>([&](int i) {
             copy_bulk(pipeline + (stage * tensors + i) * own.tile_vectors, from[i] + own.place_of(tile), bytes,
                       barriers.full[stage], policy);
+        });
     }
     __device__ __forceinline__ void fill_all(int n)
     {
@@ -212,9 +212,7 @@ struct tile_consumer {
         const uint4 *const from = pipeline + tensors * stage * own.tile_vectors;
         const auto read = [&](int i) {
             in_place here;
-#pragma unroll
-            for (int k = 0; k < tensors; k++)
-                here.of[k] = from[k * own.tile_vectors + i];
+            each<tensors>([&](int k) { here.of[k] = from[k * own.tile_vectors + i]; });
             return here;
         };
         const int step = place.vectors_at_once, vectors = own.vectors_of(tile);
@@ -222,12 +220,8 @@ struct tile_consumer {
 #pragma unroll 1
         for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
             in_place here[at_a_time];
-#pragma unroll
-            for (int k = 0; k < at_a_time; k++)
-                here[k] = read(i + k * step);
-#pragma unroll
-            for (int k = 0; k < at_a_time; k++)
-                work(here[k].of, i + k * step);
+            each<at_a_time>([&](int k) { here[k] = read(i + k * step); });
+            each<at_a_time>([&](int k) { work(here[k].of, i + k * step); });
         }
 #pragma unroll 1
         for (; i < vectors; i += step)
@@ -273,11 +267,10 @@ struct tile_consumer {
                     differentiate(chosen, vectors[0], vectors[1], x, dy);
                     add_products(x, dy, of_tile, centred_of_tile);
                 });
-#pragma unroll
-                for (int k = 0; k < V; k++) {
+                each<V>([&](int k) {
                     first[k] += of_tile[k];
                     second[k] += centred_of_tile[k];
-                }
+                });
             });
         });
     }
@@ -328,34 +321,11 @@ struct grid_meeting {
 template <int lanes, int held>
 __device__ __forceinline__ void request_parts(const float2 *from, int apart, int left, float2 (&parts)[held])
 {
-#pragma unroll
-    for (int k = 0; k < held; k++) {
+    each<held>([&](int k) {
         parts[k] = make_float2(0.0f, 0.0f);
         if (k * lanes < left)
             parts[k] = __ldcg(from + k * lanes * apart);
-    }
-}
-
-/* Over `lanes` lanes: the sums of `count` adjacent pairs. */
-__device__ __forceinline__ float2 sum_pairs(const float2 *pairs, int count, int lane, int lanes)
-{
-    float2 found = make_float2(0.0f, 0.0f);
-#pragma unroll 4
-    for (int i = lane; i < count; i += lanes) {
-        found.x += pairs[i].x;
-        found.y += pairs[i].y;
-    }
-    return make_float2(sum_few(found.x, lanes), sum_few(found.y, lanes));
-}
-
-/* As append in join.cuh, by the hardware's reciprocal. */
-__device__ __forceinline__ void append_near(moments<float> &to, const moments<float> &next)
-{
-    const float count = to.count + next.count, share = next.count * reciprocal(fmaxf(count, 1.0f));
-    const float distance = next.mean - to.mean;
-    to.mean += distance * share;
-    to.squares += next.squares + distance * distance * to.count * share;
-    to.count = count;
+    });
 }
 
 /* What some parts found of number(k) values each: their mean less what all know, and squares about it. */
@@ -363,17 +333,15 @@ template <int held, typename Number>
 __device__ __forceinline__ void append_parts(moments<float> &to, const float2 (&found)[held], Number number)
 {
     moments<float> next = {};
-#pragma unroll
-    for (int k = 0; k < held; k++) {
+    each<held>([&](int k) {
         next.count += number(k);
         next.mean += number(k) * found[k].x;
-    }
+    });
     next.mean *= reciprocal(next.count);
-#pragma unroll
-    for (int k = 0; k < held; k++) {
+    each<held>([&](int k) {
         const float distance = found[k].x - next.mean;
         next.squares += found[k].y + number(k) * distance * distance;
-    }
+    });
     append_near(to, next);
 }
 
@@ -394,11 +362,15 @@ struct values_of_parts {
     }
 };
 
-/* Of the kernels: bulk copies came with capability 9.0, and none is launched below. */
+/* Bulk copies came with capability 9.0; no kernel of these is launched below. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define NORMFUSE_PIPELINE_BODY(body) __trap()
+#define NORMFUSE_PIPELINE_INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)           \
+    NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
+    {                                                                                                                  \
+        __trap();                                                                                                      \
+    }
 #else
-#define NORMFUSE_PIPELINE_BODY(body) body
+#define NORMFUSE_PIPELINE_INSTANCE NORMFUSE_INSTANCE
 #endif
 
 #endif

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * columns_vectors.cuh - how threads of split, two_pass and unaligned over columns request their vectors and store
+ * results, and what a block knows of its channels; both directions. */
+#ifndef NORMFUSE_CUDA_COLUMNS_VECTORS_CUH
+#define NORMFUSE_CUDA_COLUMNS_VECTORS_CUH
+
+#include "columns.cuh"
+
+/* Where wide rows (kernels.h) and samples do not end together: vectors are aligned in memory wherever a sample begins,
+ * so its first one may hold elements of the sample before, its last one of the next, and there is none behind the
+ * tensor's end. The thread that has such an edge puts what is its own of it in its pipeline ahead of its whole vectors,
+ * by single elements, and so do its results leave, after those of the loop: in the loop itself an edge cost all shapes
+ * up to 20 %. */
+template <typename T, int V, bool allowed> struct column_edges {
+    int count, whole; /* vectors of the thread: edges, at most two, and whole ones */
+    int marks;        /* one register for what is rarely requested */
+    unsigned step;
+
+    __device__ __forceinline__ column_edges(const normfuse_cuda_arguments &a, const column_place &place, int row,
+                                            int slots)
+    {
+        count = whole = slots_of(a, place, row, slots);
+        marks = V << 4;
+        step = place.step;
+        if constexpr (allowed) {
+            const normfuse_cuda_problem &p = a.problem;
+            const int lead = (int)(place.n * p.x().batch & (V - 1)), width = a.geometry.width;
+            const int elements = lead + (int)(p.s * p.c);
+            const int vectors = (int)((unsigned)(elements + V - 1) / (unsigned)V);
+            column_place own = place;
+            own.stop = min(place.stop, divide(vectors - place.column + width - 1, a.geometry.by_width));
+            whole = count = slots_of(a, own, row, slots);
+            int later = lead, begin = 0, finish = V;
+            if (count > 0) {
+                const int last = row + (count - 1) * (int)a.geometry.by_row_step.divisor;
+                begin = row == 0 && place.column == 0 ? lead : 0;
+                finish = V - max(0, (last * width + place.column + 1) * V - elements);
+                whole -= count == 1 ? begin > 0 || finish < V : (begin > 0) + (finish < V);
+            }
+            while (later >= (int)p.c)
+                later -= (int)p.c;
+            marks = begin | finish << 4 | lead << 8 | later << 12;
+            compiler_barrier(marks);
+        }
+    }
+    __device__ __forceinline__ int edges() const
+    {
+        return allowed ? count - whole : 0;
+    }
+    /* Where the thread's own elements begin in its first vector and end in its last. */
+    __device__ __forceinline__ int begin() const
+    {
+        return allowed ? marks & 15 : 0;
+    }
+    __device__ __forceinline__ int finish() const
+    {
+        return allowed ? marks >> 4 & 15 : V;
+    }
+    /* Elements of the sample's first vector that are not its own. */
+    __device__ __forceinline__ int lead() const
+    {
+        return allowed ? marks >> 8 & 15 : 0;
+    }
+    /* Channels that rows begin before their first one. */
+    __device__ __forceinline__ int later() const
+    {
+        return allowed ? marks >> 12 : 0;
+    }
+    /* Of what rows have one after the other from their first channel on: where a column is in it. */
+    __device__ __forceinline__ int of_group(int column, int channels) const
+    {
+        return column + (later() > 0 ? channels - later() : 0);
+    }
+    /* Bytes from the thread's first vector to its first whole one. */
+    __device__ __forceinline__ unsigned skipped() const
+    {
+        return begin() > 0 ? step : 0;
+    }
+    /* The same to edge k, and where its own elements begin and end. */
+    __device__ __forceinline__ unsigned at(int k) const
+    {
+        return k > 0 || begin() == 0 ? (unsigned)(count - 1) * step : 0;
+    }
+    __device__ __forceinline__ int begin(int k) const
+    {
+        return k == 0 ? begin() : 0;
+    }
+    __device__ __forceinline__ int finish(int k) const
+    {
+        return k + 1 == edges() ? finish() : V;
+    }
+    /* Where in a block's shared memory its result waits: a sample's beginning, its end. */
+    __device__ __forceinline__ int result(int k) const
+    {
+        return k + (begin() == 0);
+    }
+};
+
+/* Results, one row of the thread after the other; those of edges wait in shared memory until the others are stored. */
+template <typename T, int V, bool unaligned_samples> struct column_results {
+    const column_edges<T, V, unaligned_samples> &edges;
+    uint4 *const of_edges;
+    column_cursor<T, V> to;
+    char *const first;
+
+    __device__ __forceinline__ column_results(char *data, const normfuse_view &x, const column_place &place, int row,
+                                              const column_edges<T, V, unaligned_samples> &edges, uint4 *of_edges)
+        : edges(edges), of_edges(of_edges), to(data, x, place, row, edges.lead()), first(to.base + to.at)
+    {
+        if constexpr (unaligned_samples)
+            to.at += edges.skipped() - (unsigned)edges.edges() * place.step;
+    }
+    __device__ __forceinline__ void store(const raw<T, V> &vector, const column_place &place, int left)
+    {
+        bool is_edge = false;
+        if constexpr (unaligned_samples) {
+            is_edge = left > edges.whole;
+            if (is_edge)
+                of_edges[edges.result(edges.count - left)] = vector;
+        }
+        if (!is_edge)
+            to.store(vector);
+        to.advance(place);
+    }
+    __device__ __forceinline__ void store_edges() const
+    {
+        if constexpr (unaligned_samples)
+#pragma unroll 1
+            for (int k = 0; k < edges.edges(); k++)
+                store_range<T>(first + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
+    }
+};
+
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_held(int count, Work &work)
+{
+    if constexpr (k < K) {
+        if (k < count) {
+            work(k);
+            walk_held<k + 1, K>(count, work);
+        }
+    }
+}
+
+/* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are
+ * known when compiling. What a thread does not have it does not walk through. */
+template <int K, typename Work> __device__ __forceinline__ void walk(int count, int shared, Work work)
+{
+#pragma unroll 1
+    for (int k = 0; k < min(shared, count); k++)
+        work(-1 - k);
+    walk_held<0, K>(count - shared, work);
+}
+
+/* A thread's vectors of so many tensors. `holds`: K of each in registers, and behind them what slots of shared memory
+ * hold, which are negative; else all go through a pipeline of K slots. */
+template <typename T, int V, int K, int tensors, bool holds> struct column_vectors {
+    using cursors = column_cursor<T, V>[tensors];
+    const int threads = (int)blockDim.x;
+    raw<T, V> held[holds ? K : 1][tensors];
+
+    __device__ __forceinline__ uint4 &shared(int slot, int tensor) const
+    {
+        NORMFUSE_DYNAMIC_SHARED(dynamic);
+        return dynamic[(tensors * slot + tensor) * threads + (int)threadIdx.x];
+    }
+    __device__ __forceinline__ raw<T, V> read(int slot, int tensor) const
+    {
+        return slot < 0 ? shared(-1 - slot, tensor) : held[slot < 0 ? 0 : slot][tensor];
+    }
+    __device__ __forceinline__ void load(cursors &from, const column_place &place, int slot)
+    {
+        each<tensors>([&](int i) {
+            if (slot < 0)
+                copy_once(&shared(-1 - slot, i), from[i].base + from[i].at, 0);
+            else
+                held[slot < 0 ? 0 : slot][i] = from[i].load();
+        });
+        each<tensors>([&](int i) { from[i].advance(place); });
+    }
+    /* The next vectors into a slot of the pipeline. */
+    __device__ __forceinline__ void copy(cursors &from, const column_place &place, int slot) const
+    {
+        each<tensors>([&](int i) { copy_ahead(&shared(slot, i), from[i].base + from[i].at, 0); });
+        each<tensors>([&](int i) { from[i].advance(place); });
+    }
+    template <typename Edges>
+    __device__ __forceinline__ void open_pipeline(cursors &from, const column_place &place, const Edges &edges) const
+    {
+        each<K>([&](int slot) {
+            if (slot >= edges.edges() && slot < edges.count)
+                copy(from, place, slot);
+            commit_copies();
+        });
+    }
+    /* work(read(slot), left): of vectors that are read once, `left` before the end, as many are on their way as the
+     * pipeline has slots. Where blocks begin with more than a load or two, as here, registers did worse: 1x64x2039x1021
+     * bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and two loads on one
+     * are waited for together. */
+    template <typename Read, typename Work>
+    __device__ __forceinline__ void walk_pipeline(cursors &from, const column_place &place, int count, Read read,
+                                                  Work work) const
+    {
+        int slot = 0;
+#pragma unroll 1
+        for (int left = count; left > 0; left--) {
+            wait_for_older_copies<K - 1>();
+            auto values = read(slot);
+            if (left > K)
+                copy(from, place, slot);
+            commit_copies();
+            work(values, left);
+            slot = slot + 1 == K ? 0 : slot + 1;
+        }
+    }
+    /* Opens the pipeline where the thread's first and last vector have elements of others: zeros, or where x is alone
+     * values that the thread has of the same channels, so that their distance from the first ones is 0. */
+    template <typename Edges>
+    __device__ __forceinline__ void load_edges(cursors &from, const column_place &place, const Edges &edges) const
+    {
+        char *first[tensors];
+        uint4 fill = make_uint4(0, 0, 0, 0);
+        each<tensors>([&](int i) {
+            first[i] = from[i].base + from[i].at;
+            from[i].at += edges.skipped();
+        });
+        if (tensors == 1 && edges.edges() > 0 && edges.whole > 0)
+            fill = from[0].load();
+        open_pipeline(from, place, edges);
+        if (tensors == 1 && edges.edges() > 0 && edges.whole == 0)
+            fill = load_range<T>(first[0] + edges.at(1), 0, edges.finish(), fill);
+#pragma unroll 1
+        for (int k = 0; k < edges.edges(); k++)
+            each<tensors>([&](int i) {
+                const uint4 vector = load_range<T>(first[i] + edges.at(k), edges.begin(k), edges.finish(k), fill);
+                shared(k, i) = vector;
+                if (tensors == 1)
+                    fill = vector;
+            });
+    }
+    /* All that is held, or the first of the pipeline. */
+    template <bool unaligned_samples, typename Edges>
+    __device__ __forceinline__ void request(cursors &from, const column_place &place, const Edges &edges,
+                                            int shared_slots, bool is_loaded)
+    {
+        if constexpr (unaligned_samples)
+            load_edges(from, place, edges);
+        else if constexpr (!holds)
+            open_pipeline(from, place, edges);
+        else if (!is_loaded)
+            walk<K>(edges.count, shared_slots, [&](int slot) { load(from, place, slot); });
+    }
+};
+
+/* The channels and norm groups of a block. What follows from the geometry is found here, not ahead of all loops and
+ * loads. */
+struct block_channels {
+    const normfuse_cuda_arguments &a;
+    const normfuse_cuda_problem &p;
+    const normfuse_cuda_geometry &g;
+    const block_turns &block;
+    const column_place &place;
+    int n, step, width, at_once, group_bits, subvector_bits;
+    int channels, first_channel, here, groups, groups_here;
+
+    __device__ __forceinline__ block_channels(const normfuse_cuda_arguments &a, const block_turns &block,
+                                              const column_place &place, int V)
+        : a(a), p(a.problem), g(a.geometry), block(block), place(place), n(place.n), step((int)blockDim.x),
+          width(g.width), at_once(place.rows_at_once), group_bits(g.group_bits), subvector_bits(g.subvector_bits)
+    {
+        find_again(width, at_once, group_bits, subvector_bits, n, step);
+        channels = width * V;
+        first_channel = place.first_channel;
+        here = min(channels, (int)p.c - first_channel);
+        groups = divide(channels, g.by_group);
+        groups_here = divide(here, g.by_group);
+    }
+    template <typename... Numbers> __device__ __forceinline__ static void find_again(Numbers &...numbers)
+    {
+        (compiler_barrier(numbers), ...);
+    }
+    /* hold(i, request(i)) for each group here, of which a thread requests its first ahead of meanwhile(). */
+    template <typename Request, typename Meanwhile, typename Hold>
+    __device__ __forceinline__ void request_groups(Request request, Meanwhile meanwhile, Hold hold) const
+    {
+        auto first = decltype(request(0))();
+        if ((int)threadIdx.x < groups_here)
+            first = request((int)threadIdx.x);
+        meanwhile();
+        if ((int)threadIdx.x < groups_here)
+            hold((int)threadIdx.x, first);
+#pragma unroll 1
+        for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
+            hold(i, request(i));
+    }
+};
+
+#endif
