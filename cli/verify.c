@@ -1265,6 +1265,19 @@ static bool may_overflow(normfuse_type type, double want, double budget)
     return fabs(want) + budget >= largest * (1 + tolerance_unit(type) / 2);
 }
 
+static void add_to_hash(struct share *share, int64_t set, int64_t row, enum tensor_name name, int64_t n, int64_t c,
+                        int64_t s, double got)
+{
+    uint64_t bits = 0x7FF8000000000000u;
+    if (!isnan(got))
+        memcpy(&bits, &got, sizeof bits);
+    uint64_t hash = mix(mix(bits + (uint64_t)name) ^ mix(((uint64_t)row * 0x9E3779B97F4A7C15u) ^
+                                                         ((uint64_t)c * 0xD1B54A32D192ED03u + (uint64_t)s)));
+    share->tally.hash += mix(hash + (uint64_t)n * 0x8CB92BA72F3D8DD7u);
+    if (share->work->options->set_hashes && set >= 0)
+        share->work->options->set_hashes[set] += hash;
+}
+
 /* position -1: the element's number is c; row and hash coordinates as given. */
 static void compare(struct share *share, int64_t set, int64_t row, enum tensor_name name, int64_t n, int64_t c,
                     int64_t s, double want, double budget)
@@ -1273,14 +1286,8 @@ static void compare(struct share *share, int64_t set, int64_t row, enum tensor_n
     struct tally *tally = &share->tally;
     const struct buffer *buffer = work->at[name];
     double got = reference_load(element(buffer, n, c, s), buffer->type);
-    uint64_t bits = 0x7FF8000000000000u;
-    if (!isnan(got))
-        memcpy(&bits, &got, sizeof bits);
-    uint64_t hash = mix(mix(bits + (uint64_t)name) ^ mix(((uint64_t)row * 0x9E3779B97F4A7C15u) ^
-                                                         ((uint64_t)c * 0xD1B54A32D192ED03u + (uint64_t)s)));
-    tally->hash += mix(hash + (uint64_t)n * 0x8CB92BA72F3D8DD7u);
-    if (work->options->set_hashes && set >= 0)
-        work->options->set_hashes[set] += hash;
+    if (work->options->hashes)
+        add_to_hash(share, set, row, name, n, c, s, got);
     if (work->options->bits_only)
         return;
     tally->compared++;

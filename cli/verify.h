@@ -68,6 +68,7 @@ struct verify_options {
     void (*parallel_for)(void *pool, int64_t tasks, void (*task)(void *context, int64_t i), void *context);
     void *pool;
     int32_t reference_threads; /* 0: 2 */
+    bool hashes;               /* find the result's hash, and those of the sets */
     bool bits_only;            /* run and hash, compare nothing */
     uint64_t *set_hashes;      /* NULL, or one a set: of the elementwise outputs and statistics of each */
 };
@@ -89,7 +90,7 @@ struct verify_result {
     double got, want;
     int64_t compared, beyond;
     int64_t unbounded;    /* elements compared whose bound is infinite */
-    uint64_t hash;        /* of every output, whatever its layout; NaNs are alike */
+    uint64_t hash;        /* of every output, whatever its layout, where it is asked for; NaNs are alike */
     char message[320];    /* failed: "y[1,37,5] got .. want .. budget used 412 %"; refused, no memory: why */
 };
 

@@ -371,7 +371,9 @@ static void run_on_threads(void *pool, int64_t tasks, void (*task)(void *context
 static bool hash_of(const struct test_case *test, const char *what, uint64_t *hash)
 {
     struct verify_result result;
-    enum verify_outcome outcome = verify_problem(&test->line, &test->options, &result);
+    struct verify_options options = test->options;
+    options.hashes = true;
+    enum verify_outcome outcome = verify_problem(&test->line, &options, &result);
     *hash = result.hash;
     char again[CASE_BYTES + 40];
     repro(test, again, sizeof again);

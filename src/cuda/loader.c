@@ -192,7 +192,7 @@ static void describe(struct loaded *loaded)
     if (loaded->status == NORMFUSE_OK) {
         char module[32] = "";
         FILE *const file = stand_in == NULL ? fopen("/sys/module/nvidia/version", "re") : NULL;
-        if (file != NULL && fgets(module, (int)sizeof module, file) != NULL)
+        if (file != NULL && fgets(module, (int)sizeof module - 1, file) != NULL)
             module[strcspn(module, "\n")] = ' ';
         if (file != NULL)
             fclose(file);
