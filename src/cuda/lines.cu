@@ -17,6 +17,7 @@
 #include "single.cuh"
 
 constexpr int max_line_warps = 16;
+constexpr int slots_in_step = 2; /* loops over slots end after so many, not in the middle of them */
 
 /* z = (x - mean) rstd slope + offset of a slot; at the end of the backward the sums of a position. */
 template <typename R> struct __align__(2 * sizeof(R)) line_pair
@@ -204,7 +205,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (k % 2 == 0 && k >= used)
+            if (k % slots_in_step == 0 && k >= used)
                 break;
             if (k < count)
                 sum += x[k] - base;
@@ -226,7 +227,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
         const R rest = (base - (about - back)) + (distance - back);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (k % 2 == 0 && k >= used)
+            if (k % slots_in_step == 0 && k >= used)
                 break;
             x[k] -= about;
             if (k < count)
@@ -352,9 +353,8 @@ struct statistic_walk {
                                               int apart)
         : type(of.type)
     {
-        const int bits = type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1;
-        at = of.data + ((first * of.batch + place.group * of.channel) << bits);
-        step = (apart * of.batch) << bits;
+        at = of.data + ((first * of.batch + place.group * of.channel) << byte_bits(type));
+        step = (apart * of.batch) << byte_bits(type);
     }
     __device__ __forceinline__ requested_value request_next(bool wanted)
     {
@@ -468,7 +468,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
         totals<R> all = {R(0), R(0)};
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (k % 2 == 0 && k >= used)
+            if (k % slots_in_step == 0 && k >= used)
                 break;
             plain[k] += dy[k];
             normalized[k] += dy[k] * ((x[k] - rest) * rstd);
@@ -495,7 +495,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_backward(cons
             char *to = line_of<T>(a, p.dx(), place, n);
 #pragma unroll
             for (int k = 0; k < K; k++) {
-                if (k % 2 == 0 && k >= used)
+                if (k % slots_in_step == 0 && k >= used)
                     break;
                 R dx = dy[k] + fma(by_x, x[k], level);
                 if (p.du().data)

@@ -471,7 +471,10 @@ normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
 /* ---- launches ------------------------------------------------------------------------------------------------- */
 
 /* Of what normfuse_cuda_device gave. */
-#define OWN(facts) ((struct device *)(uintptr_t)(facts))
+static struct device *own(const struct normfuse_cuda_device *facts)
+{
+    return (struct device *)(uintptr_t)facts;
+}
 
 enum { MAX_ATTRIBUTES = 3 };
 
@@ -496,7 +499,7 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = OWN(device);
+    struct device *const found = own(device);
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
@@ -531,7 +534,7 @@ bool normfuse_cuda_lacks_answers(void)
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = OWN(device);
+    struct device *const found = own(device);
     const CUfunction function = (CUfunction)kernel_of(found, launch->kernel);
     const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
     const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */

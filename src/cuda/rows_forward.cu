@@ -127,7 +127,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     /* The same with pre_bias, rounded. */
     __device__ __forceinline__ R with_bias(R first_value) const
     {
-        const int first = many ? 0 : block.part * g.part_rows;
+        const int first = block.part * g.part_rows;
         return first < vectors.end ? first_value + bias_of(first) : first_value;
     }
     __device__ __forceinline__ static R number_at(const char *vector, int element)

@@ -97,9 +97,9 @@ static struct block fullest_block(const struct normfuse_problem *p, int bits)
     static const double gain = 1.05;
     const int64_t step = maximum(WARP, INT64_C(1) << bits);
     struct block best = block_of(p, maximum(USUAL, step), bits);
-    for (int64_t threads = step; threads <= MOST; threads += step) {
+    for (int64_t threads = maximum(FEWEST, step); threads <= MOST; threads += step) {
         const struct block block = block_of(p, threads, bits);
-        if (threads >= FEWEST && block.used > gain * best.used)
+        if (block.used > gain * best.used)
             best = block;
     }
     return best;

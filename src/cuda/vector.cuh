@@ -296,7 +296,13 @@ template <typename R> __device__ __forceinline__ R receive(bits<R> found, int ty
     return (R)single_of<NORMFUSE_F16, NORMFUSE_BF16>((unsigned)found, (unsigned)found, type);
 }
 
-/* The same by loads that no branch surrounds: at a branch's end what was loaded in it is waited for, so that parameters
+/* 2^byte_bits bytes an element. */
+__device__ __forceinline__ int byte_bits(int type)
+{
+    return type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1;
+}
+
+/* A parameter by loads that no branch surrounds: at a branch's end what was loaded in it is waited for, so that parameters
  * requested one after the other are as many ways to memory and back. Nothing where there is no parameter. */
 struct requested_value {
     unsigned low, high;
@@ -306,7 +312,7 @@ __device__ __forceinline__ requested_value request_at_once(const normfuse_parame
 {
     requested_value found = {0, 0};
     const int type = wanted && p.data ? p.type : -1;
-    const char *const address = p.data + (element << (type == NORMFUSE_F64 ? 3 : type == NORMFUSE_F32 ? 2 : 1));
+    const char *const address = p.data + (element << byte_bits(type));
     load_parameter<NORMFUSE_F32, NORMFUSE_F64>(found.low, found.high, address, type);
     return found;
 }
