@@ -494,7 +494,7 @@ static void test_general_alone(void)
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
               fake_driver.device[1].functions_loaded[k]);
     }
-    CHECK(general == 39, "%d kernels", general);
+    CHECK(general == 37, "%d kernels", general);
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
@@ -1290,27 +1290,34 @@ static bool is_general(const char *kernel)
     return strstr(kernel, "_general_") != NULL;
 }
 
+/* Whether vectors are of 16 bytes. */
+static bool is_through_shared(int32_t type, int vector_elements)
+{
+    return vector_elements * (int)normfuse_type_bytes(type) == 16;
+}
+
 /* Of a thread's sums; of what it joins, whose means are five more; of blocks. */
-static double longest_way_of_general(const struct normfuse_cuda_arguments *a, int vector_elements, bool backward)
+static double longest_way_of_general(const struct normfuse_cuda_arguments *a, int held, int vector_elements,
+                                     bool backward)
 {
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows,
                   vectors = up(rows, g->unit_lanes) * g->part_samples;
-    const int64_t in_turn = p->columns            ? vector_elements
-                            : vector_elements < 4 ? vector_elements
-                                                  : 4,
-                  lanes = INT64_C(1) << g->group_bits;
-    const int64_t in_thread = vectors * up(vector_elements, in_turn) + (p->columns ? 0 : in_turn - 1);
+    /* A thread adds a batch of values to four sums in turn; over columns those of a channel, and then these to one. */
+    const int64_t batch = is_through_shared(p->type, vector_elements) ? 1 : held, of_batch = batch * vector_elements;
+    const int64_t in_turn = of_batch < 4 ? of_batch : 4, of_channel = p->columns ? vector_elements : 1;
+    const int64_t lanes = INT64_C(1) << g->group_bits;
+    const int64_t in_thread = up(vectors, batch) * up(of_batch, in_turn) + in_turn / of_channel - 1;
     const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
     if (!backward)
         return (double)(in_thread + 5 + 3 * (p->columns ? g->subvector_bits : 0) +
                         up((g->group >> (p->columns ? g->subvector_bits : 0)) * g->unit_lanes, lanes) + 7 + joined);
     /* Adding the nothing that others have rounds nothing. */
-    const int64_t of_channel = INT64_C(1) << g->channel_bits;
-    return (double)(in_thread + up(g->unit_lanes, of_channel) +
-                    levels(of_channel < g->unit_lanes ? of_channel : g->unit_lanes) + 2 +
+    const int64_t beside = INT64_C(1) << g->channel_bits;
+    return (double)(in_thread + up(g->unit_lanes, beside) +
+                    levels(beside < g->unit_lanes ? beside : g->unit_lanes) + 2 +
                     (applies && p->sets != NORMFUSE_SETS_NONE
                          ? up(g->group, lanes) + levels(lanes < g->group ? lanes : g->group) + joined
                          : 0));
@@ -1320,7 +1327,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
                           int vector_elements, bool unaligned, bool backward)
 {
     if (is_general(kernel))
-        return longest_way_of_general(a, vector_elements, backward);
+        return longest_way_of_general(a, held, vector_elements, backward);
 
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
@@ -1565,31 +1572,32 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
     const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
-        /* Parts that take turns have their rows all over the sample, and blocks follow one another by width. */
-        const bool turns = g->interleaved != 0;
-        const int64_t part = turns ? block / g->blocks_wide % g->parts : block % g->parts;
-        const int64_t beside = turns ? block % g->blocks_wide : block / g->parts % g->blocks_wide;
+        const bool by_width = g->interleaved != 0; /* blocks follow one another by it */
+        const int64_t part = by_width ? block / g->blocks_wide % g->parts : block % g->parts;
+        const int64_t beside = by_width ? block % g->blocks_wide : block / g->parts % g->blocks_wide;
         const int64_t of_sample = block / g->parts / g->blocks_wide, chunk = part % g->parts_a_sample;
         const int64_t first_sample = g->all_samples ? part / g->parts_a_sample * g->part_samples : of_sample;
         const int64_t past = first_sample + (g->all_samples ? g->part_samples : 1);
         const int64_t unit = p->columns ? thread % g->width : thread / g->unit_lanes;
         const int64_t lane = p->columns ? thread / g->width : thread % g->unit_lanes;
         const int64_t channel = (beside * g->width + unit) * of_unit;
-        const int64_t first = turns ? chunk * g->unit_lanes : chunk * g->part_rows;
-        const int64_t end = !turns && first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
-        const int64_t step = turns ? (int64_t)g->unit_lanes * g->parts_a_sample : g->unit_lanes;
+        const int64_t first = chunk * g->part_rows;
+        const int64_t end = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
         if (lane >= g->unit_lanes || unit >= g->width || channel >= row_channels)
             continue;
         for (int64_t n = first_sample; n < past && n < p->n; n++)
-            for (int64_t row = first + lane; row < end; row += step)
+            for (int64_t row = first + lane; row < end; row += g->unit_lanes)
                 for (int64_t k = 0; k < vector_elements; k++) {
-                    const int64_t begin = n * p->x.batch + (p->columns ? 0 : channel * p->x.channel);
+                    const int64_t begin = n * p->x.batch + channel * p->x.channel;
                     const int64_t lead = g->unaligned ? begin % vector_elements : 0;
                     const int64_t at = (p->columns ? row * row_channels + channel : row * vector_elements) + k - lead;
-                    if (at < 0 || at >= (p->columns ? p->s * p->c : p->s))
-                        continue;
-                    const int64_t c = p->columns ? at % p->c : channel, s = p->columns ? at / p->c : at;
-                    seen[(n * p->c + c) * p->s + s]++;
+                    if (p->columns) { /* its rows may be those of all samples */
+                        const int64_t of_all = n * p->s + at / p->c;
+                        if (of_all < p->n * p->s)
+                            seen[(of_all / p->s * p->c + at % p->c) * p->s + of_all % p->s]++;
+                    } else if (at >= 0 && at < p->s) {
+                        seen[(n * p->c + channel) * p->s + at]++;
+                    }
                 }
     }
 }
@@ -1612,21 +1620,25 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         const struct normfuse_view *const view = views[i];
         if (view->data == NULL)
             continue;
-        HOLDS(vector_elements == 1 || ((uintptr_t)view->data % 16 == 0 && view->batch == p->x.batch &&
-                                       view->channel == p->x.channel && view->position == p->x.position));
+        HOLDS(vector_elements == 1 ||
+              ((uintptr_t)view->data % (normfuse_type_bytes(p->type) * (size_t)vector_elements) == 0 &&
+               view->batch == p->x.batch && view->channel == p->x.channel && view->position == p->x.position));
         HOLDS(vector_elements == 1 || (p->columns ? view->channel == 1 : view->position == 1 || p->s == 1));
         tensors +=
             view == &p->x || view == &p->dy || (view == &p->post_add && (backward ? p->activation != 0 : applies));
     }
     HOLDS(vector_elements == 1 || g->unaligned || (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
     HOLDS(g->folded == g->copies && (g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
-    HOLDS(!g->unaligned || (vector_elements > 1 && g->subvector_bits == 0 && (!p->columns || g->part_samples == 1)) ||
-          !p->columns);
+    HOLDS(!g->unaligned || (vector_elements > 1 && !p->columns));
+    /* Words begin at one in each sample; one sample may have the rows of all, which then follow one another. */
+    const bool is_one = g->all_samples && g->rows * (int64_t)g->folded != p->s;
+    HOLDS(!p->columns || vector_elements == 1 || is_one || p->n == 1 || p->x.batch % 2 == 0);
+    HOLDS(!p->columns || (is_one ? p->x.batch * g->folded == p->s * p->x.position &&
+                                       g->rows * (int64_t)g->folded == p->n * p->s
+                                 : g->rows * (int64_t)g->folded == p->s));
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
-    HOLDS(divides(&g->by_joined_blocks) && divides(&g->by_channels) && (!g->interleaved || (p->columns && !both)));
-    HOLDS(divides(&g->by_row_step) &&
-          (int64_t)g->by_row_step.divisor == (int64_t)g->unit_lanes * (g->interleaved ? g->parts_a_sample : 1));
+    HOLDS(divides(&g->by_joined_blocks) && (!g->interleaved || (p->columns && !both)));
     HOLDS((int64_t)g->width * g->unit_lanes <= (int64_t)launch->threads);
     HOLDS(launch->grid == (int64_t)g->all_block_groups * g->parts && (int64_t)launch->grid % g->joined_blocks == 0);
     HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID);
@@ -1639,11 +1651,12 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     /* What the kernel places in shared memory. */
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
-    HOLDS(!g->interleaved || up(up(g->rows, g->unit_lanes), g->parts_a_sample) * g->part_samples <= vectors);
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
     const bool holds = g->general.holds != 0;
-    HOLDS(holds == (g->held_shared > 0) && (!holds || (both && (vector_elements > 1 || vectors <= held))));
-    HOLDS(vector_elements == 1 ||
+    const bool through_shared = is_through_shared(p->type, vector_elements);
+    HOLDS(holds == (g->held_shared > 0) &&
+          (!holds || (both && (through_shared || (vectors <= held && g->part_samples == 1)))));
+    HOLDS(!through_shared ||
           g->general.slots >= (holds ? vectors : held) * tensors * 16 * (int64_t)launch->threads);
     HOLDS(!sums || g->general.entries >=
                        (int64_t)g->width * g->unit_lanes *

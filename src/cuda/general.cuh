@@ -22,27 +22,25 @@ template <typename T, int V, bool columns> struct general_tile {
     int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
     int each, count;                                 /* vectors of the thread, of a sample and of all */
     bool active;
-    /* Unaligned: elements of its first vector that are before a line (of a channel of a sample; columns: a sample), and
-     * how many channels before its first one a row of the vectors begins. */
-    int lead, later;
+    int lead; /* unaligned: elements of its first vector that are before the channel's of the sample */
 
     __device__ __forceinline__ explicit general_tile(const normfuse_cuda_arguments &a)
     {
         const normfuse_cuda_geometry &g = a.geometry;
         const int block = (int)(g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        /* Blocks that exchange follow one another by part; where parts take turns, by width: near one another. */
-        const bool takes_turns = columns && g.interleaved;
-        const normfuse_cuda_divisor &inner = takes_turns ? g.by_blocks_wide : g.by_parts,
-                                    &outer = takes_turns ? g.by_parts : g.by_blocks_wide;
+        /* Blocks that exchange follow one another by part; others by width, as memory does. */
+        const bool by_width = columns && g.interleaved;
+        const normfuse_cuda_divisor &inner = by_width ? g.by_blocks_wide : g.by_parts,
+                                    &outer = by_width ? g.by_parts : g.by_blocks_wide;
         const int of_inner = divide(block, inner), of_sample = divide(of_inner, outer);
         const int in_inner = block - of_inner * (int)inner.divisor;
         const int in_outer = of_inner - of_sample * (int)outer.divisor;
-        part = takes_turns ? in_outer : in_inner;
+        part = by_width ? in_outer : in_inner;
         rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
         const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
-        first_channel = (takes_turns ? in_inner : in_outer) * g.width * channels;
+        first_channel = (by_width ? in_inner : in_outer) * g.width * channels;
         here = min(g.width * channels, (columns ? g.row_channels : (int)a.problem.c) - first_channel);
         const int lanes = g.unit_lanes;
         if constexpr (columns) {
@@ -53,14 +51,11 @@ template <typename T, int V, bool columns> struct general_tile {
             lane = (int)threadIdx.x - unit * lanes;
         }
         active = lane < lanes && unit < g.width && unit * channels < here;
-        row = chunk * (takes_turns ? lanes : g.part_rows) + lane;
-        const int rows = (takes_turns ? g.rows : min(g.rows, (chunk + 1) * g.part_rows)) - row;
-        const normfuse_cuda_divisor &step = columns ? g.by_row_step : g.by_rows_at_once;
-        each = active && rows > 0 ? divide(rows + (int)step.divisor - 1, step) : 0;
+        row = chunk * g.part_rows + lane;
+        const int rows = min(g.rows, (chunk + 1) * g.part_rows) - row;
+        each = active && rows > 0 ? divide(rows + lanes - 1, g.by_rows_at_once) : 0;
         count = each * samples;
-        lead = later = g.unaligned ? lead_of(a, n) : 0;
-        while (columns && later >= (int)a.problem.c)
-            later -= (int)a.problem.c;
+        lead = g.unaligned ? lead_of(a, n) : 0;
     }
     __device__ __forceinline__ int channel() const
     {
@@ -69,25 +64,21 @@ template <typename T, int V, bool columns> struct general_tile {
     __device__ __forceinline__ int lead_of(const normfuse_cuda_arguments &a, int sample) const
     {
         const normfuse_view x = a.problem.x();
-        return (int)((sample * x.batch + (columns ? 0 : channel() * x.channel)) & (V - 1));
+        return (int)((sample * x.batch + channel() * x.channel) & (V - 1));
     }
     /* The channel of the block's i-th, and which copy of it that is where rows are folded. */
     __device__ __forceinline__ int channel_at(const normfuse_cuda_arguments &a, int i, int &copy) const
     {
-        const int c = (int)a.problem.c;
-        copy = 0;
-        if (!columns || a.geometry.copies <= 1)
-            return first_channel + i;
-        copy = divide(first_channel + i, a.geometry.by_channels);
-        const int of_row = first_channel + i - copy * c - later;
-        return of_row < 0 ? of_row + c : of_row;
+        const bool is_second = columns && first_channel + i >= (int)a.problem.c;
+        copy = is_second ? 1 : 0;
+        return first_channel + i - (is_second ? (int)a.problem.c : 0);
     }
 };
 
-/* The elements of a vector that are its line's: [begin, end); of most vectors all. */
+/* The elements of a vector that are its channel's: [begin, end); of most vectors all. */
 template <int V> struct general_range {
     bool whole;
-    int element, length; /* of the line, in the vector's place 0; of all of it. Not where it is whole. */
+    int element, length; /* of the channel, in the vector's place 0; of all of it. Not where it is whole. */
 
     __device__ __forceinline__ int begin() const
     {
@@ -122,7 +113,7 @@ template <typename T> static __device__ __noinline__ uint4 filled(uint4 vector, 
 
 /* Of a thread's vectors, one after the other. */
 template <typename T, int V, bool columns> struct general_ranges {
-    int element, first; /* of the line, in the vector's place 0: of the next vector, and of a sample's first one */
+    int element, first; /* of the channel, in the vector's place 0: of the next vector, and of a sample's first one */
     int step;           /* elements from vector to vector */
     int length, left, sample;
     unsigned whole_below; /* vectors with such elements are whole, from 0 on */
@@ -130,14 +121,13 @@ template <typename T, int V, bool columns> struct general_ranges {
 
     __device__ __forceinline__ general_ranges(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile)
     {
-        unaligned = V > 1 ? a.geometry.unaligned : 0;
+        unaligned = !columns && V > 1 ? a.geometry.unaligned : 0;
         left = tile.each;
         sample = tile.n;
-        const int row = columns ? a.geometry.row_channels : V;
-        length = (int)(columns ? a.problem.s * a.problem.c : a.problem.s);
-        first = tile.row * row + (columns ? tile.channel() : 0);
+        length = (int)a.problem.s;
+        first = tile.row * V;
         element = first - tile.lead;
-        step = (columns ? (int)a.geometry.by_row_step.divisor : a.geometry.unit_lanes) * row;
+        step = a.geometry.unit_lanes * V;
         whole_below = (unsigned)max(0, length - V + 1);
         if constexpr (V > 1) {
             make_opaque(step);
@@ -189,9 +179,8 @@ struct general_place {
     {
         const normfuse_view x = a.problem.x();
         const int64_t row = (columns ? 1 : V) * x.position * (int64_t)sizeof(T);
-        const int64_t channel = columns && V > 1 ? 1 : x.channel;
-        at = (tile.n * x.batch + tile.channel() * channel) * (int64_t)sizeof(T) + tile.row * row;
-        step = (columns ? (int)a.geometry.by_row_step.divisor : a.geometry.unit_lanes) * row;
+        at = (tile.n * x.batch + tile.channel() * x.channel) * (int64_t)sizeof(T) + tile.row * row;
+        step = a.geometry.unit_lanes * row;
         jump = x.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
         left = each = tile.each;
         if constexpr (V > 1) {
@@ -199,19 +188,14 @@ struct general_place {
             make_opaque(jump);
         }
     }
-    __device__ __forceinline__ void advance()
+    /* Past so many vectors of this sample. */
+    __device__ __forceinline__ void advance(int count = 1)
     {
-        left--;
-        at += left == 0 ? jump : step;
+        left -= count;
+        at += (count - 1) * step + (left == 0 ? jump : step);
         left = left == 0 ? each : left;
     }
 };
-
-/* One element, where it is wanted, without a branch. Through the L1: neighbours share its sectors. */
-template <typename T> __device__ __forceinline__ void request_element(bool wanted, raw<T, 1> &element, const char *from)
-{
-    request_where(wanted, element, from);
-}
 
 /* A call for its size: every loop over an activation has it. */
 template <typename T> static __device__ __noinline__ void store_part(char *data, uint4 vector, int begin, int end)
@@ -222,15 +206,38 @@ template <typename T> static __device__ __noinline__ void store_part(char *data,
 /* The tensors that a walk reads. */
 enum general_tensor { GENERAL_X, GENERAL_PRE_ADD, GENERAL_POST_ADD, GENERAL_DY, GENERAL_DU };
 
-template <typename T, int V, int N> struct general_vectors {
-    raw<T, V> of[N];
+/* What is worked on together: a vector of 16 bytes, or B smaller ones, of which the last of a thread may have fewer. The
+ * values of a vector follow one another, so that value i is of the thread's channel i % W. */
+template <typename T, int V, int B, int N> struct general_batch {
+    raw<T, V> of[N][B];
+    int64_t at, step; /* bytes from a tensor's first element to the first vector, and from one to the next */
+    int count;
 };
 
+template <typename T, int V> __host__ __device__ constexpr bool is_through_shared()
+{
+    return V * sizeof(T) == 16;
+}
+
+template <typename T, int V, int B, int M>
+__device__ __forceinline__ void unpack_batch(const raw<T, V> (&vectors)[B], compute<T> (&values)[M])
+{
+#pragma unroll
+    for (int k = 0; k < B; k++) {
+        compute<T> own[V];
+        unpack<T, V>(vectors[k], own);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            values[k * V + i] = own[i];
+    }
+}
+
 /* The loader. Vectors of 16 bytes go through `K` slots of shared memory that are the thread's own, or as many as it has
- * vectors where the block holds them; single elements through K registers. */
+ * vectors where the block holds them; smaller ones through K registers. */
 template <typename T, int V, int K, bool columns, int N> struct general_loader {
-    static constexpr bool through_shared = V > 1;
-    using vectors = general_vectors<T, V, N>;
+    static constexpr bool through_shared = is_through_shared<T, V>();
+    static constexpr int B = through_shared ? 1 : K;
+    using batch = general_batch<T, V, B, N>;
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
@@ -242,15 +249,14 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     int apart, offset[N]; /* of slots, and in them of tensors */
     int beyond;           /* vectors that may reach beyond the tensor, the last ones */
     bool adds;            /* others than x and dy are read */
-    vectors held[through_shared ? 1 : K];
+    batch held;
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
         : a(arguments), tile(of_thread), holds(arguments.geometry.held_shared > 0)
     {
         const normfuse_cuda_problem &p = a.problem;
-        const int64_t rows = columns ? p.s * p.c : p.s + (p.c - 1) * p.x().channel;
-        end = ((p.n - 1) * p.x().batch + rows) * (int64_t)sizeof(T);
+        end = ((p.n - 1) * p.x().batch + p.s + (p.c - 1) * p.x().channel) * (int64_t)sizeof(T);
     }
     /* What every call reads is not asked for at each vector. */
     static __device__ __forceinline__ constexpr bool always_reads(int i)
@@ -277,45 +283,49 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
     /* `left`: vectors of the thread from this one on. The last two may reach beyond the tensor. */
     __device__ __forceinline__ void copy(uint4 *to, int left)
     {
-        const int64_t at = next.at & ~(int64_t)15;
+        const int64_t aligned = next.at & ~(int64_t)15;
         if (left <= beyond)
-            each_read([&](int i) { copy_before(to + offset[i], from[i] + at, end - at); });
+            each_read([&](int i) { copy_before(to + offset[i], from[i] + aligned, end - aligned); });
         else
-            each_read([&](int i) { copy_ahead(to + offset[i], from[i], at); });
+            each_read([&](int i) { copy_ahead(to + offset[i], from[i], aligned); });
         next.advance();
     }
-    __device__ __forceinline__ vectors read(const uint4 *at)
+    __device__ __forceinline__ void read(const uint4 *slot)
     {
-        vectors found;
         if constexpr (through_shared)
-            each_read([&](int i) { found.of[i] = at[offset[i]]; });
-        return found;
+            each_read([&](int i) { held.of[i][0] = slot[offset[i]]; });
     }
-    __device__ __forceinline__ void request(vectors &to, bool wanted)
+    /* The next batch, all of it of one sample. Through the L1: neighbours share its sectors. */
+    __device__ __forceinline__ void request()
     {
+        if constexpr (!through_shared) {
+            held.at = next.at;
+            held.step = next.step;
+            held.count = min(next.left, B);
+            each_read([&](int i) {
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if constexpr (!through_shared)
-                if (from[i])
-                    request_element<T>(wanted, to.of[i], from[i] + next.at);
-        next.advance();
+                for (int k = 0; k < B; k++)
+                    request_where(k < held.count, held.of[i][k], from[i] + held.at + k * held.step);
+            });
+            next.advance(held.count);
+        }
     }
     /* Begins at the first vector. */
     __device__ __forceinline__ void open()
     {
         next.find(a, tile);
+        apart = 0;
+        adds = false;
+        beyond = a.geometry.unaligned ? 2 : 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            offset[i] = apart;
+            apart += reads(i) ? (int)blockDim.x : 0;
+            adds = adds || (!always_reads(i) && from[i]);
+        }
         if constexpr (through_shared) {
             NORMFUSE_DYNAMIC_SHARED(dynamic);
             first_slot = dynamic + threadIdx.x;
-            apart = 0;
-            adds = false;
-            beyond = a.geometry.unaligned ? 2 : 0;
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                offset[i] = apart;
-                apart += reads(i) ? (int)blockDim.x : 0;
-                adds = adds || (!always_reads(i) && from[i]);
-            }
             make_opaque(apart);
             make_opaque(beyond);
             make_opaque(end);
@@ -331,53 +341,57 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
             }
         } else {
 #pragma unroll
-            for (int k = 0; k < K; k++) {
+            for (int i = 0; i < N; i++)
 #pragma unroll
-                for (int i = 0; i < N; i++)
-                    held[k].of[i] = raw<T, V>();
-                request(held[k], k < tile.count);
-            }
+                for (int k = 0; k < B; k++)
+                    held.of[i][k] = raw<T, V>();
+            request();
         }
     }
-    /* The thread's first vector, with the next one's elements where it has others' (columns), and zeros where there are
-     * none: what nobody wrote may be no number, and would be one of the set's even if it counted 0 times. */
-    __device__ __forceinline__ vectors first()
+    /* The thread's first vector, with zeros where it has others' elements: what nobody wrote may be no number, and would
+     * be one of the set's even if it counted 0 times. */
+    __device__ __forceinline__ batch first()
     {
-        vectors found;
+        batch found;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            found.of[i] = zero_vector<T, V>();
+            found.of[i][0] = zero_vector<T, V>();
         if constexpr (through_shared) {
             if (holds)
                 wait_for_copies();
             else
-                wait_for_older_copies<K - 2>();
+                wait_for_older_copies<K - 1>();
             if (tile.count > 0)
-                found = read(first_slot);
+                each_read([&](int i) { found.of[i][0] = first_slot[offset[i]]; });
             if constexpr (sizeof(T) <= 4) {
                 if (a.geometry.unaligned) {
                     general_ranges<T, V, columns> ranges(a, tile);
-                    const general_range<V> range = ranges.next(a, tile), after = ranges.next(a, tile);
-                    const bool has_next = columns && tile.count > 1;
+                    const general_range<V> range = ranges.next(a, tile);
                     each_read([&](int i) {
-                        raw<T, V> other = zero_vector<T, V>();
-                        if (has_next)
-                            other = filled<T>(first_slot[apart + offset[i]], other, after.begin(), after.end());
-                        found.of[i] = filled<T>(found.of[i], other, range.begin(), range.end());
+                        found.of[i][0] = filled<T>(found.of[i][0], zero_vector<T, V>(), range.begin(), range.end());
                     });
                 }
             }
         } else {
-            if (tile.count > 0)
-                found = held[0];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                found.of[i][0] = held.of[i][0]; /* zeros where it has none */
         }
         return found;
     }
-    /* Calls work(vectors, range) for each, in order; elements of others are `fill` of x and 0 of all else. */
-    template <typename Work> __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_vector<T, V>())
+    /* Calls work(batch, range) for each, in order; elements of others, and vectors that a batch lacks, are `fill` and
+     * `fill_added` of x and pre_add, and 0 of all else. */
+    template <typename Work>
+    __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_vector<T, V>(),
+                                         raw<T, V> fill_added = zero_vector<T, V>())
     {
-        general_ranges<T, V, columns> ranges(a, tile);
+        const auto fill_of = [fill, fill_added](int i) -> raw<T, V> {
+            return i == GENERAL_X ? fill : i == GENERAL_PRE_ADD ? fill_added : zero_vector<T, V>();
+        };
         if constexpr (through_shared) {
+            general_ranges<T, V, columns> ranges(a, tile);
+            general_place place;
+            place.find(a, tile);
             if (holds)
                 wait_for_copies();
             uint4 *slot = first_slot, *const last_slot = first_slot + (holds ? tile.count : K) * apart;
@@ -385,7 +399,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
 #pragma unroll 1
             for (int left = tile.count; left > 0; left--) {
                 wait_for_older_copies<K - 1>();
-                vectors found = read(slot);
+                read(slot);
                 if (to_copy > 0)
                     copy(slot, to_copy);
                 to_copy--;
@@ -396,70 +410,86 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 if constexpr (sizeof(T) <= 4) {
                     if (!range.whole)
                         each_read([&](int i) {
-                            found.of[i] = filled<T>(found.of[i], i == GENERAL_X ? fill : zero_vector<T, V>(),
-                                                    range.begin(), range.end());
+                            held.of[i][0] = filled<T>(held.of[i][0], fill_of(i), range.begin(), range.end());
                         });
                 }
-                work(found, range);
+                held.at = place.at;
+                work(held, range);
+                place.advance();
             }
         } else {
 #pragma unroll 1
-            for (int left = tile.count; left > 0; left -= K) {
+            for (int left = tile.count; left > 0;) {
+                if (held.count < B)
+                    each_read([&](int i) {
 #pragma unroll
-                for (int k = 0; k < K; k++) {
-                    if (k >= left)
-                        break;
-                    work(held[k], general_range<V>{true, 0, V});
-                }
-                if (!holds) {
-#pragma unroll
-                    for (int k = 0; k < K; k++)
-                        request(held[k], k + K < left);
-                }
+                        for (int k = 0; k < B; k++)
+                            held.of[i][k] = k < held.count ? held.of[i][k] : fill_of(i);
+                    });
+                work(held, general_range<V>{true, 0, V});
+                left -= held.count;
+                if (left > 0)
+                    request();
             }
         }
     }
 };
 
 /* Where results go. */
-template <typename T, int V, bool columns> struct general_result {
+template <typename T, int V> struct general_result {
     char *data;
-    general_place place;
 
-    __device__ __forceinline__ general_result(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                              const normfuse_view &view)
-        : data(view.data)
+    __device__ __forceinline__ general_result(const normfuse_view &view) : data(view.data)
     {
-        place.find(a, tile);
     }
-    /* At the place of `of`, which is this or another result's. */
-    __device__ __forceinline__ void store(const general_result &of, raw<T, V> vector,
+    template <int B, int N, int M>
+    __device__ __forceinline__ void store(const general_batch<T, V, B, N> &of, const compute<T> (&values)[M],
                                           const general_range<V> &range) const
     {
         if (!data)
             return;
-        const int64_t at = of.place.at;
-        if (range.whole) {
-            store_vector<T, V>(data + (V > 1 ? at & ~(int64_t)15 : at), 0, vector);
-        } else if constexpr (V > 1 && sizeof(T) <= 4) {
-            if (range.end() > range.begin())
-                store_part<T>(data + (at & ~(int64_t)15), vector, range.begin(), range.end());
+#pragma unroll
+        for (int k = 0; k < B; k++) {
+            compute<T> own[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                own[i] = values[k * V + i];
+            const raw<T, V> vector = make_vector<T, V>(own);
+            if constexpr (!is_through_shared<T, V>()) {
+                if (k < of.count)
+                    store_vector<T, V>(data + of.at + k * of.step, 0, vector);
+            } else {
+                char *const to = data + (of.at & ~(int64_t)15);
+                if (range.whole) {
+                    store_vector<T, V>(to, 0, vector);
+                } else if constexpr (sizeof(T) <= 4) {
+                    if (range.end() > range.begin())
+                        store_part<T>(to, vector, range.begin(), range.end());
+                }
+            }
         }
     }
 };
 
-/* The values of a vector as they are normalized: x with what is added to it, rounded. */
-template <typename T, int V, int N>
-__device__ __forceinline__ void values_of_x(const general_vectors<T, V, N> &from, bool adds, compute<T> (&u)[V])
+/* The values of a batch as they are normalized: x with what is added to it, rounded. */
+template <typename T, int V, int B, int N, int M>
+__device__ __forceinline__ void values_of_x(const general_batch<T, V, B, N> &from, bool adds, compute<T> (&u)[M])
 {
-    unpack<T, V>(from.of[GENERAL_X], u);
+    unpack_batch<T, V>(from.of[GENERAL_X], u);
     if (adds) {
-        compute<T> more[V];
-        unpack<T, V>(from.of[GENERAL_PRE_ADD], more);
+        compute<T> more[M];
+        unpack_batch<T, V>(from.of[GENERAL_PRE_ADD], more);
 #pragma unroll
-        for (int i = 0; i < V; i++)
-            u[i] += more[i];
-        unpack<T, V>(make_vector<T, V>(u), u);
+        for (int k = 0; k < B; k++) {
+            compute<T> own[V];
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                own[i] = u[k * V + i] + more[k * V + i];
+            unpack<T, V>(make_vector<T, V>(own), own);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                u[k * V + i] = own[i];
+        }
     }
 }
 
@@ -528,9 +558,10 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
     using R = compute<T>;
     for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
         int copy;
-        channels[i] = know_channel<T>(a, tile.n, tile.channel_at(a, i, copy), backward, forward_sums);
+        const int c = tile.channel_at(a, i, copy);
+        channels[i] = know_channel<T>(a, tile.n, c, backward, forward_sums);
         if (a.problem.activation == NORMFUSE_PRELU)
-            of_prelu[i] = parameter<R>(a.problem.slope(), 0, tile.channel_at(a, i, copy), R(0));
+            of_prelu[i] = parameter<R>(a.problem.slope(), 0, c, R(0));
     }
 }
 

@@ -8,37 +8,36 @@
 
 /* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. Of prelu `of_slope` is what
  * values add to the gradient of the slopes, `of_prelu`. */
-template <typename T, int V, int N, int W, typename Chosen>
+template <typename T, int V, int B, int N, int W, int M, typename Chosen>
 __device__ __forceinline__ void
-differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const general_vectors<T, V, N> &from,
-                     bool reads_post, compute<T> factor, const compute<T> (&slope)[W], const compute<T> (&offset)[W],
-                     const compute<T> (&mean)[W], const compute<T> *of_prelu, compute<T> (&u)[V], compute<T> (&dy)[V],
-                     compute<T> (&of_slope)[V])
+differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const general_batch<T, V, B, N> &from,
+                    bool reads_post, compute<T> factor, const compute<T> (&slope)[W], const compute<T> (&offset)[W],
+                    const compute<T> (&mean)[W], const compute<T> *of_prelu, compute<T> (&u)[M], compute<T> (&dy)[M],
+                    compute<T> (&of_slope)[M])
 {
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
-    const bool adds = p.pre_add().data != nullptr;
-    values_of_x<T, V, N>(from, adds, u);
-    unpack<T, V>(from.of[GENERAL_DY], dy);
+    values_of_x<T, V>(from, p.pre_add().data != nullptr, u);
+    unpack_batch<T, V>(from.of[GENERAL_DY], dy);
 #pragma unroll
-    for (int i = 0; i < V; i++)
+    for (int i = 0; i < M; i++)
         u[i] -= mean[i % W];
     if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-        R z[V];
+        R z[M];
 #pragma unroll
-        for (int i = 0; i < V; i++)
+        for (int i = 0; i < M; i++)
             z[i] = fma(u[i], slope[i % W], offset[i % W]);
         if (reads_post) {
-            R more[V];
-            unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+            R more[M];
+            unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
 #pragma unroll
-            for (int i = 0; i < V; i++)
+            for (int i = 0; i < M; i++)
                 z[i] = p.from_y() ? more[i] : fma(more[i], factor, z[i]);
         }
         if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
 #pragma unroll
-            for (int i = 0; i < V; i++) {
+            for (int i = 0; i < M; i++) {
                 of_slope[i] = z[i] > R(0) ? R(0) : dy[i] * z[i];
                 dy[i] = z[i] <= R(0) ? of_prelu[i % W] * dy[i] : dy[i];
             }
@@ -49,32 +48,31 @@ differentiate_vector(const normfuse_cuda_arguments &a, Chosen chosen, const gene
 }
 
 /* dx, which u holds, and dz; `factor` is that of dy. */
-template <typename T, int V, int N, bool columns>
-__device__ __forceinline__ void store_vectors(const normfuse_cuda_arguments &a, const general_vectors<T, V, N> &from,
-                                              const general_range<V> &range, bool writes_dz, bool writes_dx,
-                                              compute<T> factor, compute<T> (&u)[V], compute<T> (&dy)[V],
-                                              general_result<T, V, columns> &dx, general_result<T, V, columns> &dz)
+template <typename T, int V, int B, int N, int M>
+__device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a,
+                                                const general_batch<T, V, B, N> &from, const general_range<V> &range,
+                                                bool writes_dz, bool writes_dx, compute<T> factor,
+                                                compute<T> (&u)[M], compute<T> (&dy)[M])
 {
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
     if (writes_dz) {
-        R through[V];
+        R through[M];
 #pragma unroll
-        for (int i = 0; i < V; i++)
+        for (int i = 0; i < M; i++)
             through[i] = dy[i] * factor;
-        dz.store(dx, make_vector<T, V>(through), range);
+        general_result<T, V>(p.dpost_add()).store(from, through, range);
     }
     if (writes_dx) {
         if (p.du().data) {
-            R more[V];
-            unpack<T, V>(from.of[GENERAL_DU], more);
+            R more[M];
+            unpack_batch<T, V>(from.of[GENERAL_DU], more);
 #pragma unroll
-            for (int i = 0; i < V; i++)
+            for (int i = 0; i < M; i++)
                 u[i] += more[i];
         }
-        dx.store(dx, make_vector<T, V>(u), range);
+        general_result<T, V>(p.dx()).store(from, u, range);
     }
-    dx.place.advance();
 }
 
 /* What dx takes of totals that are known. */
@@ -129,7 +127,7 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
             const int c = tile.channel_at(a, i, copy);
             const int64_t channel = (g.sums_by_channel ? 0 : tile.n * a.problem.c) + c;
             double2 *const pairs = reinterpret_cast<double2 *>(round == 0 ? a.sums : sums_of_slopes(a));
-            pairs[channel * g.sum_slots + tile.part * max(1, g.copies) + copy] =
+            pairs[channel * g.sum_slots + tile.part * g.copies + copy] =
                 make_double2((double)sum.plain, (double)sum.centred);
         }
     });
@@ -197,6 +195,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     constexpr int W = columns ? V : 1, N = GENERAL_DU + 1;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
+    constexpr int values = loader::B * V, sums_in_turn = values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -232,29 +231,22 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int first_channel = tile.active ? tile.unit * W : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, W>(channels, first_channel, factor, slope, offset, mean);
-    const auto differentiate = [&](auto chosen, const general_vectors<T, V, N> &from, R(&u)[V], R(&dy)[V],
-                                   R(&of_slope)[V]) {
-        differentiate_vector<T, V>(a, chosen, from, reads_post, factor, slope, offset, mean, of_prelu + first_channel,
-                                   u, dy, of_slope);
+    const auto differentiate = [&](auto chosen, const auto &from, auto &u, auto &dy, auto &of_slope) {
+        differentiate_batch(a, chosen, from, reads_post, factor, slope, offset, mean, of_prelu + first_channel, u, dy,
+                            of_slope);
     };
     R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
-    general_result<T, V, columns> dx(a, tile, p.dx()), dz(a, tile, p.dpost_add());
-    const auto give = [&](const general_vectors<T, V, N> &from, const general_range<V> &range, bool writes_dz,
-                          bool writes_dx, R(&u)[V], R(&dy)[V]) {
-        store_vectors<T, V>(a, from, range, writes_dz, writes_dx, factor, u, dy, dx, dz);
-    };
-    constexpr int sums_in_turn = columns ? V : V < 4 ? V : 4;
     R first[sums_in_turn] = {}, second[sums_in_turn] = {}, third[sums_in_turn] = {};
     if (sums || !centred) {
         const bool writes_dx = !centred && applies && p.dx().data;
         const bool writes_dz =
             p.dpost_add().data && !twice && (!centred || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
         choose_general_activation(p.activation, [&](auto chosen) {
-            data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-                R u[V], dy[V], of_slope[V];
+            data.walk([&](const typename loader::batch &from, const general_range<V> &range) {
+                R u[values], dy[values], of_slope[values];
                 differentiate(chosen, from, u, dy, of_slope);
 #pragma unroll
-                for (int i = 0; i < V; i++) {
+                for (int i = 0; i < values; i++) {
                     first[i % sums_in_turn] += dy[i];
                     second[i % sums_in_turn] += dy[i] * u[i];
                     if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
@@ -262,21 +254,19 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 }
                 if (writes_dx || writes_dz) {
 #pragma unroll
-                    for (int i = 0; i < V; i++)
+                    for (int i = 0; i < values; i++)
                         u[i] = slope[i % W] * dy[i];
-                    give(from, range, writes_dz, writes_dx, u, dy);
+                    store_gradients(a, from, range, writes_dz, writes_dx, factor, u, dy);
                 }
             });
         });
     }
     if (sums) {
-        if constexpr (!columns) {
 #pragma unroll
-            for (int i = 1; i < sums_in_turn; i++) {
-                first[0] += first[i];
-                second[0] += second[i];
-                third[0] += third[i];
-            }
+        for (int i = W; i < sums_in_turn; i++) {
+            first[i % W] += first[i];
+            second[i % W] += second[i];
+            third[i % W] += third[i];
         }
         const int rounds = p.dslope().data ? 2 : 1;
 #pragma unroll 1
@@ -315,13 +305,13 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 
     /* ---- results ---- */
     choose_general_activation(p.activation, [&](auto chosen) {
-        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-            R u[V], dy[V], of_slope[V];
+        data.walk([&](const typename loader::batch &from, const general_range<V> &range) {
+            R u[values], dy[values], of_slope[values];
             differentiate(chosen, from, u, dy, of_slope);
 #pragma unroll
-            for (int i = 0; i < V; i++)
+            for (int i = 0; i < values; i++)
                 u[i] = fma(slope[i % W], dy[i], fma(of_mean[i % W], u[i], level[i % W]));
-            give(from, range, p.dpost_add().data, p.dx().data, u, dy);
+            store_gradients(a, from, range, p.dpost_add().data, p.dx().data, factor, u, dy);
         });
     });
 }

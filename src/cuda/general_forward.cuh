@@ -40,36 +40,35 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
                                               const compute<T> (&mean)[W], const compute<T> *of_prelu)
 {
     using R = compute<T>;
-    constexpr int N = GENERAL_POST_ADD + 1;
+    constexpr int values = Loader::B * V;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const bool adds = p.pre_add().data != nullptr;
-    general_result<T, V, columns> y(a, tile, p.y()), u_to(a, tile, p.u());
+    const general_result<T, V> y(p.y()), u_to(p.u());
     choose_general_activation(p.activation, [&](auto chosen) {
-        data.walk([&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-            R z[V];
-            values_of_x<T, V, N>(from, adds, z);
+        data.walk([&](const typename Loader::batch &from, const general_range<V> &range) {
+            R z[values];
+            values_of_x<T, V>(from, adds, z);
             if (writes)
-                u_to.store(y, make_vector<T, V>(z), range);
+                u_to.store(from, z, range);
 #pragma unroll
-            for (int i = 0; i < V; i++)
+            for (int i = 0; i < values; i++)
                 z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
             if (p.post_add().data) {
-                R more[V];
-                unpack<T, V>(from.of[GENERAL_POST_ADD], more);
+                R more[values];
+                unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
 #pragma unroll
-                for (int i = 0; i < V; i++)
+                for (int i = 0; i < values; i++)
                     z[i] = fma(more[i], factor, z[i]);
             }
             if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
 #pragma unroll
-                for (int i = 0; i < V; i++)
+                for (int i = 0; i < values; i++)
                     z[i] = z[i] > R(0) ? z[i] : of_prelu[i % W] * z[i];
             } else {
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
             }
-            y.store(y, make_vector<T, V>(z), range);
-            y.place.advance();
+            y.store(from, z, range);
         });
     });
 }
@@ -135,8 +134,7 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
                 const int first = tile.channel_at(a, set * g.group, copy);
                 const int64_t of_all =
                     (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(first, g.by_group);
-                const int slot = tile.part * max(1, g.copies) + copy;
-                double *const triple = a.partials + (of_all * g.parts * max(1, g.copies) + slot) * TRIPLE;
+                double *const triple = a.partials + ((of_all * g.parts + tile.part) * g.copies + copy) * TRIPLE;
                 triple[0] = (double)count;
                 triple[1] = whole;
                 triple[2] = (double)squares_of_set;
@@ -190,10 +188,11 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1, sums_in_turn = columns ? V : V < 4 ? V : 4;
-    constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V == 4 ? 2 : 0;
+    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1;
+    constexpr int max_bits = columns && V == 2 ? 1 : 0;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
+    constexpr int values = loader::B * V, sums_in_turn = values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -224,57 +223,57 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
         R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
         const bool writes = !applies && adds && p.u().data;
-        general_result<T, V, columns> u_to(a, tile, p.u());
-        raw<T, V> fill = zero_vector<T, V>();
+        const general_result<T, V> u_to(p.u());
+        raw<T, V> fill = zero_vector<T, V>(), fill_added = fill;
         {
-            R u[V];
-            values_of_x<T, V, N>(data.first(), adds, u);
+            const typename loader::batch begin = data.first();
+            R u[values];
+            values_of_x<T, V>(begin, adds, u);
             if constexpr (columns) {
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     shift[i] = u[i];
+                fill = begin.of[GENERAL_X][0];
+                fill_added = begin.of[GENERAL_PRE_ADD][0];
             } else {
-                /* The line's own first one. */
+                /* The channel's own first one. */
                 const int begin = V > 1 && g.unaligned ? max(0, tile.lead - tile.row * V) : 0;
 #pragma unroll
                 for (int i = V - 1; i >= 0; i--)
                     shift[0] = i >= begin ? u[i] : shift[0];
                 if (V > 1 && g.unaligned && tile.each > 0 && tile.row * V - tile.lead >= (int)p.s)
                     shift[0] = of_later_sample<T, V>(a, tile);
+                R of_fill[V];
 #pragma unroll
                 for (int i = 0; i < V; i++)
-                    u[i] = shift[0];
+                    of_fill[i] = shift[0];
+                fill = make_vector<T, V>(of_fill);
             }
-            fill = make_vector<T, V>(u);
         }
         data.walk(
-            [&](const general_vectors<T, V, N> &from, const general_range<V> &range) {
-                R u[V];
-                values_of_x<T, V, N>(from, adds, u);
-                if (writes) {
-                    u_to.store(u_to, make_vector<T, V>(u), range);
-                    u_to.place.advance();
-                }
+            [&](const typename loader::batch &from, const general_range<V> &range) {
+                R u[values];
+                values_of_x<T, V>(from, adds, u);
+                if (writes)
+                    u_to.store(from, u, range);
 #pragma unroll
-                for (int i = 0; i < V; i++) {
-                    const R distance = u[i] - shift[columns ? i : 0];
+                for (int i = 0; i < values; i++) {
+                    const R distance = u[i] - shift[i % W];
                     first[i % sums_in_turn] += distance;
                     second[i % sums_in_turn] += distance * distance;
                 }
             },
-            fill);
+            fill, fill_added);
         int numbers[W] = {};
         const general_ranges<T, V, columns> ranges(a, tile);
 #pragma unroll
         for (int i = 0; i < V; i++)
             numbers[i % W] += tile.count - (V > 1 && g.unaligned ? ranges.lacking(a, tile, i) : 0);
         R mean[W], squares[W];
-        if constexpr (!columns) {
 #pragma unroll
-            for (int i = 1; i < sums_in_turn; i++) {
-                first[0] += first[i];
-                second[0] += second[i];
-            }
+        for (int i = W; i < sums_in_turn; i++) {
+            first[i % W] += first[i];
+            second[i % W] += second[i];
         }
 #pragma unroll
         for (int i = 0; i < W; i++) {

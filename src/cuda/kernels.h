@@ -134,7 +134,8 @@ struct normfuse_cuda_geometry {
     int32_t exchange;         /* enum normfuse_cuda_exchange */
     int32_t held_shared;      /* vectors of each tensor that a thread holds in shared memory beside those in registers */
     int32_t interleaved;      /* columns: parts take turns, as many rows as are walked at once, so that all blocks are
-                                 near one another and what was read last is the end of the sample */
+                                 near one another and what was read last is the end of the sample; general: blocks
+                                 follow one another by width */
     int32_t folded;           /* columns: rows walked as one */
     int32_t row_values;       /* of one group in what is walked as a row */
     int32_t group_bits;       /* 2^bits threads join the channels of a group, */
@@ -147,15 +148,14 @@ struct normfuse_cuda_geometry {
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
-    int32_t unaligned;     /* vectors of 16 bytes are aligned in memory, though a channel of a sample (columns: a
-                              sample) begins and ends inside of them */
+    int32_t unaligned;     /* vectors of 16 bytes are aligned in memory, though a channel of a sample begins and ends
+                              inside of them */
     int32_t copies;        /* columns folded: of each channel in what is walked as a row */
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks;
     int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
 
-    struct normfuse_cuda_divisor by_channels;
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
     int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
     /* the small kernels */

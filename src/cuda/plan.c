@@ -19,7 +19,6 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(joined_blocks) BY_ITS_OWN(sum_slots)
     BY_ITS_OWN(width) BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
     BY(groups, p->groups)
-    BY(channels, p->c)
     BY(set_channels, group_of(p))
     BY(rows_at_once, at_once)
     BY(row_step, (int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1))

@@ -148,6 +148,13 @@ __device__ __forceinline__ void request_where(bool wanted, unsigned short &value
                  : "l"(data), "r"((int)wanted)
                  : "memory");
 }
+__device__ __forceinline__ void request_where(bool wanted, unsigned &value, const char *data)
+{
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u32 %0, [%1];\n}"
+                 : "+r"(value)
+                 : "l"(data), "r"((int)wanted)
+                 : "memory");
+}
 __device__ __forceinline__ void request_where(bool wanted, float &value, const char *data)
 {
     asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"

@@ -11,33 +11,55 @@ enum {
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
-/* The shape as these kernels see it. Vectors of 16 bytes need tensors that begin where a vector does. Where channels of a
- * sample (columns: samples, or rows) are no whole number of them, vectors are unaligned (columns: rows are folded). */
+/* Samples that a block's rows are parted by: one where those of all follow one another. */
+static int64_t samples_of(const struct normfuse_problem *p)
+{
+    const bool is_one = p->columns && p->x.batch == p->s * p->x.position && is_countable(p->n * p->s);
+    return takes_all_samples(p) && !is_one ? p->n : 1;
+}
+
+/* Columns: rows that a block's threads may share. */
+static int64_t rows_of(const struct normfuse_problem *p)
+{
+    return takes_all_samples(p) && samples_of(p) == 1 ? p->n * p->s : p->s;
+}
+
+/* So many rows walked as one are words of two halves in all tensors; 0: none are. */
+static int32_t rows_of_words(const struct normfuse_problem *p)
+{
+    const bool one_sample = p->n == 1 || (takes_all_samples(p) && samples_of(p) == 1);
+    if (normfuse_type_bytes(p->type) != 2 || p->x.channel != 1 || !are_aligned(p, 4) ||
+        (p->x.batch % 2 != 0 && !one_sample))
+        return 0;
+    if (p->c % 2 == 0)
+        return p->x.position % 2 == 0;
+    return p->x.position == p->c && rows_of(p) % 2 == 0 ? 2 : 0;
+}
+
+/* The shape as these kernels see it. Over columns a thread has one or two channels, and two
+ * rows of an odd number of halves are words. Over rows vectors of 16 bytes need
+ * tensors that begin where one does; where channels of a sample are no whole number of them they are unaligned. */
 static struct shape general_of(const struct shape *shape)
 {
     enum { MAX_VALUES = 1 << 30 };
     const struct normfuse_problem *const p = shape->problem;
     struct shape narrow = narrowed(shape), general = narrow;
     const int elements = 16 / (int)normfuse_type_bytes(p->type);
-    if (!are_aligned(p) || (p->columns ? p->c != 1 && p->x.channel != 1 : p->s != 1 && p->x.position != 1))
+    if (p->columns) {
+        const int32_t folded = rows_of_words(p);
+        general.elements = folded > 0 ? 2 : 1;
+        general.folded = folded > 1 ? folded : 1;
+        return general;
+    }
+    if (!are_aligned(p, 16) || (p->s != 1 && p->x.position != 1))
         return narrow;
     general.wide = true;
     general.elements = elements;
-    if (!p->columns) {
-        general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
-        /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
-         * 23.9, 33.0; x15 32.3, 38.5; x21 47.2, 48.3; f32 x5 10.2, 11.2; backward x7 22.4, 20.3. */
-        const bool pays = fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
-        return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
-    }
-    if (p->type == NORMFUSE_F64)
-        return narrow;
-    if (p->c % elements == 0)
-        return p->x.position % elements == 0 && p->x.batch % elements == 0 ? general : narrow;
-    general.folded = (int32_t)(common_multiple(p->c, elements) / p->c);
-    general.unaligned = p->x.batch % elements != 0 || p->s % general.folded != 0;
-    return p->x.position == p->c && p->s >= 2 * general.folded && (double)p->s * (double)p->c < MAX_VALUES ? general
-                                                                                                           : narrow;
+    general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
+    /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
+     * 23.9, 33.0; x15 32.3, 38.5; x21 47.2, 48.3; f32 x5 10.2, 11.2; backward x7 22.4, 20.3. */
+    const bool pays = fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
+    return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
@@ -63,11 +85,14 @@ static int results_of(const struct shape *shape)
     return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
 }
 
-/* Vectors of a thread whose values one sum may have, by docs/numerics.md. */
+/* Vectors of a thread whose values one sum may have, by docs/numerics.md. Over columns each channel has four sums, of
+ * words two. */
 static int64_t max_vectors(const struct shape *shape)
 {
     const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
-    return shape->problem->columns ? 128 : shape->elements == 1 ? values : 2 * values / shape->elements;
+    return shape->problem->columns ? 512 / shape->elements
+           : shape->elements == 1  ? values
+                                   : 2 * values / shape->elements;
 }
 
 /* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
@@ -78,7 +103,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t rows, all = p->c, width, group = d, lanes;
     if (p->columns) {
-        rows = rows_of_sample(shape, shape->unaligned);
+        rows = rows_of(p) / shape->folded;
         all = vectors_of_row(shape);
         int64_t unit = common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
@@ -112,9 +137,9 @@ static void part_block(const struct shape *shape, struct normfuse_cuda_geometry 
 {
     g->part_rows = (int32_t)divide_up(g->rows, maximum(1, chunks));
     g->parts_a_sample = (int32_t)divide_up(g->rows, g->part_rows);
-    const bool one_sample = !g->all_samples || (shape->problem->columns && g->unaligned);
-    g->part_samples = one_sample ? 1 : (int32_t)divide_up(shape->problem->n, maximum(1, stretches));
-    g->parts = g->parts_a_sample * (g->all_samples ? (int32_t)divide_up(shape->problem->n, g->part_samples) : 1);
+    const int64_t samples = samples_of(shape->problem);
+    g->part_samples = (int32_t)divide_up(samples, maximum(1, stretches));
+    g->parts = g->parts_a_sample * (int32_t)divide_up(samples, g->part_samples);
     g->sum_slots = g->parts * g->copies;
 }
 
@@ -137,10 +162,11 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     if (sums && vectors > max_vectors(shape))
         return false;
-    set_joins(shape, g, groups, channels, step->threads, p->columns && !g->unaligned);
+    set_joins(shape, g, groups, channels, step->threads, p->columns);
     struct normfuse_general_sizes *const of = &g->general;
-    const int64_t slot = shape->elements > 1 ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
-    of->holds = both && (shape->elements > 1 ? vectors * slot <= HELD_BYTES : vectors <= ahead);
+    const int64_t slot = shape->wide ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
+    /* In registers one batch, which is of one sample. */
+    of->holds = both && (shape->wide ? vectors * slot <= HELD_BYTES : vectors <= ahead && g->part_samples == 1);
     g->held_shared = of->holds ? (int32_t)vectors : 0;
     of->slots = (int32_t)((of->holds ? vectors : ahead) * slot);
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->subvector_bits)) : 0;
@@ -163,7 +189,7 @@ static const char *refuse(const struct shape *shape)
     return shape->plain && !biased ? "others take what nothing is added to" : NULL;
 }
 
-/* Rows folded have channels of a norm group in many places: only two passes join these. */
+/* Rows folded have channels of a norm group in two places: only two passes join these. */
 static struct shape held_of(const struct shape *shape)
 {
     const struct shape general = general_of(shape);
@@ -175,23 +201,26 @@ static const char *configure(const struct shape *given, struct step *step)
     const struct shape held = held_of(given), *const shape = &held;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    static const int64_t sizes[2][WIDTHS] = {{4, 16, 64, 256}, {8, 16, 64, 256}};
+    static const int64_t sizes[2][WIDTHS] = {{4, 16, 64, 256}, {16, 32, 64, 256}};
     const int64_t blocks = INT64_C(1) << step->variant % CLUSTERS;
     const int64_t size = sizes[p->columns][step->variant / CLUSTERS];
     if (blocks > 1 && !shape->device->clusters)
         return "the device is older than 9.0";
     *step = (struct step){.variant = step->variant};
-    if (!choose_block(shape, g, true, p->columns && shape->elements == 1 ? 4 * size : size))
+    if (!choose_block(shape, g, true, size))
         return "a norm group is too wide for a block, and no whole number of vectors";
     const int64_t shares_of_group = group_of(p) / g->group;
     if (shares_of_group > blocks || blocks % shares_of_group != 0)
         return "a cluster has not all of a norm group";
     const int64_t rest = blocks / shares_of_group;
-    const int64_t stretches = g->all_samples ? minimum(rest, p->n) : 1;
+    const int64_t stretches = minimum(rest, samples_of(p));
     part_block(shape, g, minimum(rest / stretches, g->rows), stretches);
     const int64_t cluster = shares_of_group * g->parts;
     if (2 * cluster <= blocks)
         return "rows are fewer than blocks";
+    /* 4x559x7230 f32 NHWC with pre_add: clusters of 4 170 us, two passes 135. */
+    if (p->columns && vectors_of_thread(g) > 128)
+        return "a thread would walk too far";
     g->joined_blocks = (int32_t)cluster;
     exchange_by_cluster(step, cluster);
     if (!settle(shape, step, true, true))
@@ -212,13 +241,13 @@ static double estimate(const struct shape *given, const struct step *step)
     const double reach = fmin(1.0, running * step->threads / (320.0 * shape->device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    const double narrow = shape->elements == 1 ? 4.0 : 1.1;
+    const double narrow = shape->wide || shape->problem->columns ? 1.1 : 4.0;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
     const double once = step->cluster > 1 ? 6.0 + 1.5 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
     /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
     const double first = shape->direction == BACKWARD
-                             ? once + (shape->problem->columns && shape->elements == 1 ? 8.0 : 0.0)
+                             ? once
                          : step->cluster > 1 ? 3.0 + 0.8 * step->cluster
                                              : fmin(once, 4.0);
     /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
@@ -245,6 +274,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
+    const bool narrow = !general.wide && !shape->problem->columns;
     /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9. */
     static const double starts[2][2] = {{14.0, 20.0}, {15.0, 31.0}};
     double start = starts[shape->problem->columns][shape->direction];
@@ -255,9 +285,8 @@ static double estimate_passes(const struct shape *shape, const struct step *step
      * warps wait for it, 171. */
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 1.3 : 1.0;
     /* Sums that are joined by a later kernel: instance norm 200x607x48 bf16 NHWC, in eight rows folded, 238 us. */
-    const double joined =
-        shape->direction == FORWARD ? 2e-4 * (double)sets_of(shape->problem) * (double)maximum(1, general.folded) : 0.0;
-    return start + joined + (reads * (1.0 + again) + writes) * (general.elements == 1 ? 4.0 : 1.15) * derivative /
+    const double joined = shape->direction == FORWARD ? 2e-4 * (double)sets_of(shape->problem) : 0.0;
+    return start + joined + (reads * (1.0 + again) + writes) * (narrow ? 4.0 : 1.15) * derivative /
                        shape->policy->bytes_a_microsecond;
 }
 
@@ -274,7 +303,10 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const bool joins =
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
-    int64_t size = 64 * (shape->elements == 1 ? 2 : 1);
+    /* Columns: of rows that do not begin where a sector of memory does, adjacent threads read more. */
+    const int64_t row_bytes = p->x.position * (int64_t)normfuse_type_bytes(p->type);
+    int64_t size = row_bytes % 32 == 0 ? 32 : 512 / (int64_t)vector_bytes(shape);
+    size = maximum(size, THREADS / maximum(1, rows_of(p)));
     /* Threads that share a channel have some vectors each. */
     if (!p->columns)
         for (size = 1; 2 * size <= minimum(THREADS, divide_up(p->s / shape->elements, 8)); size *= 2)
@@ -282,10 +314,10 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
         choose_block(shape, g, false, size);
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
-    const int64_t samples = g->all_samples ? p->n : 1, of_sample = divide_up(g->rows, g->unit_lanes);
+    const int64_t samples = samples_of(p), of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
-    const int64_t fewest = (p->columns ? 4 : 2) * ahead, max_of_thread = minimum(max_vectors(shape), 96);
-    const int64_t blocks_wanted = (sums || p->columns ? 4 : 16) * shape->device->multiprocessors;
+    const int64_t fewest = (p->columns ? 4 : 2) * ahead, max_of_thread = minimum(max_vectors(shape), p->columns ? 256 : 96);
+    const int64_t blocks_wanted = (sums ? (p->columns ? 6 : 4) : p->columns ? 12 : 16) * shape->device->multiprocessors;
     const int64_t all = of_sample * samples * g->all_block_groups;
     int64_t of_thread =
         maximum(divide_up(all, blocks_wanted), minimum(fewest, divide_up(all, 2 * shape->device->multiprocessors)));

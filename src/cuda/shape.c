@@ -18,7 +18,7 @@ int32_t normfuse_cuda_rows_folded(const struct normfuse_problem *p, int elements
         return 0;
     }
     const struct normfuse_view *const x = &p->x;
-    if (!are_aligned(p) || (x->batch % elements != 0 && !unaligned_samples) ||
+    if (!are_aligned(p, 16) || (x->batch % elements != 0 && !unaligned_samples) ||
         (!p->columns   ? x->position != 1 || x->channel % elements != 0
          : folded == 1 ? x->channel != 1 || x->position % elements != 0
                        : x->channel != 1 || x->position != p->c))
@@ -110,7 +110,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
     shape->unaligned = (!shape->wide || (lacks_derivative && !none)) && shape->plain && !p->columns && !biased &&
-                       are_aligned(p) && p->x.position == 1 &&
+                       are_aligned(p, 16) && p->x.position == 1 &&
                        (none ? p->s > 4 : fills_vectors(p, shape->elements, 0.5));
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));

@@ -113,13 +113,13 @@ static inline bool has_additions(const struct normfuse_problem *p)
     TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)
 enum { VIEWS = 9 };
 
-/* Whether all tensors begin where a vector of 16 bytes does. */
-static inline bool are_aligned(const struct normfuse_problem *p)
+/* Whether all tensors begin at a multiple of so many bytes. */
+static inline bool are_aligned(const struct normfuse_problem *p, unsigned bytes)
 {
 #define PLACE(name) | (uintptr_t)p->name.data
     const uintptr_t places = 0 NORMFUSE_CUDA_TENSORS(PLACE);
 #undef PLACE
-    return places % 16 == 0;
+    return places % bytes == 0;
 }
 
 static inline int64_t common_divisor(int64_t a, int64_t b)

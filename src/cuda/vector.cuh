@@ -27,7 +27,7 @@ template <typename T> using compute = typename compute_type<T>::type;
 /* ---- vectors ------------------------------------------------------------------------------------------------------
  */
 
-/* A vector is 16 bytes or one element. */
+/* A vector is 16 bytes, a word of two halves, or one element. */
 template <typename T, int V> struct raw_type {
     using type = uint4;
 };
@@ -42,6 +42,12 @@ template <> struct raw_type<f16, 1> {
 };
 template <> struct raw_type<bf16, 1> {
     using type = unsigned short;
+};
+template <> struct raw_type<f16, 2> {
+    using type = unsigned;
+};
+template <> struct raw_type<bf16, 2> {
+    using type = unsigned;
 };
 template <typename T, int V> using raw = typename raw_type<T, V>::type;
 
@@ -75,6 +81,10 @@ template <typename T, int V> __device__ __forceinline__ void unpack(const raw<T,
             values[0] = pair_of(vector, T()).x;
         else
             values[0] = vector;
+    } else if constexpr (V * sizeof(T) == 4) {
+        const float2 pair = pair_of(vector, T());
+        values[0] = pair.x;
+        values[1] = pair.y;
     } else if constexpr (sizeof(T) == 2) {
         const unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
@@ -101,6 +111,8 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> make_vector(co
             return (unsigned short)bits_of(values[0], 0.0f, T());
         else
             return values[0];
+    } else if constexpr (V * sizeof(T) == 4) {
+        return bits_of(values[0], values[1], T());
     } else if constexpr (sizeof(T) == 2) {
         return make_uint4(bits_of(values[0], values[1], T()), bits_of(values[2], values[3], T()),
                           bits_of(values[4], values[5], T()), bits_of(values[6], values[7], T()));
