@@ -491,7 +491,7 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
         attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                   .value.programmaticStreamSerializationAllowed = 1};
     return (CUlaunchConfig){
-        .gridDimX = launch->grid, .gridDimY = 1, .gridDimZ = 1,
+        .gridDimX = (unsigned)launch->grid, .gridDimY = 1, .gridDimZ = 1,
         .blockDimX = launch->threads, .blockDimY = 1, .blockDimZ = 1,
         .sharedMemBytes = (unsigned)launch->shared, .hStream = stream, .attrs = attributes, .numAttrs = count};
 }
@@ -513,7 +513,7 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
-                           "%s: device %d, %s, refused to launch %s (%" PRIu32 " blocks of %" PRIu32
+                           "%s: device %d, %s, refused to launch %s (%" PRId64 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
                            call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
                            launch->grid, launch->threads, launch->cluster, launch->shared,

@@ -35,8 +35,8 @@ normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal);
 
 struct normfuse_cuda_launch {
     enum normfuse_cuda_kernel kernel;
-    uint32_t grid, threads; /* blocks, threads of each; one dimension */
-    uint32_t cluster;       /* blocks of a cluster; 0 or 1: none */
+    int64_t grid;               /* blocks, one dimension; what is more than a grid has is refused */
+    uint32_t threads, cluster;  /* of a block; blocks of a cluster, 0 or 1: none */
     size_t shared;          /* dynamic shared memory of a block, bytes */
     bool cooperative;       /* refused by the driver unless the whole grid is resident at once */
     bool dependent;         /* programmatic dependent launch: may start before the kernel ahead of it in the stream has

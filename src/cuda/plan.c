@@ -46,13 +46,14 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
 {
     const int64_t lanes = lanes_of(items, parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
-    *step = (struct step){.kernel = kernel, .threads = (uint32_t)threads, .blocks = divide_up(items, threads / lanes)};
+    *step = (struct step){
+        .launch = {.kernel = kernel, .threads = (uint32_t)threads, .grid = divide_up(items, threads / lanes)},
+        .geometry = *geometry};
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    *g = *geometry;
     g->lanes = g->gradient_lanes = (int32_t)lanes;
     g->items = (int32_t)items;
     g->totals_blocks = 0;
-    set_divisors(p, step->threads, g);
+    set_divisors(p, step->launch.threads, g);
     return step;
 }
 
@@ -85,10 +86,10 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     /* A sample that gets something has a lane of its own, or a warp. */
     g->gradient_lanes = (int32_t)lanes_of(p->c, maximum(samples * slots, 4 * minimum(samples, 32)));
     if (wants_gradients)
-        step->threads = (uint32_t)maximum(step->threads, g->gradient_lanes);
-    const int64_t threads = step->threads;
+        step->launch.threads = (uint32_t)maximum(step->launch.threads, g->gradient_lanes);
+    const int64_t threads = step->launch.threads;
     g->totals_blocks = (int32_t)divide_up(sets * g->lanes, threads);
-    step->blocks = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
+    step->launch.grid = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
 }
 
 /* The gradients of prelu's slopes, from the sums of so many samples. */
@@ -158,10 +159,10 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     if (!found)
         return false;
     if (shape.explains)
-        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->kernel));
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
     step->phases = phases;
     step->source = source;
-    set_divisors(p, step->threads - step->without_vectors, &step->geometry);
+    set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
     if (sums)
         plan->sums_geometry = step->geometry;
     plan->count++;
@@ -180,7 +181,7 @@ static bool add_held(const struct shape *shape, struct plan *plan, int32_t phase
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
     const int64_t word = shape->direction == FORWARD ? 24 : 16;
-    plan->partials = step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts * word) : 0;
+    plan->partials = step->launch.cooperative ? (size_t)(2 * g->block_groups * groups * g->parts * word) : 0;
     return true;
 }
 

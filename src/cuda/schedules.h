@@ -14,18 +14,14 @@ enum { MAX_CLUSTER = 16, MAX_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 1
 
 /* One kernel of a call. */
 struct step {
-    enum normfuse_cuda_kernel kernel;
+    struct normfuse_cuda_launch launch; /* but for its arguments */
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
-    int variant; /* of its schedule */
-    uint32_t threads, cluster;
+    int variant;              /* of its schedule */
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* 0: not of normfuse_cuda_columns; rows, and what else these schedules have */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
-    int64_t blocks;
-    size_t shared;
-    bool cooperative;     /* all blocks wait for one another, at grid barriers */
     bool finds_gradients; /* of the parameters: no later kernel does */
     bool of_dpost_add;    /* what goes on from dz: the step before it wrote that there */
 };
@@ -96,9 +92,7 @@ static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
 /* Blocks of a step that run at the same time. */
 static inline int64_t resident_blocks(const struct shape *shape, const struct step *step)
 {
-    const struct normfuse_cuda_launch launch = {
-        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
-    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
+    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &step->launch) * maximum(1, step->launch.cluster);
 }
 
 /* A set of schedules. */
@@ -158,7 +152,7 @@ static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_sched
 
 static inline bool is_of(const struct step *step, uint32_t schedules)
 {
-    return (schedules >> normfuse_cuda_kernel_table[step->kernel].schedule & 1) != 0;
+    return (schedules >> normfuse_cuda_kernel_table[step->launch.kernel].schedule & 1) != 0;
 }
 
 /* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */
@@ -205,7 +199,7 @@ static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samp
 /* Blocks of a cluster, if they are several, wait for one another. */
 static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 {
-    step->cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    step->launch.cluster = blocks > 1 ? (uint32_t)blocks : 0;
     step->geometry.exchange = blocks > 1 ? NORMFUSE_EXCHANGE_CLUSTER : NORMFUSE_EXCHANGE_NONE;
 }
 
@@ -213,8 +207,8 @@ static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 static inline const char *exchange_by_grid(const struct shape *shape, struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
-    step->cooperative = true;
-    return resident_blocks(shape, step) >= step->blocks ? NULL : "its blocks are not resident together";
+    step->launch.cooperative = true;
+    return resident_blocks(shape, step) >= step->launch.grid ? NULL : "its blocks are not resident together";
 }
 
 #endif

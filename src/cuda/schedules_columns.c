@@ -21,7 +21,7 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
     g->part_rows = (int32_t)part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->sum_slots = g->all_samples ? (int32_t)(shape->problem->n * g->parts_a_sample) : g->parts_a_sample;
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
 }
 
 /* `joins`: the kernel sums. */
@@ -35,8 +35,8 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     /* Two passes hold nothing: what passes goes through a pipeline of each thread, or registers. */
     const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
     const bool holds = schedule == NORMFUSE_SCHEDULE_cluster || schedule == NORMFUSE_SCHEDULE_split;
-    step->kernel = kernel_of(shape, schedule);
-    step->threads = threads;
+    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.threads = threads;
     part_rows_of(shape, step, part_rows);
     g->held_shared = holds ? (int32_t)maximum(0, divide_up(part_rows, at_once) - registers) : 0;
     int64_t groups = channels / g->group;
@@ -45,7 +45,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     if (shape->unaligned_samples)
         groups += groups / g->folded;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
-    const int64_t in_cluster = groups * step->cluster;
+    const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
@@ -59,8 +59,8 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         words = 4 * groups + (3 + modulated + biased) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
     }
-    step->shared = vectors + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
-    return step->shared + 1024 <= shape->device->shared_per_block;
+    step->launch.shared = vectors + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
+    return step->launch.shared + 1024 <= shape->device->shared_per_block;
 }
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
@@ -115,11 +115,11 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
             ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
             : normfuse_lay_out_cluster_backward(g->width, (int32_t)channels, (int32_t)groups, step->at_once,
                                                 (int32_t)parts, samples > 0 ? (int32_t)cluster : 0, gives);
-    step->shared = (size_t)layout.bytes;
+    step->launch.shared = (size_t)layout.bytes;
     /* The sums of channels are a warp's of their own. */
     step->without_vectors = gives ? 32 : 0;
-    step->threads += step->without_vectors;
-    return step->shared + 1024 <= shape->device->shared_per_block;
+    step->launch.threads += step->without_vectors;
+    return step->launch.shared + 1024 <= shape->device->shared_per_block;
 }
 
 /* Many samples of few rows, from one to the next. */
@@ -142,14 +142,14 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
-    step->kernel = kernel_of(shape, schedule);
-    step->threads = (uint32_t)row->threads;
+    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes =
         (struct normfuse_cuda_lanes){(int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
     const int32_t channels = g->width * shape->elements;
     if (shape->wants_gradients)
-        step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
+        step->launch.shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->sets_a_block = (int32_t)samples;
@@ -157,7 +157,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
     int64_t parts = maximum(1, resident / blocks_wide);
-    if (step->shared > 0)
+    if (step->launch.shared > 0)
         parts = maximum(parts, divide_up(p->n * rows_of_thread, samples * MAX_SUMMED));
     parts = minimum(parts, rounds);
     /* Few samples: forward each has a block of its own before all multiprocessors have one, backward one cluster has
@@ -167,7 +167,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
     g->by_subvectors = divisor_of(d);
-    step->blocks = blocks_wide * parts;
+    step->launch.grid = blocks_wide * parts;
     return resident > 0 ? NULL : "no block is resident";
 }
 
@@ -194,9 +194,10 @@ static double estimate(const struct shape *shape, const struct step *step)
     static const double GRADIENTS = 2.0;                           /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct step without_cluster = {.kernel = step->kernel, .threads = step->threads, .shared = step->shared};
-    const int64_t a_multiprocessor = resident_blocks(shape, &without_cluster) / shape->device->multiprocessors;
-    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
+    struct step alone = *step;
+    alone.launch.cluster = 0;
+    const int64_t a_multiprocessor = resident_blocks(shape, &alone) / shape->device->multiprocessors;
+    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
     if (slots == 0.0)
         return INFINITY;
     const bool is_cluster = is_of(step, OF(cluster));
@@ -213,7 +214,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (waves > 1.0)
-        time *= 1.0 + cluster_gap[shape->direction] * step->cluster;
+        time *= 1.0 + cluster_gap[shape->direction] * step->launch.cluster;
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. Nothing hides it
      * behind `cluster`. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
@@ -223,13 +224,13 @@ static double estimate(const struct shape *shape, const struct step *step)
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
         return time +
-               (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
+               (step->launch.cluster > 1 ? CLUSTER + SQUARE * step->launch.cluster * step->launch.cluster + WAVE * (waves - 1.0) : 0.0);
     time += more[shape->direction];
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster + (step->cluster > 8 ? 4.0 : 0.0)) *
+        time += (normfuse_cuda_cluster_wait + 0.05 * step->launch.cluster + (step->launch.cluster > 8 ? 4.0 : 0.0)) *
                 (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->all_block_groups, g->block_groups);
@@ -325,12 +326,12 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     if (!is_of_grid(step)) {
         /* Parts that round away would leave blocks of the cluster without rows. */
         g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-        step->blocks = (int64_t)g->all_block_groups * parts;
+        step->launch.grid = (int64_t)g->all_block_groups * parts;
         return NULL;
     }
     if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
         return "blocks are too few, or block groups too many";
-    step->blocks = (int64_t)g->block_groups * g->parts;
+    step->launch.grid = (int64_t)g->block_groups * g->parts;
     return exchange_by_grid(shape, step);
 }
 

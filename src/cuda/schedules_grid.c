@@ -52,12 +52,12 @@ static const char *share_grid(const struct shape *shape, struct step *step, int6
     g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
     g->by_subvectors = divisor_of(g->group);
     step->at_once = (int32_t)at_once;
-    step->blocks = block_groups * parts;
+    step->launch.grid = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
     step->finds_gradients = true;
     g->sums_by_channel = gives || shape->batch;
-    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
-    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
+    g->sum_slots = shape->batch ? 0 : (int32_t)step->launch.grid;
+    g->contributors = gives && !shape->batch ? (int32_t)step->launch.grid : 0;
     return exchange_by_grid(shape, step);
 }
 
@@ -103,9 +103,9 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         of->first_parts = (int32_t)parts;
         of->lacking_rows = (int32_t)(parts * part_rows - g->rows);
     }
-    step->kernel =
+    step->launch.kernel =
         kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
-    step->threads = consumers + 32;
+    step->launch.threads = consumers + 32;
     step->without_vectors = 32;
     of->small_part_rows = (int32_t)(part_rows - tile_rows);
     of->stages = (int32_t)stages;
@@ -115,7 +115,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
     of->by_tile = divisor_of(tile_rows);
     of->by_turn = divisor_of(parts * tile_rows);
-    step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
+    step->launch.shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
     return share_grid(shape, step, block_groups, parts, part_rows, at_once) == NULL;
 }
 
@@ -153,7 +153,7 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     /* Of what moves at least, the part that is read. */
     const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
     const double busy =
-        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->block_groups);
+        (double)step->launch.grid / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
@@ -184,9 +184,9 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
         joined_entries(shape, g, at_once) > MAX_ENTRIES)
         return "its registers do not hold what a multiprocessor has of the samples";
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
-    step->threads = whole_warps(at_once * g->width);
-    step->shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
+    step->launch.threads = whole_warps(at_once * g->width);
+    step->launch.shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
     return share_grid(shape, step, p->n, parts, part_rows, at_once);
 }
 

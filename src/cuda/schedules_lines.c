@@ -123,8 +123,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     const struct block block = fullest_block(p, bits);
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
-    step->threads = (uint32_t)block.threads;
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
+    step->launch.threads = (uint32_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
     g->lane_bits = bits;
@@ -135,7 +135,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->group = g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
-    step->shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
+    step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
     const int64_t resident = resident_blocks(shape, step);
     if (resident == 0)
         return "no block is resident";
@@ -146,7 +146,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
     g->parts = g->sum_slots = (int32_t)parts;
-    step->blocks = block.blocks_wide * parts;
+    step->launch.grid = block.blocks_wide * parts;
     return NULL;
 }
 

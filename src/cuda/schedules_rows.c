@@ -26,9 +26,9 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
     /* Two passes forward hold nothing: a thread walks any number of vectors. */
-    step->kernel = kernel_of(shape, schedule);
+    step->launch.kernel = kernel_of(shape, schedule);
     const bool holds = !(forward && is_of(step, OF(two_pass)));
-    step->threads = threads;
+    step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(forward ? each : 32 * each);
@@ -36,11 +36,11 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     const int64_t numbers = 4 * (int64_t)g->coefficients + 2 * warps * g->channels_a_segment;
-    step->shared =
+    step->launch.shared =
         (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
-    return step->shared + 2048 <= shape->device->shared_per_block;
+    return step->launch.shared + 2048 <= shape->device->shared_per_block;
 }
 
 /* Norm groups so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so
@@ -62,22 +62,22 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     if (g->rows == 0 || g->lane_bits > 5 || (int64_t)g->all_block_groups << g->lane_bits <
                                                 MIN_SETS_A_MULTIPROCESSOR * (int64_t)shape.device->multiprocessors)
         return "norm groups are too large, or too few";
-    step->kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
-    step->threads = THREADS;
+    step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
+    step->launch.threads = THREADS;
     g->sets_a_block = THREADS >> g->lane_bits;
     g->segment_rows = g->rows;
     g->channels_a_segment = g->sums_by_channel ? 1 : g->outer;
     g->coefficients = g->sets_a_block * g->channels_a_segment;
     g->sum_slots = 1;
-    step->blocks = divide_up(g->all_block_groups, g->sets_a_block);
-    step->shared = (size_t)((shape.direction == FORWARD ? 4 : 6) * g->coefficients) * shape.value_bytes;
+    step->launch.grid = divide_up(g->all_block_groups, g->sets_a_block);
+    step->launch.shared = (size_t)((shape.direction == FORWARD ? 4 : 6) * g->coefficients) * shape.value_bytes;
     return NULL;
 }
 
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
 static double microseconds_a_round(const struct shape *shape, const struct step *step)
 {
-    return (double)step->blocks * (double)step->geometry.part_rows * vector_bytes(shape) /
+    return (double)step->launch.grid * (double)step->geometry.part_rows * vector_bytes(shape) /
            shape->policy->bytes_a_microsecond;
 }
 
@@ -140,10 +140,10 @@ static const char *configure_block(const struct shape *shape, struct step *step)
         struct step trial = *step;
         const uint32_t threads = (uint32_t)minimum(sizes[i], wanted);
         if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, g->rows, threads) ||
-            trial.shared > shape->policy->shared_a_block)
+            trial.launch.shared > shape->policy->shared_a_block)
             continue;
         const int64_t blocks = resident_blocks(shape, &trial);
-        const double waves = blocks > 0 ? (double)trial.blocks / (double)blocks : INFINITY;
+        const double waves = blocks > 0 ? (double)trial.launch.grid / (double)blocks : INFINITY;
         const double filled = waves / ceil(waves);
         if (blocks > max_blocks && filled >= 0.9 * best) {
             max_blocks = blocks;
@@ -164,9 +164,9 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
         !settle_rows(shape, step, NORMFUSE_SCHEDULE_split, divide_up(g->rows, blocks), threads) ||
-        step->shared > policy->shared_a_block)
+        step->launch.shared > policy->shared_a_block)
         return false;
-    step->blocks = block_groups * g->parts;
+    step->launch.grid = block_groups * g->parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
     const bool rounds = block_groups < g->all_block_groups;
@@ -228,7 +228,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
     for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
         if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_split, divide_up(g->rows, cluster), split.cluster_threads) ||
-            (trial.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
+            (trial.launch.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
         const int64_t resident = maximum(1, resident_blocks(shape, &trial));
         if (cluster > 1) {
@@ -236,13 +236,13 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
             trial.geometry.parts = (int32_t)cluster;
             if (g->sums_by_channel)
                 trial.geometry.sum_slots = trial.geometry.parts;
-            trial.blocks = (int64_t)g->all_block_groups * cluster;
+            trial.launch.grid = (int64_t)g->all_block_groups * cluster;
             exchange_by_cluster(&trial, cluster);
             if (resident_blocks(shape, &trial) == 0)
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
-        const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
+        const int64_t waves = divide_up(trial.launch.grid, resident), time = waves * trial.geometry.part_rows;
         if (time < min_time) {
             min_time = time;
             fit = trial;
@@ -255,7 +255,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
         return "no cluster has room for a norm group";
     /* 4x512x64x64 f16 in clusters 22.6 us, by the grid 15.9; 2x320x128x128 25.4, 18.1. Backwards are about the same. */
     struct step rounds = {0};
-    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, &rounds) == NULL &&
+    return shape->direction == FORWARD && fit.launch.cluster > 1 && configure_rounds(shape, &rounds) == NULL &&
                    normfuse_cuda_estimate_once(shape, &rounds) < 0.95 * normfuse_cuda_estimate_once(shape, &fit)
                ? "the whole grid takes less"
                : NULL;
@@ -280,9 +280,9 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
     const int64_t all = tiles * g->all_block_groups;
     /* Forward sums go on in registers from tile to tile. */
-    step->kernel = kernel_of(shape, schedule);
-    step->threads = (uint32_t)threads;
-    step->shared = 1024;
+    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.threads = (uint32_t)threads;
+    step->launch.shared = 1024;
     const int64_t wanted = streams ? normfuse_cuda_passing_waves[sums] * maximum(1, resident_blocks(shape, step))
                                    : 8 * (int64_t)shape->device->multiprocessors;
     const int64_t at_most = streams && !sums ? 2 : forward && sums ? 128 / slots : 1;
@@ -300,7 +300,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     if (g->sums_by_channel)
         g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     g->backwards = !sums;
     return true;
 }

@@ -72,8 +72,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
-    step->threads = whole_warps(width * at_once);
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
+    step->launch.threads = whole_warps(width * at_once);
     step->finds_gradients = samples > 0;
 #define OF_VIEW(name) .name = (int32_t)view.name,
 #define SET(name) .name = (int32_t)name,
@@ -85,7 +85,7 @@ static const char *configure(const struct shape *shape, struct step *step)
         .row_bytes = view.row * bytes,
         .slots = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE),
         .lane_bits = lane_bits_of(sets, 32),
-        .channel_bits = lane_bits_of(of_width, step->threads),
+        .channel_bits = lane_bits_of(of_width, step->launch.threads),
         .by_ranks = divisor_of(ranks),
         .by_group = divisor_of(view.group),
         .by_channel_columns = divisor_of(view.channel_columns),
@@ -100,7 +100,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->all_block_groups = (int32_t)(view.samples * blocks_wide);
     g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = by_channels ? 1 : g->parts;
-    step->blocks = view.samples * blocks_wide * parts;
+    step->launch.grid = view.samples * blocks_wide * parts;
     exchange_by_cluster(step, ranks);
     /* Shared memory: what each thread found, forward 4 values, backward 2, and once more where norm groups have several
      * channels; what the blocks of the cluster send one another of norm groups, and the first one of channels. */
@@ -108,8 +108,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
     const int64_t found = width * at_once * (shape->direction == BACKWARD && !by_channels ? 2 : 1);
     const int64_t sent = (parts > 1 ? sets * parts : 0) + (senders > 1 ? of_width * senders : 0);
-    step->shared = (size_t)(values * (found + sent)) * shape->value_bytes;
-    if (step->shared + 1024 > shape->device->shared_per_block)
+    step->launch.shared = (size_t)(values * (found + sent)) * shape->value_bytes;
+    if (step->launch.shared + 1024 > shape->device->shared_per_block)
         return "shared memory does not hold its sums";
     return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
@@ -127,9 +127,9 @@ static double estimate(const struct shape *shape, const struct step *step)
     } warp[2] = {{1.66, 0.031, 0.081, 0.286, 0.0, 0.036, 0.01}, {1.56, 0.018, 0.016, 0.25, 0.0, 0.0, 1.15}};
     const struct normfuse_cuda_tile *const tile = &step->tile;
     const int d = shape->direction;
-    const double blocks = (double)step->blocks, multiprocessors = shape->device->multiprocessors;
+    const double blocks = (double)step->launch.grid, multiprocessors = shape->device->multiprocessors;
     const double waves = ceil(blocks / (double)resident_blocks(shape, step));
-    const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
+    const double further = fmax(0.0, blocks * (step->launch.threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
     /* Lanes of a warp read sums of several norm groups from the same banks of shared memory, 128 bytes at a time. */
@@ -141,7 +141,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double first = warp[d].first + warp[d].value * values + warp[d].joined * joined;
     const double others =
         further * (warp[d].further + warp[d].further_value * values + warp[d].further_joined * joined);
-    const double meet = step->cluster > 1 ? (0.34 + 0.116 * step->cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
+    const double meet = step->launch.cluster > 1 ? (0.34 + 0.116 * step->launch.cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
     const double later = tile->gives && tile->samples == 0 ? 3.0 : 0.0;
     const double row = (double)tile->width * (double)normfuse_type_bytes(shape->problem->type);
     const double wasted = step->geometry.blocks_wide > 1 ? 1.0 + 11.0 / row : 1.0;
