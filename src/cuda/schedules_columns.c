@@ -34,7 +34,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int registers = vectors_of(shape, schedule);
     /* Two passes hold nothing: what passes goes through a pipeline of each thread, or registers. */
     const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
-    const bool holds = schedule == NORMFUSE_SCHEDULE_cluster || schedule == NORMFUSE_SCHEDULE_split;
+    const bool holds = schedule == NORMFUSE_SCHEDULE_split;
     step->launch.kernel = kernel_of(shape, schedule);
     step->launch.threads = threads;
     part_rows_of(shape, step, part_rows);
@@ -44,6 +44,8 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     /* Once more, for rows that begin inside of vectors. */
     if (shape->unaligned_samples)
         groups += groups / g->folded;
+    if (schedule == NORMFUSE_SCHEDULE_cluster)
+        return true;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
@@ -63,32 +65,16 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     return step->launch.shared + 1024 <= shape->device->shared_per_block;
 }
 
-/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
- * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
- * twice as many threads. */
-enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
-
-static bool is_of_grid(const struct step *step)
-{
-    return step->variant % 8 >= 5;
-}
-
-static bool has_more_threads(const struct step *step)
-{
-    return step->variant % WAYS >= 8;
-}
-
 /* The kernel `cluster`, with threads for as few rows each as a block has room for, or as few threads as can be: more
  * blocks then share a multiprocessor. Few come first where blocks wait for one another: 2x1280x16x16 backward 6.2 us,
  * as many as can be 6.7. False where it is not made for this. */
-static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts)
+static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
 {
     enum { MAX_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const bool few = has_more_threads(step) != (parts > 1);
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (is_of_grid(step) || !shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
+    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
         (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
@@ -105,8 +91,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const uint32_t threads = whole_warps(g->width * at_once);
     const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
     exchange_by_cluster(step, cluster);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
-        return false;
+    (void)settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true);
     step->at_once = (int32_t)at_once;
     step->finds_gradients = samples > 0;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster), divisor_of(at_once)};
@@ -264,27 +249,30 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
 
-/* *parts: blocks a block group. */
-static const char *begin_variant(const struct shape *shape, struct step *step, int64_t *parts)
+/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
+ * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
+ * twice as many threads. */
+enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
+
+static const char *configure_variant(const struct shape *shape, struct step *step, bool is_cluster)
 {
-    const bool grid = is_of_grid(step);
-    const int bits = step->variant % 8 - (grid ? 5 : 0);
+    const int way = step->variant % WAYS;
+    const bool grid = way % 8 >= 5, more_threads = way >= 8;
+    const int bits = way % 8 - (grid ? 5 : 0);
     const int64_t d = group_of(shape->problem), units = INT64_C(1) << step->variant / WAYS;
     const int64_t unit = vectors_of_unit(shape, d), vectors = vectors_of_row(shape);
     const int64_t width = minimum(units * unit, vectors);
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
-    if (grid && !shape->has_grid_barriers)
-        return "there is no sync memory";
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, 24.3. */
-    if (grid && shape->has_pipeline && !shape->batch)
-        return "grid_pipeline does it better";
+    if (grid && (is_cluster || !shape->has_grid_barriers || (shape->has_pipeline && !shape->batch)))
+        return "the grid has no sync memory, or a better schedule";
     if (!grid && bits > 0 && !shape->device->clusters)
         return "the device is older than 9.0";
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
-    *parts = INT64_C(1) << bits;
+    int64_t parts = INT64_C(1) << bits; /* blocks a block group */
     if (grid) {
         /* Fewer block groups of more blocks until a part fits. */
         const int64_t resident = (int64_t)shape->device->multiprocessors << bits;
@@ -293,37 +281,25 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
         while (block_groups > 1 && divide_up(g->rows, resident / block_groups) > max_rows)
             block_groups = (block_groups + 1) / 2;
         g->block_groups = (int32_t)block_groups;
-        *parts = resident / block_groups;
+        parts = resident / block_groups;
     }
-    return *parts > g->rows ? "rows are fewer than blocks" : NULL;
-}
-
-static const char *configure_cluster(const struct shape *shape, struct step *step)
-{
-    int64_t parts;
-    const char *const reason = begin_variant(shape, step, &parts);
-    return reason != NULL ? reason : settle_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
-}
-
-static const char *configure_split(const struct shape *shape, struct step *step)
-{
-    int64_t parts;
-    const char *const reason = begin_variant(shape, step, &parts);
-    if (reason != NULL)
-        return reason;
+    if (parts > g->rows)
+        return "rows are fewer than blocks";
     struct step other = *step;
-    if (settle_cluster(shape, &other, parts))
-        return "cluster does it better";
-    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const bool settled = !grid && settle_cluster(shape, &other, parts, more_threads != (parts > 1));
+    if (is_cluster && settled)
+        *step = other;
+    if (is_cluster || settled)
+        return !is_cluster ? "cluster does it better" : settled ? NULL : "registers do not hold whole groups";
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t max_threads = has_more_threads(step) ? 2 * COLUMN_THREADS : COLUMN_THREADS;
-    const int64_t at_most = minimum(maximum(1, max_threads / g->width), max_at_once(shape, group_of(shape->problem)));
+    const int64_t max_threads = more_threads ? 2 * COLUMN_THREADS : COLUMN_THREADS;
+    const int64_t at_most = minimum(maximum(1, max_threads / width), max_at_once(shape, d));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
-    if (!is_of_grid(step))
+    if (!grid)
         exchange_by_cluster(step, parts);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once), true))
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(width * at_once), true))
         return "shared memory does not hold it";
-    if (!is_of_grid(step)) {
+    if (!grid) {
         /* Parts that round away would leave blocks of the cluster without rows. */
         g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
         step->launch.grid = (int64_t)g->all_block_groups * parts;
@@ -333,6 +309,16 @@ static const char *configure_split(const struct shape *shape, struct step *step)
         return "blocks are too few, or block groups too many";
     step->launch.grid = (int64_t)g->block_groups * g->parts;
     return exchange_by_grid(shape, step);
+}
+
+static const char *configure_cluster(const struct shape *shape, struct step *step)
+{
+    return configure_variant(shape, step, true);
+}
+
+static const char *configure_split(const struct shape *shape, struct step *step)
+{
+    return configure_variant(shape, step, false);
 }
 
 const struct schedule normfuse_cuda_two_pass = {
@@ -353,31 +339,22 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
 /* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
-    /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
-    static const struct kind {
-        enum normfuse_cuda_schedule schedule;
-        int32_t threads[2], waves[2], passes[2]; /* of a block at most; of results: of blocks at least, tiles at most */
-    } elementwise = {NORMFUSE_SCHEDULE_elementwise, {256, 512}, {4, 2}, {1, 8}},
-      residual = {NORMFUSE_SCHEDULE_elementwise_residual, {256, 512}, {4, 2}, {4, 8}},
-      unaligned = {NORMFUSE_SCHEDULE_unaligned, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
-      whole = {NORMFUSE_SCHEDULE_two_pass, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
-      /* Where rows are parted among blocks those are larger, if their pipelines find room. */
-      parted = {NORMFUSE_SCHEDULE_two_pass, {2 * PASSING_THREADS, 2 * PASSING_THREADS}, {2, 2}, {4, 4}};
     enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
-    const int direction = shape->direction;
+    const bool backward = shape->direction == BACKWARD, is_elementwise = shape->given || shape->residual;
+    const enum normfuse_cuda_schedule schedule = shape->given               ? NORMFUSE_SCHEDULE_elementwise
+                                                 : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
+                                                 : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
+                                                                            : NORMFUSE_SCHEDULE_two_pass;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, group);
-    const struct kind *const kind = shape->given               ? &elementwise
-                                    : shape->residual          ? &residual
-                                    : shape->unaligned_samples ? &unaligned
-                                    : g->blocks_wide > 1       ? &parted
-                                                               : &whole;
-    const int64_t slots = vectors_of(shape, kind->schedule);
-    const int64_t at_most = sums || direction == BACKWARD ? max_at_once(shape, group) : INT64_MAX;
-    int64_t max_threads = kind->threads[direction];
+    const int64_t slots = vectors_of(shape, schedule);
+    const int64_t at_most = sums || backward ? max_at_once(shape, group) : INT64_MAX;
+    /* Where rows are parted among blocks those are larger, if their pipelines find room. */
+    const bool large = is_elementwise ? backward : !shape->unaligned_samples && g->blocks_wide > 1;
+    int64_t max_threads = large ? 2 * PASSING_THREADS : PASSING_THREADS;
     uint32_t threads;
     for (;; max_threads = PASSING_THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, sums))
+        if (settle_columns(shape, step, schedule, threads / width * slots, threads, sums))
             break;
         if (max_threads <= PASSING_THREADS)
             return false;
@@ -385,8 +362,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = sums ? normfuse_cuda_passing_waves[sums] : kind->waves[direction];
-    const int64_t wanted = waves * maximum(1, resident_blocks(shape, step));
+    const int64_t wanted = (sums ? normfuse_cuda_passing_waves[sums] : large ? 2 : 4) * maximum(1, resident_blocks(shape, step));
     if (sums) {
         const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
         const int64_t parts =
@@ -395,7 +371,9 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->passes = (int32_t)divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;
     } else {
-        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), kind->passes[direction]);
+        /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
+        const int64_t max_passes = !is_elementwise ? 4 : backward ? 8 : shape->given ? 1 : 4;
+        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), max_passes);
         g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
         g->backwards = 1;
     }
