@@ -98,16 +98,13 @@ static inline int64_t resident_blocks(const struct shape *shape, const struct st
 /* A set of schedules. */
 #define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
 
-/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. Over rows one kernel has
- * unaligned vectors for all that hold them. */
+/* Over rows one kernel has unaligned vectors for all that hold them. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool has_both = ((OF(lines) | OF(tile)) >> schedule & 1) != 0;
     if (shape->unaligned && !p->columns && ((OF(block) | OF(split) | OF(two_pass)) >> schedule & 1) != 0)
         schedule = NORMFUSE_SCHEDULE_unaligned;
-    return normfuse_cuda_kernel_of(p->columns && !has_both, schedule, shape->direction == BACKWARD, p->type,
-                                   shape->elements > 1 && !has_both);
+    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
 }
 
 /* What most schedules begin with; most variants are refused before they need it. */

@@ -362,7 +362,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t wanted = (sums ? normfuse_cuda_passing_waves[sums] : large ? 2 : 4) * maximum(1, resident_blocks(shape, step));
+    const int64_t wanted = (sums ? 1 : large ? 2 : 4) * maximum(1, resident_blocks(shape, step));
     if (sums) {
         const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
         const int64_t parts =

@@ -89,31 +89,27 @@ struct split {
     uint32_t threads, cluster_threads;
 };
 
-static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)
+static struct split begin_split(const struct shape *shape, struct step *step)
 {
     enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
+    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int d = shape->direction;
     const int64_t set_bytes = (int64_t)((double)g->rows * vector_bytes(shape) * shape->tensors);
+    const int64_t small = divide_up(set_bytes, maximum(1, policy->small_part_bytes[d]));
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
-    int64_t parts = divide_up(set_bytes, policy->part_bytes[d]);
+    const int64_t max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1;
+    int64_t parts = maximum(1, divide_up(set_bytes, policy->part_bytes[d]));
     if (g->all_block_groups * parts < blocks_wanted)
         parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
-    parts = maximum(1, parts);
-    struct split split = {
-        .parts = parts, .cluster = parts, .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
-    /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
-     * sets are small. */
+    /* Fewer threads, and more blocks beside one another, where sets are small; of one block a set no more than registers
+     * are wanted for. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
         threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_split))));
-    split.threads = split.cluster_threads = (uint32_t)threads;
-    const int64_t small_bytes = policy->small_part_bytes[d];
-    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= split.max_cluster) {
-        split.cluster = maximum(parts, divide_up(set_bytes, small_bytes));
-        split.cluster_threads = 128;
-    }
-    return split;
+    const bool is_small = parts > 1 && policy->small_part_bytes[d] > 0 && small <= max_cluster;
+    return (struct split){parts, is_small ? maximum(parts, small) : parts, max_cluster, (uint32_t)threads,
+                          is_small ? 128 : (uint32_t)threads};
 }
 
 static const char *refuse(const struct shape *shape)
@@ -128,18 +124,17 @@ static const char *refuse(const struct shape *shape)
  * largest. */
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
-    const int32_t *const sizes = shape->policy->whole_threads[shape->direction];
-    if (split_of(shape, g).parts > 1)
+    if (begin_split(shape, step).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
+    const int32_t rows = step->geometry.rows, *const sizes = shape->policy->whole_threads[shape->direction];
+    const int64_t wanted = whole_warps(divide_up(rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
     int64_t max_blocks = 0;
     double best = 0.0;
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
         struct step trial = *step;
         const uint32_t threads = (uint32_t)minimum(sizes[i], wanted);
-        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, g->rows, threads) ||
+        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, rows, threads) ||
             trial.launch.shared > shape->policy->shared_a_block)
             continue;
         const int64_t blocks = resident_blocks(shape, &trial);
@@ -182,11 +177,11 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
 
 static const char *configure_grid(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const struct split split = split_of(shape, g);
-    return split.parts < 4                                                ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.threads, g->all_block_groups) ? NULL
-                                                                          : "its blocks are not resident together";
+    const struct split split = begin_split(shape, step);
+    const int64_t sets = step->geometry.all_block_groups;
+    return split.parts < 4                                ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.threads, sets) ? NULL
+                                                           : "its blocks are not resident together";
 }
 
 /* As many norm groups at a time as take the least time in all. */
@@ -195,16 +190,13 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
     static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
-    const struct normfuse_cuda_geometry g = *begin_rows(shape, step);
-    const struct split split = split_of(shape, &g);
-    const int64_t sets = g.all_block_groups;
-    if (g.rows < FEW_VECTORS)
+    const struct split split = begin_split(shape, step);
+    const int64_t sets = step->geometry.all_block_groups, most = minimum(sets, 2 * shape->device->multiprocessors);
+    if (step->geometry.rows < FEW_VECTORS)
         return "a norm group is small";
     double min_time = INFINITY;
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691. */
-    const int64_t fewest = sets <= 2 ? 1 : 3;
-    for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
-         block_groups--) {
+    for (int64_t block_groups = most; block_groups >= (sets <= 2 ? 1 : 3); block_groups--) {
         struct step trial = {0};
         if (!settle_grid(shape, &trial, split.cluster_threads, block_groups))
             continue;
@@ -221,8 +213,8 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
 /* A block, or a cluster of few, with vectors in shared memory, too. */
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const struct split split = split_of(shape, g);
+    const struct split split = begin_split(shape, step);
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
     struct step fit = {0};
     int64_t min_time = INT64_MAX;
     for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
@@ -283,7 +275,7 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     step->launch.kernel = kernel_of(shape, schedule);
     step->launch.threads = (uint32_t)threads;
     step->launch.shared = 1024;
-    const int64_t wanted = streams ? normfuse_cuda_passing_waves[sums] * maximum(1, resident_blocks(shape, step))
+    const int64_t wanted = streams ? (sums ? 1 : 4) * maximum(1, resident_blocks(shape, step))
                                    : 8 * (int64_t)shape->device->multiprocessors;
     const int64_t at_most = streams && !sums ? 2 : forward && sums ? 128 / slots : 1;
     int64_t passes = maximum(1, minimum(all / wanted, streams ? minimum(at_most, tiles) : at_most));
