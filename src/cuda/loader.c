@@ -298,36 +298,31 @@ static void leave(bool pushed)
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
-static normfuse_status refuse_kernels(const char *call, const struct device *device, const char *kernel,
+static normfuse_status refuse_kernels(const char *call, const struct normfuse_cuda_device *device, const char *kernel,
                                       CUresult result)
 {
+    static const CUresult lacking[] = {
+        CUDA_ERROR_INVALID_IMAGE,      CUDA_ERROR_NO_BINARY_FOR_GPU,       CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NOT_FOUND,
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION, CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_JIT_COMPILATION_DISABLED};
     const char *const error = error_text(result);
-    const int ordinal = device->facts.ordinal, capability = device->facts.capability;
-    switch (result) {
-    case CUDA_ERROR_INVALID_IMAGE:
-    case CUDA_ERROR_NO_BINARY_FOR_GPU:
-    case CUDA_ERROR_INVALID_PTX:
-    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
-    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
-    case CUDA_ERROR_NOT_FOUND:
-        return normfuse_refuse(NORMFUSE_NO_KERNEL,
-                               "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
-                               "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
-                               call, ordinal, device->name, capability / 10, capability % 10, kernel, error);
-    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+    const int capability = device->capability;
+    for (size_t i = 0; i < sizeof lacking / sizeof *lacking; i++)
+        if (result == lacking[i])
+            return normfuse_refuse(NORMFUSE_NO_KERNEL,
+                                   "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
+                                   "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
+                                   call, (int)device->ordinal, device->name, capability / 10, capability % 10, kernel,
+                                   error);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %d, %s, loads no kernels while a stream is captured: call normfuse_prepare, "
                                "or any operator, before the first capture (%s)",
-                               call, ordinal, device->name, error);
-    case CUDA_ERROR_OUT_OF_MEMORY:
+                               call, (int)device->ordinal, device->name, error);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to load the kernels on device %d, %s", call,
-                               ordinal, device->name);
-    default:
-        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call, ordinal, device->name,
-                               kernel, error);
-    }
+                               (int)device->ordinal, device->name);
+    return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call, (int)device->ordinal,
+                           device->name, kernel, error);
 }
 
 /* Under the mutex. */
@@ -362,7 +357,7 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
     /* Another device may still be served, so the next call tries again. */
     while (images > 0)
         driver.cuLibraryUnload(libraries[--images]);
-    return refuse_kernels(call, device, refused, result);
+    return refuse_kernels(call, &device->facts, refused, result);
 }
 
 /* NULL: the device lacks it. */
@@ -420,14 +415,14 @@ static normfuse_status load_kernels(const char *call, struct device *device)
         result = load_into_context(device, &refused);
     }
     if (result != CUDA_SUCCESS)
-        return refuse_kernels(call, device, refused, result);
+        return refuse_kernels(call, &device->facts, refused, result);
     atomic_store_explicit(&device->ready, true, memory_order_release);
     return NORMFUSE_OK;
 }
 
-/* A device with every kernel that it has loaded. `again`: into this context, though a call before has done so. */
-static normfuse_status prepare(const char *call, int32_t ordinal, bool again, const struct normfuse_cuda_device **facts)
+normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **facts)
 {
+    const bool again = facts == NULL;
     struct loaded *const loaded = current_driver();
     if (loaded->status != NORMFUSE_OK)
         return normfuse_refuse(loaded->status, "%s: %s", call, loaded->problem);
@@ -436,7 +431,8 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, co
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
                                loaded->devices);
     struct device *const device = &loaded->device[ordinal];
-    *facts = &device->facts;
+    if (!again)
+        *facts = &device->facts;
     if (!again && atomic_load_explicit(&device->ready, memory_order_acquire))
         return NORMFUSE_OK;
     int state;
@@ -457,24 +453,7 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, co
     return status;
 }
 
-normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
-{
-    return prepare(call, ordinal, false, device);
-}
-
-normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
-{
-    const struct normfuse_cuda_device *device;
-    return prepare(call, ordinal, true, &device);
-}
-
 /* ---- launches ------------------------------------------------------------------------------------------------- */
-
-/* Of what normfuse_cuda_device gave. */
-static struct device *own(const struct normfuse_cuda_device *facts)
-{
-    return (struct device *)(uintptr_t)facts;
-}
 
 enum { MAX_ATTRIBUTES = 3 };
 
@@ -499,7 +478,7 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = own(device);
+    struct device *const found = (struct device *)(uintptr_t)device;
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
@@ -534,7 +513,7 @@ bool normfuse_cuda_lacks_answers(void)
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = own(device);
+    struct device *const found = (struct device *)(uintptr_t)device;
     const CUfunction function = (CUfunction)kernel_of(found, launch->kernel);
     const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
     const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */

@@ -27,11 +27,9 @@ struct normfuse_cuda_device {
 
 /* The device's facts, with every kernel that it has ready to launch on it: the first call for a device loads the
  * module, so that a later one under graph capture finds it. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER,
- * NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
+ * NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT (no such device). `device` NULL (normfuse_prepare): loads the kernels into the
+ * current context, too, though a call before has found the device. Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
-
-/* normfuse_prepare: the same, and loads the kernels into the current context too. */
-normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal);
 
 struct normfuse_cuda_launch {
     enum normfuse_cuda_kernel kernel;

@@ -137,26 +137,18 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     struct step *const step = &plan->steps[plan->count];
     struct shape shape = *given;
     *step = (struct step){0};
-    bool found;
-    if (holds) {
-        if (shape.unaligned_samples)
-            shape = narrowed(given);
-        else if (p->columns && shape.direction == BACKWARD && is_rare(p->activation))
-            shape.plain = shape.compact = shape.few_rows = shape.batch = false;
-        found = normfuse_cuda_hold(&shape, step);
-    } else {
-        /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
-         * evaluation 106 us where the memory takes 3. */
-        const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
-                              shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
-        found = (shape.plain || shape.residual) && !is_short &&
-                (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies);
-        if (!found) {
-            *step = (struct step){0};
-            found = normfuse_cuda_pass_general(&shape, step, sums, applies);
-        }
-    }
-    if (!found)
+    if (holds && shape.unaligned_samples)
+        shape = narrowed(given);
+    else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation))
+        shape.plain = shape.compact = shape.few_rows = shape.batch = false;
+    /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
+     * evaluation 106 us where the memory takes 3. */
+    const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
+                          shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
+    const bool passes = (shape.plain || shape.residual) && !is_short;
+    if (holds ? !normfuse_cuda_hold(&shape, step)
+              : !(passes && (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies)) &&
+                    !normfuse_cuda_pass_general(&shape, step, sums, applies))
         return false;
     if (shape.explains)
         fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
@@ -283,25 +275,20 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     struct step *const first = &plan->steps[0];
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
     if (empty) {
-        if (sums && wants_gradients) {
-            plan->sums = 64; /* none are read: every channel has no parts */
-            plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
-        }
-    } else {
-        if (wants_dx && sums && !centred) {
-            /* dx needs no sums: one reading in any case. */
-            if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
-                return false;
-        } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
-            wants_gradients = wants_gradients && !first->finds_gradients &&
-                              !lets_last_block_finish(shape, first);
-        } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
+        plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    } else if (wants_dx && sums && !centred) {
+        /* dx needs no sums: one reading in any case. */
+        if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
             return false;
-        }
-        if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
-            plan->sums = (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c *
-                                  plan->sums_geometry.sum_slots) * 16 * (p->dslope.data != NULL ? 2 : 1);
+    } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
+        wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);
+    } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
+        return false;
     }
+    /* Where there are none, none are read, but they have a place. */
+    const int64_t pairs = (plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots;
+    if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
+        plan->sums = empty ? 64 : (size_t)pairs * 16 * (p->dslope.data != NULL ? 2 : 1);
     if (wants_gradients)
         add_gradients(plan, p, 0, true);
     if (p->dslope.data != NULL && sums)

@@ -272,6 +272,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const struct shape general = general_of(given), *const shape = &general;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    *step = (struct step){0};
     const bool joins =
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
     int64_t size = 64 * (shape->elements == 1 ? 2 : 1);
