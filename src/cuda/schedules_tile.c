@@ -35,8 +35,8 @@ static const char *refuse(const struct shape *shape)
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)
         return "others have vectors of 16 bytes for it";
-    if (batch && (is_modulated(p) || (p->columns && p->n > 1)))
-        return "samples of batch norm are apart, or count each for itself";
+    if (batch && p->columns && p->n > 1)
+        return "samples of batch norm are apart";
     if (p->columns ? p->s == 1 : batch ? p->n == 1 : group_of(p) > 1)
         return "a norm group is one row";
     return (double)p->c * (double)(p->columns ? 1 : p->s) * (double)samples_of(p) < INT32_MAX ? NULL
