@@ -281,11 +281,8 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     int64_t passes = maximum(1, minimum(all / wanted, streams ? minimum(at_most, tiles) : at_most));
     /* Sums have no coefficients to keep, whatever the number of channels, but pre_bias. */
     const bool keeps = !sums || biased;
-    while (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
-        if (!keeps || passes == 1)
-            return false;
-        passes /= 2;
-    }
+    if (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads))
+        return false;
     g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = (int32_t)(forward ? slots : 32 * slots);
     g->passes = (int32_t)passes;
