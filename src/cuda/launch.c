@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "../torch.h"
-#include "plan.h"
+#include "schedules.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 static _Thread_local struct step last_steps[MAX_STEPS + 2]; /* copies before and after the steps */

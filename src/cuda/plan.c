@@ -3,7 +3,7 @@
  * plan.c - the steps of a call, each a kernel with its geometry: kernels that hold what they read on the chip where
  * that is possible, else two passes, and the small kernels of finish.cu between and after them; and the memory of
  * plans. */
-#include "plan.h"
+#include "schedules.h"
 
 #include <pthread.h>
 #include <stdio.h>
