@@ -384,35 +384,27 @@ static CUresult load_kernel(const struct device *device, CUkernel kernel)
     return CUDA_SUCCESS;
 }
 
-/* Into the context that a call of this thread would use; *refused is what was. */
-static CUresult load_into_context(struct device *device, const char **refused)
+/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
+ * survive: this requests it ahead, for the context that a call of this thread would use. */
+static normfuse_status load_kernels(const char *call, struct device *device, bool again)
 {
+    const char *refused = "its context";
+    CUcontext primary;
     bool pushed = false;
-    *refused = "its context";
     CUresult result = enter(device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         const CUkernel kernel = kernel_of(device, (enum normfuse_cuda_kernel)i);
         if (kernel == NULL)
             continue;
-        *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
+        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = load_kernel(device, kernel);
     }
     leave(pushed);
-    return result;
-}
-
-/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
- * survive: this requests it ahead. */
-static normfuse_status load_kernels(const char *call, struct device *device)
-{
-    const char *refused;
-    CUresult result = load_into_context(device, &refused);
-    CUcontext primary;
     /* A device reset destroys what is in the primary context, and retaining it again revives it. */
-    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
+    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED && !again &&
         driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
         atomic_store_explicit(&device->primary, primary, memory_order_release);
-        result = load_into_context(device, &refused);
+        return load_kernels(call, device, true);
     }
     if (result != CUDA_SUCCESS)
         return refuse_kernels(call, &device->facts, refused, result);
@@ -445,7 +437,7 @@ normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const st
     normfuse_status status =
         loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
     if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
-        status = load_kernels(call, device);
+        status = load_kernels(call, device, false);
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
         (void)driver.cuThreadExchangeStreamCaptureMode(&mode);

@@ -129,7 +129,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
 }
 
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
-static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, int32_t source, bool holds)
+static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, bool holds)
 {
     const int32_t of_sums = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const bool sums = (phases & of_sums) != 0, applies = (phases & ~of_sums) != 0;
@@ -153,7 +153,10 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     if (shape.explains)
         fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
     step->phases = phases;
-    step->source = source;
+    step->source = p->sets == NORMFUSE_SETS_NONE     ? p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE
+                   : shape.direction == BACKWARD     ? NORMFUSE_SOURCE_SAVED
+                   : phases == NORMFUSE_PHASE_APPLY ? NORMFUSE_SOURCE_SCRATCH
+                                                     : NORMFUSE_SOURCE_NONE;
     set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
     if (sums)
         plan->sums_geometry = step->geometry;
@@ -163,10 +166,10 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
 
 /* A kernel that does both phases and holds what it reads, where there is one. Two passes are the faster way for what
  * elementwise_residual takes, but for lines. */
-static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source)
+static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases)
 {
     if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) ||
-        !add_step(shape, plan, phases, source, true))
+        !add_step(shape, plan, phases, true))
         return false;
     /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
     const struct step *const step = &plan->steps[0];
@@ -194,7 +197,7 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
         const bool is_bare = p->pre_add.data == NULL && (p->post_add.data != NULL || p->activation == NORMFUSE_PRELU);
         struct shape of_bare = *shape;
         const bool sums_bare = is_bare && normfuse_cuda_shape_of(&bare, &of_bare) && of_bare.plain;
-        if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
+        if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, false))
             return false;
         const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
         parts = d / g->group * g->parts * maximum(1, g->copies);
@@ -205,7 +208,7 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
     if (!applies || empty)
         return true;
     plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
-    return add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false);
+    return add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
 }
 
 static bool plan_forward(const struct shape *shape, struct plan *plan)
@@ -215,11 +218,9 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
     if (p->sets == NORMFUSE_SETS_NONE)
-        return empty || p->y.data == NULL ||
-               add_step(shape, plan, NORMFUSE_PHASE_APPLY, p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE,
-                        false);
+        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
     const bool holds = statistics && applies && !empty &&
-                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0);
+                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY);
     if (!holds && !plan_statistics_and_results(shape, plan, statistics, applies))
         return false;
     if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
@@ -232,13 +233,12 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
 
 /* Sums of dz, and dx from these or from given statistics: each where it is wanted. *wants_gradients: a later kernel has
  * to find those of the parameters. */
-static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32_t source, bool wants_dx,
-                             bool *wants_gradients)
+static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, bool wants_dx, bool *wants_gradients)
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool centred = p->sets != NORMFUSE_SETS_NONE, sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL) &&
-        !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
+        !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, false))
         return false;
     if (!wants_dx)
         return true;
@@ -254,7 +254,7 @@ static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32
         go_on_from_dz(&rest);
         (void)normfuse_cuda_shape_of(&rest, &of_dz);
     }
-    if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
+    if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, false))
         return false;
     plan->steps[plan->count - 1].of_dpost_add = stored;
     return true;
@@ -268,9 +268,6 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
-    const int32_t source = centred       ? NORMFUSE_SOURCE_SAVED
-                           : p->evaluate ? NORMFUSE_SOURCE_RUNNING
-                                         : NORMFUSE_SOURCE_NONE;
     bool wants_gradients = shape->wants_gradients;
     struct step *const first = &plan->steps[0];
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
@@ -278,11 +275,11 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     } else if (wants_dx && sums && !centred) {
         /* dx needs no sums: one reading in any case. */
-        if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
+        if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
-    } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
+    } else if (wants_dx && sums && add_held(shape, plan, both)) {
         wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);
-    } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
+    } else if (!plan_sums_and_dx(shape, plan, wants_dx, &wants_gradients)) {
         return false;
     }
     /* Where there are none, none are read, but they have a place. */

@@ -3,11 +3,7 @@
  * schedules_columns.c - the schedules of columns (NHWC) but for those of the whole grid, and their two passes. */
 #include "schedules.h"
 
-enum {
-    COLUMN_THREADS = 256,
-    /* Of what is not held, and twice as many where blocks have parts of rows. */
-    PASSING_THREADS = 256
-};
+enum { THREADS = 256 };
 
 /* How many vectors of a row a block can have: as few as hold whole groups, times any number, or of rows folded all. */
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
@@ -81,7 +77,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     const int64_t vectors = max_vectors_of_group(shape, g->group);
     const bool gives = shape->wants_gradients;
     const int64_t at_most =
-        minimum((COLUMN_THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
+        minimum((THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
     const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
@@ -292,7 +288,7 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
     if (is_cluster || settled)
         return !is_cluster ? "cluster does it better" : settled ? NULL : "registers do not hold whole groups";
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t max_threads = more_threads ? 2 * COLUMN_THREADS : COLUMN_THREADS;
+    const int64_t max_threads = more_threads ? 2 * THREADS : THREADS;
     const int64_t at_most = minimum(maximum(1, max_threads / width), max_at_once(shape, d));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
     if (!grid)
@@ -350,13 +346,13 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     const int64_t at_most = sums || backward ? max_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
     const bool large = is_elementwise ? backward : !shape->unaligned_samples && g->blocks_wide > 1;
-    int64_t max_threads = large ? 2 * PASSING_THREADS : PASSING_THREADS;
+    int64_t max_threads = large ? 2 * THREADS : THREADS;
     uint32_t threads;
-    for (;; max_threads = PASSING_THREADS) {
+    for (;; max_threads = THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
         if (settle_columns(shape, step, schedule, threads / width * slots, threads, sums))
             break;
-        if (max_threads <= PASSING_THREADS)
+        if (max_threads <= THREADS)
             return false;
     }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
