@@ -39,16 +39,15 @@ static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
     return lanes;
 }
 
-/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each to join. */
-static struct step *add_small(struct plan *plan, const struct normfuse_problem *p,
-                              const struct normfuse_cuda_geometry *geometry, enum normfuse_cuda_kernel kernel,
+/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each of the sums to join. */
+static struct step *add_small(struct plan *plan, const struct normfuse_problem *p, enum normfuse_cuda_kernel kernel,
                               int64_t items, int64_t parts)
 {
     const int64_t lanes = lanes_of(items, parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
     *step = (struct step){
         .launch = {.kernel = kernel, .threads = (uint32_t)threads, .grid = divide_up(items, threads / lanes)},
-        .geometry = *geometry};
+        .geometry = plan->sums_geometry};
     struct normfuse_cuda_geometry *const g = &step->geometry;
     g->lanes = g->gradient_lanes = (int32_t)lanes;
     g->items = (int32_t)items;
@@ -62,17 +61,17 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
 static void add_statistics(struct plan *plan, const struct normfuse_problem *p, int64_t sets, int64_t parts)
 {
     enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
-    struct normfuse_cuda_geometry shared = plan->sums_geometry;
-    shared.triples = shared.joined = (int32_t)parts;
-    shared.share = 1;
+    struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    g->triples = g->joined = (int32_t)parts;
+    g->share = 1;
     if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
-        shared.shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
-        shared.by_shares = divisor_of(shared.shares);
-        shared.share = (int32_t)divide_up(parts, shared.shares);
-        shared.joined = (int32_t)divide_up(parts, shared.share);
-        add_small(plan, p, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
+        g->shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
+        g->by_shares = divisor_of(g->shares);
+        g->share = (int32_t)divide_up(parts, g->shares);
+        g->joined = (int32_t)divide_up(parts, g->share);
+        add_small(plan, p, NORMFUSE_CUDA_shares, sets * g->shares, parts);
     }
-    add_small(plan, p, &shared, NORMFUSE_CUDA_statistics, sets, shared.joined);
+    add_small(plan, p, NORMFUSE_CUDA_statistics, sets, g->joined);
 }
 
 /* The totals of `sets` sets, the parameters' gradients, or both. */
@@ -80,8 +79,7 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
 {
     const int64_t slots = maximum(1, plan->sums_geometry.sum_slots);
     const int64_t samples = plan->sums_geometry.sums_by_channel ? 1 : p->n;
-    struct step *const step = add_small(plan, p, &plan->sums_geometry, NORMFUSE_CUDA_gradients, sets,
-                                        group_of(p) * slots);
+    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, group_of(p) * slots);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* A sample that gets something has a lane of its own, or a warp. */
     g->gradient_lanes = (int32_t)lanes_of(p->c, maximum(samples * slots, 4 * minimum(samples, 32)));
@@ -95,19 +93,18 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
 /* The gradients of prelu's slopes, from the sums of so many samples. */
 static void add_slopes(struct plan *plan, const struct normfuse_problem *p, int64_t samples)
 {
-    struct normfuse_cuda_geometry sums = plan->sums_geometry;
-    const int64_t slots = maximum(1, sums.sum_slots), slopes = p->dslope.channel == 0 ? 1 : p->c;
-    sums.shares = slopes < p->c && samples > 0;
-    sums.joined = (int32_t)samples;
-    sums.share = (int32_t)(p->c * slots);
-    add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, sums.shares ? p->c : slopes, samples * slots);
-    if (!sums.shares)
+    struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    const int64_t slots = maximum(1, g->sum_slots), slopes = p->dslope.channel == 0 ? 1 : p->c;
+    g->shares = slopes < p->c && samples > 0;
+    g->joined = (int32_t)samples;
+    g->share = (int32_t)(p->c * slots);
+    add_small(plan, p, NORMFUSE_CUDA_slopes, g->shares ? p->c : slopes, samples * slots);
+    if (!g->shares)
         return;
-    sums.shares = 0;
-    sums.joined = (int32_t)p->c;
-    sums.share = (int32_t)slots;
-    struct step *const step = add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, 1, p->c);
-    step->geometry.by_sum_slots = divisor_of(1);
+    g->shares = 0;
+    g->joined = (int32_t)p->c;
+    g->share = (int32_t)slots;
+    add_small(plan, p, NORMFUSE_CUDA_slopes, 1, p->c)->geometry.by_sum_slots = divisor_of(1);
 }
 
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
@@ -121,7 +118,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
     const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(tile) | OF(cluster) | OF(general);
-    if (rounds || g->sets_a_block > 1 || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+    if (rounds || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -224,8 +221,8 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     if (!holds && !plan_statistics_and_results(shape, plan, statistics, applies))
         return false;
     if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
-        const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
-        add_small(plan, p, &nothing, NORMFUSE_CUDA_running, p->c, p->n);
+        plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
+        add_small(plan, p, NORMFUSE_CUDA_running, p->c, p->n);
         plan->statistics = (size_t)sets_of(p) * sizeof(struct normfuse_cuda_statistics);
     }
     return true;
