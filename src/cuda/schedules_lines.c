@@ -86,8 +86,8 @@ static struct block block_of(const struct normfuse_problem *p, int64_t threads, 
 {
     const int64_t lines = threads >> bits, blocks_wide = divide_up(p->groups, lines);
     const int64_t width = divide_up(p->groups, blocks_wide), samples = minimum(lines / width, p->n);
-    return (struct block){threads, width, samples, blocks_wide,
-                          (double)(p->groups * samples) / (double)(blocks_wide * lines)};
+    const double used = (double)(p->groups * samples) / (double)(blocks_wide * lines);
+    return (struct block){threads, width, samples, blocks_wide, used};
 }
 
 /* 33 lines of four threads leave half of 128 threads without one. */
