@@ -302,8 +302,9 @@ static normfuse_status refuse_kernels(const char *call, const struct normfuse_cu
                                       CUresult result)
 {
     static const CUresult lacking[] = {
-        CUDA_ERROR_INVALID_IMAGE,      CUDA_ERROR_NO_BINARY_FOR_GPU,       CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NOT_FOUND,
-        CUDA_ERROR_UNSUPPORTED_PTX_VERSION, CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_JIT_COMPILATION_DISABLED};
+        CUDA_ERROR_INVALID_IMAGE,          CUDA_ERROR_NO_BINARY_FOR_GPU,        CUDA_ERROR_INVALID_PTX,
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION, CUDA_ERROR_JIT_COMPILATION_DISABLED, CUDA_ERROR_NOT_FOUND,
+        CUDA_ERROR_JIT_COMPILER_NOT_FOUND};
     const char *const error = error_text(result);
     const int capability = device->capability;
     for (size_t i = 0; i < sizeof lacking / sizeof *lacking; i++)

@@ -33,13 +33,13 @@ normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const st
 
 struct normfuse_cuda_launch {
     enum normfuse_cuda_kernel kernel;
-    int64_t grid;               /* blocks, one dimension; what is more than a grid has is refused */
-    uint32_t threads, cluster;  /* of a block; blocks of a cluster, 0 or 1: none */
-    size_t shared;          /* dynamic shared memory of a block, bytes */
-    bool cooperative;       /* refused by the driver unless the whole grid is resident at once */
-    bool dependent;         /* programmatic dependent launch: may start before the kernel ahead of it in the stream has
-                               ended; the kernel itself waits where it must */
-    const void *arguments;  /* the kernel's one parameter, by value */
+    int64_t grid;              /* blocks, one dimension: below 2^31 */
+    uint32_t threads, cluster; /* of a block; blocks of a cluster, 0 or 1: none */
+    size_t shared;             /* dynamic shared memory of a block, bytes */
+    bool cooperative;          /* refused by the driver unless the whole grid is resident at once */
+    bool dependent;            /* programmatic dependent launch: may start before the kernel ahead of it in the stream
+                                  has ended; the kernel itself waits where it must */
+    const void *arguments;     /* the kernel's one parameter, by value */
 };
 
 /* Enqueues on `stream` (a CUstream; NULL: the default stream of the device's context). */

@@ -33,8 +33,7 @@ static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
 {
     enum { PARTS_A_LANE = 4, MAX_LANES = 256, RESIDENT_THREADS = 1 << 17 };
     int64_t lanes = 1;
-    while (lanes < MAX_LANES && lanes * PARTS_A_LANE < parts &&
-           (lanes < 32 || items * lanes * 2 <= RESIDENT_THREADS))
+    while (lanes < MAX_LANES && lanes * PARTS_A_LANE < parts && (lanes < 32 || items * lanes * 2 <= RESIDENT_THREADS))
         lanes *= 2;
     return lanes;
 }
@@ -142,18 +141,19 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
      * evaluation 106 us where the memory takes 3. */
     const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
                           shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
+    bool (*const pass)(const struct shape *, struct step *, bool) =
+        p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows;
     const bool passes = (shape.plain || shape.residual) && !is_short;
-    if (holds ? !normfuse_cuda_hold(&shape, step)
-              : !(passes && (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies)) &&
-                    !normfuse_cuda_pass_general(&shape, step, sums, applies))
+    if (!(holds ? normfuse_cuda_hold(&shape, step)
+                : (passes && pass(&shape, step, !applies)) || normfuse_cuda_pass_general(&shape, step, sums, applies)))
         return false;
     if (shape.explains)
         fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
     step->phases = phases;
-    step->source = p->sets == NORMFUSE_SETS_NONE     ? p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE
-                   : shape.direction == BACKWARD     ? NORMFUSE_SOURCE_SAVED
+    step->source = p->sets == NORMFUSE_SETS_NONE    ? p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE
+                   : shape.direction == BACKWARD    ? NORMFUSE_SOURCE_SAVED
                    : phases == NORMFUSE_PHASE_APPLY ? NORMFUSE_SOURCE_SCRATCH
-                                                     : NORMFUSE_SOURCE_NONE;
+                                                    : NORMFUSE_SOURCE_NONE;
     set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
     if (sums)
         plan->sums_geometry = step->geometry;
@@ -165,8 +165,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
  * elementwise_residual takes, but for lines. */
 static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases)
 {
-    if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) ||
-        !add_step(shape, plan, phases, true))
+    if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) || !add_step(shape, plan, phases, true))
         return false;
     /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
     const struct step *const step = &plan->steps[0];

@@ -23,8 +23,8 @@ struct step {
     int32_t at_once;          /* 0: not of normfuse_cuda_columns; rows, and what else these schedules have */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
-    bool finds_gradients; /* of the parameters: no later kernel does */
-    bool of_dpost_add;    /* what goes on from dz: the step before it wrote that there */
+    bool finds_gradients;           /* of the parameters: no later kernel does */
+    bool of_dpost_add;              /* what goes on from dz: the step before it wrote that there */
 };
 
 /* What a schedule may need, and take. */
@@ -76,8 +76,6 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
-/* ---- calls ------------------------------------------------------------------------------------------------------ */
-
 enum { MAX_STEPS = 6 };
 
 struct plan {
@@ -109,8 +107,6 @@ static inline size_t rounded(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;
 }
-
-/* ---- what schedules share ---------------------------------------------------------------------------------------- */
 
 /* Columns: vectors that have channels of one group, at most. */
 static inline int64_t max_vectors_of_group(const struct shape *shape, int64_t group)

@@ -70,14 +70,12 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
-        (parts - 1) * part_rows >= g->rows)
+    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = max_vectors_of_group(shape, g->group);
     const bool gives = shape->wants_gradients;
-    const int64_t at_most =
-        minimum((THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
+    const int64_t at_most = minimum((THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
     const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
@@ -179,6 +177,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     alone.launch.cluster = 0;
     const int64_t a_multiprocessor = resident_blocks(shape, &alone) / shape->device->multiprocessors;
     const double slots = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
+    const double cluster = step->launch.cluster;
     if (slots == 0.0)
         return INFINITY;
     const bool is_cluster = is_of(step, OF(cluster));
@@ -195,7 +194,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (waves > 1.0)
-        time *= 1.0 + cluster_gap[shape->direction] * step->launch.cluster;
+        time *= 1.0 + cluster_gap[shape->direction] * cluster;
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. Nothing hides it
      * behind `cluster`. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
@@ -204,14 +203,13 @@ static double estimate(const struct shape *shape, const struct step *step)
         time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
-        return time +
-               (step->launch.cluster > 1 ? CLUSTER + SQUARE * step->launch.cluster * step->launch.cluster + WAVE * (waves - 1.0) : 0.0);
+        return time + (cluster > 1.0 ? CLUSTER + SQUARE * cluster * cluster + WAVE * (waves - 1.0) : 0.0);
     time += more[shape->direction];
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += (normfuse_cuda_cluster_wait + 0.05 * step->launch.cluster + (step->launch.cluster > 8 ? 4.0 : 0.0)) *
+        time += (normfuse_cuda_cluster_wait + 0.05 * cluster + (cluster > 8.0 ? 4.0 : 0.0)) *
                 (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->all_block_groups, g->block_groups);

@@ -215,7 +215,9 @@ static double estimate(const struct shape *given, const struct step *step)
     const double narrow = shape->elements == 1 ? 4.0 : 1.1;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
-    const double once = step->launch.cluster > 1 ? 6.0 + 1.5 * step->launch.cluster : shape->problem->columns ? 8.0 : 3.0;
+    const double once = step->launch.cluster > 1  ? 6.0 + 1.5 * step->launch.cluster
+                        : shape->problem->columns ? 8.0
+                                                  : 3.0;
     /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
     const double first = shape->direction == BACKWARD
                              ? once + (shape->problem->columns && shape->elements == 1 ? 8.0 : 0.0)

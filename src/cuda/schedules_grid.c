@@ -65,13 +65,14 @@ static const char *share_grid(const struct shape *shape, struct step *step, int6
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
     /* A block has all vectors of a row. */
-    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, vectors_of_row(shape), group_of(shape->problem));
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, vectors_of_row(shape), group_of(p));
     /* Values that a thread sums before it joins them to what it had; what the kernels have in shared memory beside what
      * is requested. */
     enum { MAX_STAGES = 32, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
     /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5. */
     static const int32_t tile_slots[2] = {8, 4};
-    const int64_t block_groups = divide_up(shape->problem->n, rounds);
+    const int64_t block_groups = divide_up(p->n, rounds);
     int64_t parts = shape->device->multiprocessors / block_groups;
     if (block_groups >= MAX_BLOCK_GROUPS || parts < 2 || g->width > GRID_THREADS)
         return false;
@@ -141,13 +142,12 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
     const int d = shape->direction;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double rounds = (double)divide_up(shape->problem->n, g->block_groups);
+    const double n = (double)shape->problem->n, rounds = (double)divide_up(shape->problem->n, g->block_groups);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
     const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
     /* Of what moves at least, the part that is read. */
     const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
-    const double busy =
-        (double)step->launch.grid / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->block_groups);
+    const double busy = (double)step->launch.grid / shape->device->multiprocessors * n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +

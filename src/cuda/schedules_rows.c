@@ -102,8 +102,8 @@ static struct split begin_split(const struct shape *shape, struct step *step)
     int64_t parts = maximum(1, divide_up(set_bytes, policy->part_bytes[d]));
     if (g->all_block_groups * parts < blocks_wanted)
         parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
-    /* Fewer threads, and more blocks beside one another, where sets are small; of one block a set no more than registers
-     * are wanted for. */
+    /* Fewer threads, and more blocks beside one another, where sets are small; of one block a set no more than
+     * registers are wanted for. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
         threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_split))));
@@ -179,7 +179,7 @@ static const char *configure_grid(const struct shape *shape, struct step *step)
 {
     const struct split split = begin_split(shape, step);
     const int64_t sets = step->geometry.all_block_groups;
-    return split.parts < 4                                ? "fewer blocks hold a norm group"
+    return split.parts < 4                                 ? "fewer blocks hold a norm group"
            : settle_grid(shape, step, split.threads, sets) ? NULL
                                                            : "its blocks are not resident together";
 }

@@ -40,7 +40,7 @@ static const char *refuse(const struct shape *shape)
     if (p->columns ? p->s == 1 : batch ? p->n == 1 : group_of(p) > 1)
         return "a norm group is one row";
     return (double)p->c * (double)(p->columns ? 1 : p->s) * (double)samples_of(p) < INT32_MAX ? NULL
-                                                                                             : "blocks are too many";
+                                                                                              : "blocks are too many";
 }
 
 /* Variants: widths of blocks times sizes of clusters times threads. */
@@ -123,14 +123,14 @@ static double estimate(const struct shape *shape, const struct step *step)
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
     /* Lanes of a warp read sums of several norm groups from the same banks of shared memory, 128 bytes at a time. */
     const int64_t in_phase = d == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
-    const int64_t conflicts =
-        minimum(maximum(1, in_phase >> tile->lane_bits), minimum(in_phase, of_group & -of_group));
+    const int64_t conflicts = minimum(maximum(1, in_phase >> tile->lane_bits), minimum(in_phase, of_group & -of_group));
     const double joined =
         (double)divide_up(of_group, INT64_C(1) << tile->lane_bits) * (1.0 + 0.69 * ((double)conflicts - 1.0));
     const double first = warp[d].first + warp[d].value * values + warp[d].joined * joined;
     const double others =
         further * (warp[d].further + warp[d].further_value * values + warp[d].further_joined * joined);
-    const double meet = step->launch.cluster > 1 ? (0.34 + 0.116 * step->launch.cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
+    const double cluster = step->launch.cluster;
+    const double meet = cluster > 1.0 ? (0.34 + 0.116 * cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
     const double later = tile->gives && tile->samples == 0 ? 3.0 : 0.0;
     const double row = (double)tile->width * (double)normfuse_type_bytes(shape->problem->type);
     const double wasted = step->geometry.blocks_wide > 1 ? 1.0 + 11.0 / row : 1.0;
