@@ -217,20 +217,22 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
     g->by_subvectors = divisor_of(g->group >> g->subvector_bits);
 }
 
-/* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
- * enough and nothing is requested of each; else 0. */
-static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
-{
-    const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
-    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
-    return gives && samples * parts <= max_cluster ? samples : 0;
-}
-
 /* Blocks of a cluster, if they are several, wait for one another. */
 static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 {
     step->launch.cluster = blocks > 1 ? (uint32_t)blocks : 0;
     step->geometry.exchange = blocks > 1 ? NORMFUSE_EXCHANGE_CLUSTER : NORMFUSE_EXCHANGE_NONE;
+}
+
+/* Clusters of the `parts` blocks of a sample, or of all samples', which then find the parameters' gradients, where that
+ * is small enough and nothing is requested of each. Returns the samples; 0: one. */
+static inline int64_t exchange_of_samples(const struct shape *shape, struct step *step, int64_t samples, int64_t parts)
+{
+    const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
+    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
+    step->finds_gradients = gives && samples * parts <= max_cluster;
+    exchange_by_cluster(step, step->finds_gradients ? samples * parts : parts);
+    return step->finds_gradients ? samples : 0;
 }
 
 /* All blocks of the grid wait for one another, so all must run at the same time. Returns why they cannot. */

@@ -40,8 +40,6 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     /* Once more, for rows that begin inside of vectors. */
     if (shape->unaligned_samples)
         groups += groups / g->folded;
-    if (schedule == NORMFUSE_SCHEDULE_cluster)
-        return true;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
@@ -83,11 +81,10 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         return false;
     const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
-    const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
-    exchange_by_cluster(step, cluster);
+    const int64_t samples = exchange_of_samples(shape, step, shape->problem->n, parts);
+    const int64_t cluster = parts * maximum(1, samples);
     (void)settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true);
     step->at_once = (int32_t)at_once;
-    step->finds_gradients = samples > 0;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster), divisor_of(at_once)};
     const struct normfuse_cluster_layout layout =
         shape->direction == FORWARD
@@ -178,8 +175,6 @@ static double estimate(const struct shape *shape, const struct step *step)
     const int64_t a_multiprocessor = resident_blocks(shape, &alone) / shape->device->multiprocessors;
     const double slots = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
     const double cluster = step->launch.cluster;
-    if (slots == 0.0)
-        return INFINITY;
     const bool is_cluster = is_of(step, OF(cluster));
     const double waves = ceil(blocks / slots), busy = blocks / (waves * slots);
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
@@ -261,8 +256,6 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, 24.3. */
     if (grid && (is_cluster || !shape->has_grid_barriers || (shape->has_pipeline && !shape->batch)))
         return "the grid has no sync memory, or a better schedule";
-    if (!grid && bits > 0 && !shape->device->clusters)
-        return "the device is older than 9.0";
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";

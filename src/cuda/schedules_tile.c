@@ -62,16 +62,15 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (variant >= CLUSTERS * THREADS && sets == minimum(maximum(1, wanted / 2 / tile->group), all))
         return "a narrower block has as many norm groups";
     const int64_t part_rows = divide_up(tile->rows, parts), slots = divide_up(part_rows, maximum(1, at_once));
-    if ((parts > 1 && !shape->device->clusters) || sets > 32 || at_once == 0 ||
-        slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile) || (parts - 1) * part_rows >= tile->rows)
+    if (sets > 32 || at_once == 0 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile) ||
+        (parts - 1) * part_rows >= tile->rows)
         return "such blocks do not hold its rows, or are more than these";
     const bool gives = shape->wants_gradients, by_channels = tile->group == tile->channel_columns;
-    const int64_t samples = samples_of_cluster(shape, samples_of(p), parts), ranks = parts * maximum(1, samples);
+    const int64_t samples = exchange_of_samples(shape, step, samples_of(p), parts), ranks = parts * maximum(1, samples);
     const int64_t blocks_wide = divide_up(tile->columns, width), of_width = width / tile->channel_columns;
     step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
     step->launch.threads = whole_warps(width * at_once);
     step->launch.grid = samples_of(p) * blocks_wide * parts;
-    step->finds_gradients = samples > 0;
 #define SET(name) tile->name = (int32_t)name;
     SET(part_rows) SET(at_once) SET(width) SET(sets) SET(parts) SET(samples) SET(by_channels) SET(gives)
 #undef SET
@@ -90,7 +89,6 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->all_block_groups = (int32_t)(samples_of(p) * blocks_wide);
     g->all_samples = g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = by_channels ? 1 : g->parts;
-    exchange_by_cluster(step, ranks);
     /* Shared memory: what each thread found, forward 4 values, backward 2, and once more where norm groups have several
      * channels; what the blocks of the cluster send one another of norm groups, and the first one of channels. */
     const int64_t values = shape->direction == BACKWARD ? 2 : 4;
