@@ -274,10 +274,12 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
         return "rows are fewer than blocks";
     struct step other = *step;
     const bool settled = !grid && settle_cluster(shape, &other, parts, more_threads != (parts > 1));
-    if (is_cluster && settled)
+    if (is_cluster) {
         *step = other;
-    if (is_cluster || settled)
-        return !is_cluster ? "cluster does it better" : settled ? NULL : "registers do not hold whole groups";
+        return settled ? NULL : "registers do not hold whole groups";
+    }
+    if (settled)
+        return "cluster does it better";
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
     const int64_t max_threads = more_threads ? 2 * THREADS : THREADS;
     const int64_t at_most = minimum(maximum(1, max_threads / width), max_at_once(shape, d));
@@ -372,8 +374,7 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 {
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
-    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->residual;
-    const int64_t vectors = vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
+    const int64_t vectors = vectors_of_row(shape), d = shape->residual ? 1 : group_of(p);
     const int64_t unit = vectors_of_unit(shape, d);
     const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
     int64_t width = minimum(vectors, WIDEST);

@@ -135,11 +135,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
     step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
-    const int64_t resident = resident_blocks(shape, step);
-    if (resident == 0)
-        return "no block is resident";
     const int64_t rounds = divide_up(p->n, block.samples);
-    int64_t parts = maximum(1, resident / block.blocks_wide);
+    int64_t parts = maximum(1, resident_blocks(shape, step) / block.blocks_wide);
     if (shape->wants_gradients)
         parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
     /* As many samples for each. */

@@ -96,8 +96,6 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t found = width * at_once * (shape->direction == BACKWARD && !by_channels ? 2 : 1);
     const int64_t sent = (parts > 1 ? sets * parts : 0) + (senders > 1 ? of_width * senders : 0);
     step->launch.shared = (size_t)(values * (found + sent)) * shape->value_bytes;
-    if (step->launch.shared + 1024 > shape->device->shared_per_block)
-        return "shared memory does not hold its sums";
     return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
