@@ -176,15 +176,21 @@ static bool add_held(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
-/* Sums, statistics of them, and results from these: each where it is wanted. */
-static bool plan_statistics_and_results(const struct shape *shape, struct plan *plan, bool statistics, bool applies)
+/* One kernel that holds what it reads, or sums, statistics of them, and results from these: each where it is wanted. */
+static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p), d = group_of(p);
     const bool empty = p->n == 0 || p->s == 0;
+    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
+    const bool holds = statistics && applies && !empty &&
+                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY);
     int64_t parts = statistics ? 0 : 1; /* of a set */
-    if (statistics && !empty) {
+    if (!holds && statistics && !empty) {
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
         bare.post_add.data = NULL;
@@ -199,63 +205,22 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
         parts = d / g->group * g->parts * maximum(1, g->copies);
         plan->partials = (size_t)(sets * parts) * 24;
     }
-    if (sets > 0)
+    if (!holds && sets > 0)
         add_statistics(plan, p, sets, parts);
-    if (!applies || empty)
-        return true;
-    plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
-    return add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
-}
-
-static bool plan_forward(const struct shape *shape, struct plan *plan)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool empty = p->n == 0 || p->s == 0;
-    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
-    const bool holds = statistics && applies && !empty &&
-                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY);
-    if (!holds && !plan_statistics_and_results(shape, plan, statistics, applies))
-        return false;
-    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
-        plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
+    if (!holds && applies && !empty) {
+        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, false))
+            return false;
+    }
+    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets > 0) {
+        plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
         add_small(plan, p, NORMFUSE_CUDA_running, p->c, p->n);
-        plan->statistics = (size_t)sets_of(p) * sizeof(struct normfuse_cuda_statistics);
+        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
     }
     return true;
 }
 
-/* Sums of dz, and dx from these or from given statistics: each where it is wanted. *wants_gradients: a later kernel has
- * to find those of the parameters. */
-static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, bool wants_dx, bool *wants_gradients)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool centred = p->sets != NORMFUSE_SETS_NONE, sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL) &&
-        !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, false))
-        return false;
-    if (!wants_dx)
-        return true;
-    if (centred) {
-        add_gradients(plan, p, sets_of(p), *wants_gradients);
-        *wants_gradients = false;
-        plan->totals = (size_t)sets_of(p) * 16;
-    }
-    struct normfuse_problem rest = *p;
-    struct shape of_dz = *shape;
-    const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
-    if (stored) {
-        go_on_from_dz(&rest);
-        (void)normfuse_cuda_shape_of(&rest, &of_dz);
-    }
-    if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, false))
-        return false;
-    plan->steps[plan->count - 1].of_dpost_add = stored;
-    return true;
-}
-
+/* One kernel, or sums of dz, and dx from these or from given statistics: each where it is wanted. */
 static bool plan_backward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
@@ -264,7 +229,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
-    bool wants_gradients = shape->wants_gradients;
+    bool wants_gradients = shape->wants_gradients; /* of a later kernel */
     struct step *const first = &plan->steps[0];
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
     if (empty) {
@@ -275,8 +240,26 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             return false;
     } else if (wants_dx && sums && add_held(shape, plan, both)) {
         wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);
-    } else if (!plan_sums_and_dx(shape, plan, wants_dx, &wants_gradients)) {
-        return false;
+    } else {
+        if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL) &&
+            !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, false))
+            return false;
+        if (wants_dx && centred) {
+            add_gradients(plan, p, sets_of(p), wants_gradients);
+            wants_gradients = false;
+            plan->totals = (size_t)sets_of(p) * 16;
+        }
+        struct normfuse_problem rest = *p;
+        struct shape of_dz = *shape;
+        const bool stored = wants_dx && (first->geometry.stores_dz || (shape->residual && centred));
+        if (stored) {
+            go_on_from_dz(&rest);
+            (void)normfuse_cuda_shape_of(&rest, &of_dz);
+        }
+        if (wants_dx && !add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, false))
+            return false;
+        if (stored)
+            plan->steps[plan->count - 1].of_dpost_add = true;
     }
     /* Where there are none, none are read, but they have a place. */
     const int64_t pairs = (plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots;
