@@ -133,6 +133,9 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     struct step *const step = &plan->steps[plan->count];
     struct shape shape = *given;
     *step = (struct step){0};
+    /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
+    if (holds && shape.residual && !normfuse_cuda_takes(&normfuse_cuda_lines, &shape))
+        return false;
     if (holds && shape.unaligned_samples)
         shape = narrowed(given);
     else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation))
@@ -155,24 +158,15 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
                    : phases == NORMFUSE_PHASE_APPLY ? NORMFUSE_SOURCE_SCRATCH
                                                     : NORMFUSE_SOURCE_NONE;
     set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
-    if (sums)
-        plan->sums_geometry = step->geometry;
-    plan->count++;
-    return true;
-}
-
-/* A kernel that does both phases and holds what it reads, where there is one. Two passes are the faster way for what
- * elementwise_residual takes, but for lines. */
-static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases)
-{
-    if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) || !add_step(shape, plan, phases, true))
-        return false;
     /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
-    const struct step *const step = &plan->steps[0];
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    const int64_t word = shape->direction == FORWARD ? 24 : 16;
-    plan->partials = step->launch.cooperative ? (size_t)(2 * g->block_groups * groups * g->parts * word) : 0;
+    const int64_t groups = p->columns ? (int64_t)g->width * shape.elements / g->group : 1;
+    if (step->launch.cooperative)
+        plan->partials =
+            (size_t)(2 * g->block_groups * groups * g->parts * (shape.direction == FORWARD ? 24 : 16));
+    if (sums)
+        plan->sums_geometry = *g;
+    plan->count++;
     return true;
 }
 
@@ -188,7 +182,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
     const bool holds = statistics && applies && !empty &&
-                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY);
+                       add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, true);
     int64_t parts = statistics ? 0 : 1; /* of a set */
     if (!holds && statistics && !empty) {
         /* The sums are of x alone where nothing is added to it. */
@@ -238,7 +232,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         /* dx needs no sums: one reading in any case. */
         if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
-    } else if (wants_dx && sums && add_held(shape, plan, both)) {
+    } else if (wants_dx && sums && add_step(shape, plan, both, true)) {
         wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);
     } else {
         if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL) &&
