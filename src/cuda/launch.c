@@ -114,12 +114,9 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
 static void describe_tile(const struct normfuse_problem *p, const struct step *step, struct normfuse_cuda_tile *tile)
 {
     *tile = step->tile;
-#define SAME(name) tile->name = step->geometry.name;
 #define DATA(name) tile->name = p->name.data;
-    SAME(by_parts) SAME(by_blocks_wide) SAME(by_width)
     DATA(x) DATA(dy) DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
 #undef DATA
-#undef SAME
     tile->out = output_of(p);
     tile->from_y = p->from_y;
 }

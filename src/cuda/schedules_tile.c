@@ -79,8 +79,10 @@ static const char *configure(const struct shape *shape, struct step *step)
     tile->lane_bits = lane_bits_of(sets, 32);
     tile->channel_bits = lane_bits_of(of_width, step->launch.threads);
     tile->by_ranks = divisor_of(ranks);
-    tile->by_group = divisor_of(tile->group);
-    tile->by_channel_columns = divisor_of(tile->channel_columns);
+    tile->by_blocks_wide = divisor_of(blocks_wide);
+#define BY(name) tile->by_##name = divisor_of(tile->name);
+    BY(parts) BY(width) BY(group) BY(channel_columns)
+#undef BY
 #define SAME(name) g->name = tile->name;
     SAME(rows) SAME(part_rows) SAME(width) SAME(lane_bits) SAME(parts)
 #undef SAME
