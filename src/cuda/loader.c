@@ -132,34 +132,9 @@ static int read_attribute(const struct device *device, CUdevice_attribute attrib
     return value;
 }
 
-static normfuse_status read_facts(struct loaded *loaded, struct device *device, int32_t ordinal)
-{
-    static _Atomic(uint64_t) readings;
-    device->loaded = loaded;
-    CUresult result = driver.cuDeviceGet(&device->handle, ordinal);
-    if (result == CUDA_SUCCESS)
-        result = driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
-#define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
-    const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
-    device->facts =
-        (struct normfuse_cuda_device){.serial = atomic_fetch_add(&readings, 1) + 1,
-                                      .ordinal = ordinal,
-                                      .capability = capability,
-                                      .multiprocessors = READ(MULTIPROCESSOR_COUNT),
-                                      .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-                                      .clusters = READ(CLUSTER_LAUNCH) != 0,
-                                      .general_alone =
-                                          normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
-                                      .name = device->name};
-#undef READ
-    if (result != CUDA_SUCCESS)
-        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
-                    error_text(result));
-    return NORMFUSE_OK;
-}
-
 static normfuse_status find_driver(struct loaded *loaded)
 {
+    static _Atomic(uint64_t) readings;
     const normfuse_status status = find_entries(loaded);
     if (status != NORMFUSE_OK)
         return status;
@@ -177,11 +152,30 @@ static normfuse_status find_driver(struct loaded *loaded)
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
     if (loaded->device == NULL)
         return FAIL(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
-    normfuse_status read = NORMFUSE_OK;
-    for (int32_t i = 0; i < count && read == NORMFUSE_OK; i++)
-        read = read_facts(loaded, &loaded->device[i], i);
-    loaded->devices = read == NORMFUSE_OK ? count : 0;
-    return read;
+    for (int32_t i = 0; i < count; i++) {
+        struct device *const device = &loaded->device[i];
+        device->loaded = loaded;
+        result = driver.cuDeviceGet(&device->handle, i);
+        if (result == CUDA_SUCCESS)
+            result = driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
+#define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
+        const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
+        device->facts = (struct normfuse_cuda_device){
+            .serial = atomic_fetch_add(&readings, 1) + 1,
+            .ordinal = i,
+            .capability = capability,
+            .multiprocessors = READ(MULTIPROCESSOR_COUNT),
+            .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            .clusters = READ(CLUSTER_LAUNCH) != 0,
+            .general_alone = normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
+            .name = device->name};
+#undef READ
+        if (result != CUDA_SUCCESS)
+            return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", i,
+                        error_text(result));
+    }
+    loaded->devices = count;
+    return NORMFUSE_OK;
 }
 
 /* The driver API tells which CUDA it offers, not its own version; a file of the kernel module does, where it is. */
