@@ -471,7 +471,7 @@ normfuse_status normfuse_prepare(int32_t device)
 {
 #if defined(NORMFUSE_HAVE_CUDA)
     const struct normfuse_caller caller = normfuse_enter();
-    const normfuse_status status = normfuse_cuda_prepare("normfuse_prepare", device);
+    const normfuse_status status = normfuse_cuda_device("normfuse_prepare", device, NULL);
     normfuse_leave(&caller);
     return status;
 #else

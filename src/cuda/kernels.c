@@ -19,15 +19,8 @@ enum { DIRECTION_forward = 0, DIRECTION_backward = 1, LAYOUT_rows = 0, LAYOUT_co
 enum { TYPE_f64 = NORMFUSE_F64, TYPE_f32 = NORMFUSE_F32, TYPE_f16 = NORMFUSE_F16, TYPE_bf16 = NORMFUSE_BF16, TYPES };
 
 const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS] = {
-#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
-    {NORMFUSE_SCHEDULE_##schedule,                                                                                     \
-     LAYOUT_##layout,                                                                                                  \
-     DIRECTION_##direction,                                                                                            \
-     TYPE_##type,                                                                                                      \
-     elements,                                                                                                         \
-     vectors,                                                                                                          \
-     threads,                                                                                                          \
-     registers},
+#define ROW(layout, schedule, direction, type, ...)                                                                    \
+    {NORMFUSE_SCHEDULE_##schedule, LAYOUT_##layout, DIRECTION_##direction, TYPE_##type, __VA_ARGS__},
     NORMFUSE_KERNELS(ROW)
 #undef ROW
 #define ROW(kernel) {.schedule = NORMFUSE_SCHEDULES},
@@ -87,5 +80,6 @@ enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cu
         NORMFUSE_KERNELS(ROW)
 #undef ROW
     };
-    return (enum normfuse_cuda_kernel)kernels[columns][schedule][backward][type][vectorized];
+    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_tile;
+    return (enum normfuse_cuda_kernel)kernels[columns && !has_both][schedule][backward][type][vectorized && !has_both];
 }

@@ -32,8 +32,12 @@ enum normfuse_cuda_schedule {
     extern "C" __global__ void __maxnreg__(registers)                                                                  \
         NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)
 
-/* Words of sync memory that grid barriers have; what follows counts blocks. */
-enum { NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, NORMFUSE_CUDA_COUNTERS = 8192 };
+enum {
+    NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, /* of sync memory: 512 barriers, each on a cache line of its own */
+    NORMFUSE_CUDA_COUNTERS = 8192,           /* words behind them, which count blocks */
+    NORMFUSE_CUDA_SYNC_BYTES = 65536,        /* of both: what normfuse_sync_bytes answers for every device */
+    NORMFUSE_CUDA_ROW_CLUSTER = 8            /* blocks of a cluster over rows, at most */
+};
 
 enum normfuse_cuda_kernel {
 #define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, threads, registers)                   \
@@ -59,7 +63,8 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
  * Machine code is for the GPU's own capability, or an earlier one of its generation; PTX for every newer one. */
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
 
-/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. */
+/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. `lines`
+ * and `tile` have one kernel for both layouts, without vectors. */
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
                                                   int32_t type, bool vectorized);
 
@@ -170,12 +175,6 @@ struct normfuse_cuda_geometry {
     int32_t shares; /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
     struct normfuse_cuda_divisor by_shares;
 };
-
-/* Blocks of a cluster over rows, at most. */
-enum { NORMFUSE_CUDA_ROW_CLUSTER = 8 };
-
-/* What normfuse_sync_bytes answers for every device: 1024 grid barriers, each on a cache line of its own. */
-enum { NORMFUSE_CUDA_SYNC_BYTES = 65536 };
 
 struct normfuse_cuda_statistics {
     double mean, rstd;

@@ -8,26 +8,11 @@
 #include <string.h>
 
 #include "../torch.h"
-#include "plan.h"
+#include "schedules.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
-struct launched {
-    enum normfuse_cuda_kernel kernel;
-    uint32_t threads;
-    int64_t blocks;
-    uint32_t cluster;
-    int32_t phases, exchange, parts, passes, held_shared;
-};
-static _Thread_local struct launched last_launched[MAX_STEPS + 2]; /* copies before and after the steps */
+static _Thread_local struct step last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
 static _Thread_local int last_count;
-
-static void note(const struct step *step)
-{
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
-    last_launched[last_count++] =
-        (struct launched){step->kernel, step->threads, step->blocks, step->cluster, step->phases,
-                          g->exchange,  g->parts,      g->passes,    g->held_shared};
-}
 
 const char *normfuse_last_kernels(void)
 {
@@ -37,14 +22,15 @@ const char *normfuse_last_kernels(void)
     size_t at = 0;
     text[0] = '\0';
     for (int i = 0; i < last_count && sizeof text - at >= WORDS_OF_ONE; i++) {
-        const struct launched *const ran = &last_launched[i];
+        const struct normfuse_cuda_launch *const ran = &last_steps[i].launch;
+        const struct normfuse_cuda_geometry *const g = &last_steps[i].geometry;
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
                                normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
-        if (ran->phases != 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d",
-                                   ran->blocks, ran->threads, shared_by[ran->exchange],
-                                   ran->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)ran->parts,
-                                   (int)ran->passes, (int)ran->held_shared);
+        if (last_steps[i].phases != 0)
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d", ran->grid,
+                                   ran->threads, shared_by[g->exchange],
+                                   g->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)g->parts,
+                                   (int)g->passes, (int)g->held_shared);
     }
     return text;
 }
@@ -128,12 +114,9 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
 static void describe_tile(const struct normfuse_problem *p, const struct step *step, struct normfuse_cuda_tile *tile)
 {
     *tile = step->tile;
-#define SAME(name) tile->name = step->geometry.name;
 #define DATA(name) tile->name = p->name.data;
-    SAME(by_parts) SAME(by_blocks_wide) SAME(by_width)
     DATA(x) DATA(dy) DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
 #undef DATA
-#undef SAME
     tile->out = output_of(p);
     tile->from_y = p->from_y;
 }
@@ -197,22 +180,15 @@ static void *take(char **scratch, size_t bytes)
 static normfuse_status launch(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                               const normfuse_exec *exec, const struct step *step, const void *arguments)
 {
-    note(step);
-    if (step->blocks == 0)
+    struct normfuse_cuda_launch launch = step->launch;
+    last_steps[last_count++] = *step;
+    launch.dependent = last_count > 1 && device->capability >= 90;
+    launch.arguments = arguments;
+    if (launch.grid == 0)
         return NORMFUSE_OK;
-    if (step->blocks > INT32_MAX)
+    if (launch.grid > INT32_MAX)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
-                               step->blocks);
-    const struct normfuse_cuda_launch launch = {
-        .kernel = step->kernel,
-        .grid = (uint32_t)step->blocks,
-        .threads = step->threads,
-        .cluster = step->cluster,
-        .shared = step->shared,
-        .cooperative = step->cooperative,
-        .dependent = last_count > 1 && device->capability >= 90,
-        .arguments = arguments,
-    };
+                               launch.grid);
     return normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
 }
 
@@ -220,13 +196,13 @@ static normfuse_status launch(const struct normfuse_problem *problem, const stru
 static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                             const normfuse_exec *exec, const struct normfuse_cuda_transpose_arguments *copies)
 {
-    struct step step = {.kernel = problem->type == NORMFUSE_F64   ? NORMFUSE_CUDA_transpose8
-                                  : problem->type == NORMFUSE_F32 ? NORMFUSE_CUDA_transpose4
-                                                                  : NORMFUSE_CUDA_transpose2,
-                        .threads = NORMFUSE_CUDA_TRANSPOSE_THREADS,
-                        .blocks = copies->blocks};
+    struct step step = {.launch = {.kernel = problem->type == NORMFUSE_F64   ? NORMFUSE_CUDA_transpose8
+                                             : problem->type == NORMFUSE_F32 ? NORMFUSE_CUDA_transpose4
+                                                                             : NORMFUSE_CUDA_transpose2,
+                                   .grid = copies->blocks,
+                                   .threads = NORMFUSE_CUDA_TRANSPOSE_THREADS}};
     for (int i = 0; i < copies->count; i++)
-        step.shared = (size_t)maximum((int64_t)step.shared, copies->copies[i].shared);
+        step.launch.shared = (size_t)maximum((int64_t)step.launch.shared, copies->copies[i].shared);
     return copies->count > 0 ? launch(problem, device, exec, &step, copies) : NORMFUSE_OK;
 }
 
@@ -352,7 +328,7 @@ normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct
         .stats = (const double *)(const void *)stats->data, .factor = NORMFUSE_PER_VALUE,
         .share = stats->data == NULL ? 1 : out->elements / 2 / (stats->elements / 3), .width = width};
     const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
-                                                .grid = (uint32_t)divide_up(out->elements / width, 128),
+                                                .grid = divide_up(out->elements / width, 128),
                                                 .threads = 128,
                                                 .arguments = &arguments};
     return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, &launch);

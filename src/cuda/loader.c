@@ -132,34 +132,9 @@ static int read_attribute(const struct device *device, CUdevice_attribute attrib
     return value;
 }
 
-static normfuse_status read_facts(struct loaded *loaded, struct device *device, int32_t ordinal)
-{
-    static _Atomic(uint64_t) readings;
-    device->loaded = loaded;
-    CUresult result = driver.cuDeviceGet(&device->handle, ordinal);
-    if (result == CUDA_SUCCESS)
-        result = driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
-#define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
-    const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
-    device->facts =
-        (struct normfuse_cuda_device){.serial = atomic_fetch_add(&readings, 1) + 1,
-                                      .ordinal = ordinal,
-                                      .capability = capability,
-                                      .multiprocessors = READ(MULTIPROCESSOR_COUNT),
-                                      .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-                                      .clusters = READ(CLUSTER_LAUNCH) != 0,
-                                      .general_alone =
-                                          normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
-                                      .name = device->name};
-#undef READ
-    if (result != CUDA_SUCCESS)
-        return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", ordinal,
-                    error_text(result));
-    return NORMFUSE_OK;
-}
-
 static normfuse_status find_driver(struct loaded *loaded)
 {
+    static _Atomic(uint64_t) readings;
     const normfuse_status status = find_entries(loaded);
     if (status != NORMFUSE_OK)
         return status;
@@ -177,11 +152,30 @@ static normfuse_status find_driver(struct loaded *loaded)
     loaded->device = calloc((size_t)count, sizeof *loaded->device);
     if (loaded->device == NULL)
         return FAIL(loaded, NORMFUSE_OUT_OF_MEMORY, NO_MEMORY);
-    normfuse_status read = NORMFUSE_OK;
-    for (int32_t i = 0; i < count && read == NORMFUSE_OK; i++)
-        read = read_facts(loaded, &loaded->device[i], i);
-    loaded->devices = read == NORMFUSE_OK ? count : 0;
-    return read;
+    for (int32_t i = 0; i < count; i++) {
+        struct device *const device = &loaded->device[i];
+        device->loaded = loaded;
+        result = driver.cuDeviceGet(&device->handle, i);
+        if (result == CUDA_SUCCESS)
+            result = driver.cuDeviceGetName(device->name, (int)sizeof device->name, device->handle);
+#define READ(attribute) read_attribute(device, CU_DEVICE_ATTRIBUTE_##attribute, &result)
+        const int capability = 10 * READ(COMPUTE_CAPABILITY_MAJOR) + READ(COMPUTE_CAPABILITY_MINOR);
+        device->facts = (struct normfuse_cuda_device){
+            .serial = atomic_fetch_add(&readings, 1) + 1,
+            .ordinal = i,
+            .capability = capability,
+            .multiprocessors = READ(MULTIPROCESSOR_COUNT),
+            .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            .clusters = READ(CLUSTER_LAUNCH) != 0,
+            .general_alone = normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
+            .name = device->name};
+#undef READ
+        if (result != CUDA_SUCCESS)
+            return FAIL(loaded, NORMFUSE_DEVICE_ERROR, "the driver says of device %" PRId32 ": %s", i,
+                        error_text(result));
+    }
+    loaded->devices = count;
+    return NORMFUSE_OK;
 }
 
 /* The driver API tells which CUDA it offers, not its own version; a file of the kernel module does, where it is. */
@@ -298,36 +292,32 @@ static void leave(bool pushed)
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
-static normfuse_status refuse_kernels(const char *call, const struct device *device, const char *kernel,
+static normfuse_status refuse_kernels(const char *call, const struct normfuse_cuda_device *device, const char *kernel,
                                       CUresult result)
 {
+    static const CUresult lacking[] = {
+        CUDA_ERROR_INVALID_IMAGE,          CUDA_ERROR_NO_BINARY_FOR_GPU,        CUDA_ERROR_INVALID_PTX,
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION, CUDA_ERROR_JIT_COMPILATION_DISABLED, CUDA_ERROR_NOT_FOUND,
+        CUDA_ERROR_JIT_COMPILER_NOT_FOUND};
     const char *const error = error_text(result);
-    const int ordinal = device->facts.ordinal, capability = device->facts.capability;
-    switch (result) {
-    case CUDA_ERROR_INVALID_IMAGE:
-    case CUDA_ERROR_NO_BINARY_FOR_GPU:
-    case CUDA_ERROR_INVALID_PTX:
-    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
-    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
-    case CUDA_ERROR_NOT_FOUND:
-        return normfuse_refuse(NORMFUSE_NO_KERNEL,
-                               "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
-                               "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
-                               call, ordinal, device->name, capability / 10, capability % 10, kernel, error);
-    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
-    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
+    const int capability = device->capability;
+    for (size_t i = 0; i < sizeof lacking / sizeof *lacking; i++)
+        if (result == lacking[i])
+            return normfuse_refuse(NORMFUSE_NO_KERNEL,
+                                   "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
+                                   "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
+                                   call, (int)device->ordinal, device->name, capability / 10, capability % 10, kernel,
+                                   error);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %d, %s, loads no kernels while a stream is captured: call normfuse_prepare, "
                                "or any operator, before the first capture (%s)",
-                               call, ordinal, device->name, error);
-    case CUDA_ERROR_OUT_OF_MEMORY:
+                               call, (int)device->ordinal, device->name, error);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to load the kernels on device %d, %s", call,
-                               ordinal, device->name);
-    default:
-        return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call, ordinal, device->name,
-                               kernel, error);
-    }
+                               (int)device->ordinal, device->name);
+    return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call, (int)device->ordinal,
+                           device->name, kernel, error);
 }
 
 /* Under the mutex. */
@@ -362,7 +352,7 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
     /* Another device may still be served, so the next call tries again. */
     while (images > 0)
         driver.cuLibraryUnload(libraries[--images]);
-    return refuse_kernels(call, device, refused, result);
+    return refuse_kernels(call, &device->facts, refused, result);
 }
 
 /* NULL: the device lacks it. */
@@ -389,45 +379,37 @@ static CUresult load_kernel(const struct device *device, CUkernel kernel)
     return CUDA_SUCCESS;
 }
 
-/* Into the context that a call of this thread would use; *refused is what was. */
-static CUresult load_into_context(struct device *device, const char **refused)
+/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
+ * survive: this requests it ahead, for the context that a call of this thread would use. */
+static normfuse_status load_kernels(const char *call, struct device *device, bool again)
 {
+    const char *refused = "its context";
+    CUcontext primary;
     bool pushed = false;
-    *refused = "its context";
     CUresult result = enter(device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         const CUkernel kernel = kernel_of(device, (enum normfuse_cuda_kernel)i);
         if (kernel == NULL)
             continue;
-        *refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
+        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = load_kernel(device, kernel);
     }
     leave(pushed);
-    return result;
-}
-
-/* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
- * survive: this requests it ahead. */
-static normfuse_status load_kernels(const char *call, struct device *device)
-{
-    const char *refused;
-    CUresult result = load_into_context(device, &refused);
-    CUcontext primary;
     /* A device reset destroys what is in the primary context, and retaining it again revives it. */
-    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
+    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED && !again &&
         driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
         atomic_store_explicit(&device->primary, primary, memory_order_release);
-        result = load_into_context(device, &refused);
+        return load_kernels(call, device, true);
     }
     if (result != CUDA_SUCCESS)
-        return refuse_kernels(call, device, refused, result);
+        return refuse_kernels(call, &device->facts, refused, result);
     atomic_store_explicit(&device->ready, true, memory_order_release);
     return NORMFUSE_OK;
 }
 
-/* A device with every kernel that it has loaded. `again`: into this context, though a call before has done so. */
-static normfuse_status prepare(const char *call, int32_t ordinal, bool again, const struct normfuse_cuda_device **facts)
+normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **facts)
 {
+    const bool again = facts == NULL;
     struct loaded *const loaded = current_driver();
     if (loaded->status != NORMFUSE_OK)
         return normfuse_refuse(loaded->status, "%s: %s", call, loaded->problem);
@@ -436,7 +418,8 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, co
                                "%s: there is no CUDA device %" PRId32 ": the driver sees %" PRId32, call, ordinal,
                                loaded->devices);
     struct device *const device = &loaded->device[ordinal];
-    *facts = &device->facts;
+    if (!again)
+        *facts = &device->facts;
     if (!again && atomic_load_explicit(&device->ready, memory_order_acquire))
         return NORMFUSE_OK;
     int state;
@@ -449,7 +432,7 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, co
     normfuse_status status =
         loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
     if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
-        status = load_kernels(call, device);
+        status = load_kernels(call, device, false);
     pthread_mutex_unlock(&mutex);
     if (is_relaxed)
         (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
@@ -457,24 +440,7 @@ static normfuse_status prepare(const char *call, int32_t ordinal, bool again, co
     return status;
 }
 
-normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device)
-{
-    return prepare(call, ordinal, false, device);
-}
-
-normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal)
-{
-    const struct normfuse_cuda_device *device;
-    return prepare(call, ordinal, true, &device);
-}
-
 /* ---- launches ------------------------------------------------------------------------------------------------- */
-
-/* Of what normfuse_cuda_device gave. */
-static struct device *own(const struct normfuse_cuda_device *facts)
-{
-    return (struct device *)(uintptr_t)facts;
-}
 
 enum { MAX_ATTRIBUTES = 3 };
 
@@ -491,7 +457,7 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
         attributes[count++] = (CUlaunchAttribute){.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                                   .value.programmaticStreamSerializationAllowed = 1};
     return (CUlaunchConfig){
-        .gridDimX = launch->grid, .gridDimY = 1, .gridDimZ = 1,
+        .gridDimX = (unsigned)launch->grid, .gridDimY = 1, .gridDimZ = 1,
         .blockDimX = launch->threads, .blockDimY = 1, .blockDimZ = 1,
         .sharedMemBytes = (unsigned)launch->shared, .hStream = stream, .attrs = attributes, .numAttrs = count};
 }
@@ -499,7 +465,7 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = own(device);
+    struct device *const found = (struct device *)(uintptr_t)device;
     CUlaunchAttribute attributes[MAX_ATTRIBUTES];
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
@@ -513,7 +479,7 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
-                           "%s: device %d, %s, refused to launch %s (%" PRIu32 " blocks of %" PRIu32
+                           "%s: device %d, %s, refused to launch %s (%" PRId64 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
                            call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
                            launch->grid, launch->threads, launch->cluster, launch->shared,
@@ -534,7 +500,7 @@ bool normfuse_cuda_lacks_answers(void)
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch)
 {
-    struct device *const found = own(device);
+    struct device *const found = (struct device *)(uintptr_t)device;
     const CUfunction function = (CUfunction)kernel_of(found, launch->kernel);
     const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
     const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */

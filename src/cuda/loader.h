@@ -27,21 +27,19 @@ struct normfuse_cuda_device {
 
 /* The device's facts, with every kernel that it has ready to launch on it: the first call for a device loads the
  * module, so that a later one under graph capture finds it. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER,
- * NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT (no such device). Thread-safe. */
+ * NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT (no such device). `device` NULL (normfuse_prepare): loads the kernels into the
+ * current context, too, though a call before has found the device. Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
-
-/* normfuse_prepare: the same, and loads the kernels into the current context too. */
-normfuse_status normfuse_cuda_prepare(const char *call, int32_t ordinal);
 
 struct normfuse_cuda_launch {
     enum normfuse_cuda_kernel kernel;
-    uint32_t grid, threads; /* blocks, threads of each; one dimension */
-    uint32_t cluster;       /* blocks of a cluster; 0 or 1: none */
-    size_t shared;          /* dynamic shared memory of a block, bytes */
-    bool cooperative;       /* refused by the driver unless the whole grid is resident at once */
-    bool dependent;         /* programmatic dependent launch: may start before the kernel ahead of it in the stream has
-                               ended; the kernel itself waits where it must */
-    const void *arguments;  /* the kernel's one parameter, by value */
+    int64_t grid;              /* blocks, one dimension: below 2^31 */
+    uint32_t threads, cluster; /* of a block; blocks of a cluster, 0 or 1: none */
+    size_t shared;             /* dynamic shared memory of a block, bytes */
+    bool cooperative;          /* refused by the driver unless the whole grid is resident at once */
+    bool dependent;            /* programmatic dependent launch: may start before the kernel ahead of it in the stream
+                                  has ended; the kernel itself waits where it must */
+    const void *arguments;     /* the kernel's one parameter, by value */
 };
 
 /* Enqueues on `stream` (a CUstream; NULL: the default stream of the device's context). */

@@ -3,7 +3,7 @@
  * plan.c - the steps of a call, each a kernel with its geometry: kernels that hold what they read on the chip where
  * that is possible, else two passes, and the small kernels of finish.cu between and after them; and the memory of
  * plans. */
-#include "plan.h"
+#include "schedules.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -32,26 +32,25 @@ static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
 {
     enum { PARTS_A_LANE = 4, MAX_LANES = 256, RESIDENT_THREADS = 1 << 17 };
     int64_t lanes = 1;
-    while (lanes < MAX_LANES && lanes * PARTS_A_LANE < parts &&
-           (lanes < 32 || items * lanes * 2 <= RESIDENT_THREADS))
+    while (lanes < MAX_LANES && lanes * PARTS_A_LANE < parts && (lanes < 32 || items * lanes * 2 <= RESIDENT_THREADS))
         lanes *= 2;
     return lanes;
 }
 
-/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each to join. */
-static struct step *add_small(struct plan *plan, const struct normfuse_problem *p,
-                              const struct normfuse_cuda_geometry *geometry, enum normfuse_cuda_kernel kernel,
+/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each of the sums to join. */
+static struct step *add_small(struct plan *plan, const struct normfuse_problem *p, enum normfuse_cuda_kernel kernel,
                               int64_t items, int64_t parts)
 {
     const int64_t lanes = lanes_of(items, parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
-    *step = (struct step){.kernel = kernel, .threads = (uint32_t)threads, .blocks = divide_up(items, threads / lanes)};
+    *step = (struct step){
+        .launch = {.kernel = kernel, .threads = (uint32_t)threads, .grid = divide_up(items, threads / lanes)},
+        .geometry = plan->sums_geometry};
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    *g = *geometry;
     g->lanes = g->gradient_lanes = (int32_t)lanes;
     g->items = (int32_t)items;
     g->totals_blocks = 0;
-    set_divisors(p, step->threads, g);
+    set_divisors(p, step->launch.threads, g);
     return step;
 }
 
@@ -60,17 +59,17 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
 static void add_statistics(struct plan *plan, const struct normfuse_problem *p, int64_t sets, int64_t parts)
 {
     enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
-    struct normfuse_cuda_geometry shared = plan->sums_geometry;
-    shared.triples = shared.joined = (int32_t)parts;
-    shared.share = 1;
+    struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    g->triples = g->joined = (int32_t)parts;
+    g->share = 1;
     if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
-        shared.shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
-        shared.by_shares = divisor_of(shared.shares);
-        shared.share = (int32_t)divide_up(parts, shared.shares);
-        shared.joined = (int32_t)divide_up(parts, shared.share);
-        add_small(plan, p, &shared, NORMFUSE_CUDA_shares, sets * shared.shares, parts);
+        g->shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
+        g->by_shares = divisor_of(g->shares);
+        g->share = (int32_t)divide_up(parts, g->shares);
+        g->joined = (int32_t)divide_up(parts, g->share);
+        add_small(plan, p, NORMFUSE_CUDA_shares, sets * g->shares, parts);
     }
-    add_small(plan, p, &shared, NORMFUSE_CUDA_statistics, sets, shared.joined);
+    add_small(plan, p, NORMFUSE_CUDA_statistics, sets, g->joined);
 }
 
 /* The totals of `sets` sets, the parameters' gradients, or both. */
@@ -78,34 +77,32 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
 {
     const int64_t slots = maximum(1, plan->sums_geometry.sum_slots);
     const int64_t samples = plan->sums_geometry.sums_by_channel ? 1 : p->n;
-    struct step *const step = add_small(plan, p, &plan->sums_geometry, NORMFUSE_CUDA_gradients, sets,
-                                        group_of(p) * slots);
+    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, group_of(p) * slots);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* A sample that gets something has a lane of its own, or a warp. */
     g->gradient_lanes = (int32_t)lanes_of(p->c, maximum(samples * slots, 4 * minimum(samples, 32)));
     if (wants_gradients)
-        step->threads = (uint32_t)maximum(step->threads, g->gradient_lanes);
-    const int64_t threads = step->threads;
+        step->launch.threads = (uint32_t)maximum(step->launch.threads, g->gradient_lanes);
+    const int64_t threads = step->launch.threads;
     g->totals_blocks = (int32_t)divide_up(sets * g->lanes, threads);
-    step->blocks = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
+    step->launch.grid = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
 }
 
 /* The gradients of prelu's slopes, from the sums of so many samples. */
 static void add_slopes(struct plan *plan, const struct normfuse_problem *p, int64_t samples)
 {
-    struct normfuse_cuda_geometry sums = plan->sums_geometry;
-    const int64_t slots = maximum(1, sums.sum_slots), slopes = p->dslope.channel == 0 ? 1 : p->c;
-    sums.shares = slopes < p->c && samples > 0;
-    sums.joined = (int32_t)samples;
-    sums.share = (int32_t)(p->c * slots);
-    add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, sums.shares ? p->c : slopes, samples * slots);
-    if (!sums.shares)
+    struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    const int64_t slots = maximum(1, g->sum_slots), slopes = p->dslope.channel == 0 ? 1 : p->c;
+    g->shares = slopes < p->c && samples > 0;
+    g->joined = (int32_t)samples;
+    g->share = (int32_t)(p->c * slots);
+    add_small(plan, p, NORMFUSE_CUDA_slopes, g->shares ? p->c : slopes, samples * slots);
+    if (!g->shares)
         return;
-    sums.shares = 0;
-    sums.joined = (int32_t)p->c;
-    sums.share = (int32_t)slots;
-    struct step *const step = add_small(plan, p, &sums, NORMFUSE_CUDA_slopes, 1, p->c);
-    step->geometry.by_sum_slots = divisor_of(1);
+    g->shares = 0;
+    g->joined = (int32_t)p->c;
+    g->share = (int32_t)slots;
+    add_small(plan, p, NORMFUSE_CUDA_slopes, 1, p->c)->geometry.by_sum_slots = divisor_of(1);
 }
 
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
@@ -119,7 +116,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
     const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(tile) | OF(cluster) | OF(general);
-    if (rounds || g->sets_a_block > 1 || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+    if (rounds || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -127,7 +124,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
 }
 
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
-static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, int32_t source, bool holds)
+static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, bool holds)
 {
     const int32_t of_sums = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const bool sums = (phases & of_sums) != 0, applies = (phases & ~of_sums) != 0;
@@ -135,63 +132,58 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     struct step *const step = &plan->steps[plan->count];
     struct shape shape = *given;
     *step = (struct step){0};
-    bool found;
-    if (holds) {
-        if (shape.unaligned_samples)
-            shape = narrowed(given);
-        else if (p->columns && shape.direction == BACKWARD && is_rare(p->activation))
-            shape.plain = shape.compact = shape.few_rows = shape.batch = false;
-        found = normfuse_cuda_hold(&shape, step);
-    } else {
-        /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
-         * evaluation 106 us where the memory takes 3. */
-        const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
-                              shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
-        found = (shape.plain || shape.residual) && !is_short &&
-                (p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows)(&shape, step, !applies);
-        if (!found) {
-            *step = (struct step){0};
-            found = normfuse_cuda_pass_general(&shape, step, sums, applies);
-        }
-    }
-    if (!found)
+    /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
+    if (holds && shape.residual && !normfuse_cuda_takes(&normfuse_cuda_lines, &shape))
+        return false;
+    if (holds && shape.unaligned_samples)
+        shape = narrowed(given);
+    else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation))
+        shape.plain = shape.compact = shape.few_rows = shape.batch = false;
+    /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
+     * evaluation 106 us where the memory takes 3. */
+    const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
+                          shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
+    bool (*const pass)(const struct shape *, struct step *, bool) =
+        p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows;
+    const bool passes = (shape.plain || shape.residual) && !is_short;
+    if (!(holds ? normfuse_cuda_hold(&shape, step)
+                : (passes && pass(&shape, step, !applies)) || normfuse_cuda_pass_general(&shape, step, sums, applies)))
         return false;
     if (shape.explains)
-        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->kernel));
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
     step->phases = phases;
-    step->source = source;
-    set_divisors(p, step->threads - step->without_vectors, &step->geometry);
+    step->source = p->sets == NORMFUSE_SETS_NONE    ? p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE
+                   : shape.direction == BACKWARD    ? NORMFUSE_SOURCE_SAVED
+                   : phases == NORMFUSE_PHASE_APPLY ? NORMFUSE_SOURCE_SCRATCH
+                                                    : NORMFUSE_SOURCE_NONE;
+    set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
+    /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t groups = p->columns ? (int64_t)g->width * shape.elements / g->group : 1;
+    if (step->launch.cooperative)
+        plan->partials =
+            (size_t)(2 * g->block_groups * groups * g->parts * (shape.direction == FORWARD ? 24 : 16));
     if (sums)
-        plan->sums_geometry = step->geometry;
+        plan->sums_geometry = *g;
     plan->count++;
     return true;
 }
 
-/* A kernel that does both phases and holds what it reads, where there is one. Two passes are the faster way for what
- * elementwise_residual takes, but for lines. */
-static bool add_held(const struct shape *shape, struct plan *plan, int32_t phases, int32_t source)
-{
-    if ((shape->residual && !normfuse_cuda_takes(&normfuse_cuda_lines, shape)) ||
-        !add_step(shape, plan, phases, source, true))
-        return false;
-    /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
-    const struct step *const step = &plan->steps[0];
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t groups = shape->problem->columns ? (int64_t)g->width * shape->elements / g->group : 1;
-    const int64_t word = shape->direction == FORWARD ? 24 : 16;
-    plan->partials = step->cooperative ? (size_t)(2 * g->block_groups * groups * g->parts * word) : 0;
-    return true;
-}
-
-/* Sums, statistics of them, and results from these: each where it is wanted. */
-static bool plan_statistics_and_results(const struct shape *shape, struct plan *plan, bool statistics, bool applies)
+/* One kernel that holds what it reads, or sums, statistics of them, and results from these: each where it is wanted. */
+static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p), d = group_of(p);
     const bool empty = p->n == 0 || p->s == 0;
+    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
+    if (p->sets == NORMFUSE_SETS_NONE)
+        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
+    const bool holds = statistics && applies && !empty &&
+                       add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, true);
     int64_t parts = statistics ? 0 : 1; /* of a set */
-    if (statistics && !empty) {
+    if (!holds && statistics && !empty) {
         /* The sums are of x alone where nothing is added to it. */
         struct normfuse_problem bare = *p;
         bare.post_add.data = NULL;
@@ -200,72 +192,28 @@ static bool plan_statistics_and_results(const struct shape *shape, struct plan *
         const bool is_bare = p->pre_add.data == NULL && (p->post_add.data != NULL || p->activation == NORMFUSE_PRELU);
         struct shape of_bare = *shape;
         const bool sums_bare = is_bare && normfuse_cuda_shape_of(&bare, &of_bare) && of_bare.plain;
-        if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, 0, false))
+        if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, false))
             return false;
         const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
         parts = d / g->group * g->parts * maximum(1, g->copies);
         plan->partials = (size_t)(sets * parts) * 24;
     }
-    if (sets > 0)
+    if (!holds && sets > 0)
         add_statistics(plan, p, sets, parts);
-    if (!applies || empty)
-        return true;
-    plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
-    return add_step(shape, plan, NORMFUSE_PHASE_APPLY, NORMFUSE_SOURCE_SCRATCH, false);
-}
-
-static bool plan_forward(const struct shape *shape, struct plan *plan)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool empty = p->n == 0 || p->s == 0;
-    const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return empty || p->y.data == NULL ||
-               add_step(shape, plan, NORMFUSE_PHASE_APPLY, p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE,
-                        false);
-    const bool holds = statistics && applies && !empty &&
-                       add_held(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, 0);
-    if (!holds && !plan_statistics_and_results(shape, plan, statistics, applies))
-        return false;
-    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets_of(p) > 0) {
-        const struct normfuse_cuda_geometry nothing = {.group = (int32_t)group_of(p)};
-        add_small(plan, p, &nothing, NORMFUSE_CUDA_running, p->c, p->n);
-        plan->statistics = (size_t)sets_of(p) * sizeof(struct normfuse_cuda_statistics);
+    if (!holds && applies && !empty) {
+        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, false))
+            return false;
+    }
+    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets > 0) {
+        plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
+        add_small(plan, p, NORMFUSE_CUDA_running, p->c, p->n);
+        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
     }
     return true;
 }
 
-/* Sums of dz, and dx from these or from given statistics: each where it is wanted. *wants_gradients: a later kernel has
- * to find those of the parameters. */
-static bool plan_sums_and_dx(const struct shape *shape, struct plan *plan, int32_t source, bool wants_dx,
-                             bool *wants_gradients)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool centred = p->sets != NORMFUSE_SETS_NONE, sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    if (sums && (wants_dx || *wants_gradients || p->dpost_add.data != NULL) &&
-        !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, source, false))
-        return false;
-    if (!wants_dx)
-        return true;
-    if (centred) {
-        add_gradients(plan, p, sets_of(p), *wants_gradients);
-        *wants_gradients = false;
-        plan->totals = (size_t)sets_of(p) * 16;
-    }
-    struct normfuse_problem rest = *p;
-    struct shape of_dz = *shape;
-    const bool stored = plan->steps[0].geometry.stores_dz || (shape->residual && centred);
-    if (stored) {
-        go_on_from_dz(&rest);
-        (void)normfuse_cuda_shape_of(&rest, &of_dz);
-    }
-    if (!add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
-        return false;
-    plan->steps[plan->count - 1].of_dpost_add = stored;
-    return true;
-}
-
+/* One kernel, or sums of dz, and dx from these or from given statistics: each where it is wanted. */
 static bool plan_backward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
@@ -274,32 +222,42 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
-    const int32_t source = centred       ? NORMFUSE_SOURCE_SAVED
-                           : p->evaluate ? NORMFUSE_SOURCE_RUNNING
-                                         : NORMFUSE_SOURCE_NONE;
-    bool wants_gradients = shape->wants_gradients;
+    bool wants_gradients = shape->wants_gradients; /* of a later kernel */
     struct step *const first = &plan->steps[0];
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
     if (empty) {
-        if (sums && wants_gradients) {
-            plan->sums = 64; /* none are read: every channel has no parts */
-            plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
-        }
-    } else {
-        if (wants_dx && sums && !centred) {
-            /* dx needs no sums: one reading in any case. */
-            if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, source, false))
-                return false;
-        } else if (wants_dx && sums && add_held(shape, plan, both, source)) {
-            wants_gradients = wants_gradients && !first->finds_gradients &&
-                              !lets_last_block_finish(shape, first);
-        } else if (!plan_sums_and_dx(shape, plan, source, wants_dx, &wants_gradients)) {
+        plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    } else if (wants_dx && sums && !centred) {
+        /* dx needs no sums: one reading in any case. */
+        if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
+    } else if (wants_dx && sums && add_step(shape, plan, both, true)) {
+        wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);
+    } else {
+        if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL) &&
+            !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, false))
+            return false;
+        if (wants_dx && centred) {
+            add_gradients(plan, p, sets_of(p), wants_gradients);
+            wants_gradients = false;
+            plan->totals = (size_t)sets_of(p) * 16;
         }
-        if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
-            plan->sums = (size_t)((plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c *
-                                  plan->sums_geometry.sum_slots) * 16 * (p->dslope.data != NULL ? 2 : 1);
+        struct normfuse_problem rest = *p;
+        struct shape of_dz = *shape;
+        const bool stored = wants_dx && (first->geometry.stores_dz || (shape->residual && centred));
+        if (stored) {
+            go_on_from_dz(&rest);
+            (void)normfuse_cuda_shape_of(&rest, &of_dz);
+        }
+        if (wants_dx && !add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, false))
+            return false;
+        if (stored)
+            plan->steps[plan->count - 1].of_dpost_add = true;
     }
+    /* Where there are none, none are read, but they have a place. */
+    const int64_t pairs = (plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots;
+    if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
+        plan->sums = empty ? 64 : (size_t)pairs * 16 * (p->dslope.data != NULL ? 2 : 1);
     if (wants_gradients)
         add_gradients(plan, p, 0, true);
     if (p->dslope.data != NULL && sums)

@@ -80,9 +80,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
  * NHWC, clusters of 8 14.4 us, the grid 12.2. */
 static const double normfuse_cuda_start[2] = {1.3, 2.6}, normfuse_cuda_cluster_wait = 3.5;
 
-/* Waves of blocks at least, of results and of sums: 1x256x512x512 NHWC backward, sums in 1 wave 174 us, 2 177. */
-static const int32_t normfuse_cuda_passing_waves[2] = {4, 1};
-
 /* Parts of a channel that a kernel's last block adds to gradients, where a later kernel would. 16x640x32x32 f16 NCHW,
  * 16 parts, 34 us, by the last block 50; one part, 16x256x14x14, 12.4 and 9.5. */
 enum { NORMFUSE_CUDA_PARTS_OF_LAST = 2 };

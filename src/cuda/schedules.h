@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * schedules.h - what a launch is, and the schedules that a call may take. */
+ * schedules.h - the schedules that a call may take, and the plan that is made of them: kernels with their geometry, the
+ * copies around them, and the scratch memory between them. */
 #ifndef NORMFUSE_CUDA_SCHEDULES_H
 #define NORMFUSE_CUDA_SCHEDULES_H
 
@@ -14,20 +15,16 @@ enum { MAX_CLUSTER = 16, MAX_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 1
 
 /* One kernel of a call. */
 struct step {
-    enum normfuse_cuda_kernel kernel;
+    struct normfuse_cuda_launch launch; /* but for its arguments */
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
-    int variant; /* of its schedule */
-    uint32_t threads, cluster;
+    int variant;              /* of its schedule */
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* 0: not of normfuse_cuda_columns; rows, and what else these schedules have */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
-    int64_t blocks;
-    size_t shared;
-    bool cooperative;     /* all blocks wait for one another, at grid barriers */
-    bool finds_gradients; /* of the parameters: no later kernel does */
-    bool of_dpost_add;    /* what goes on from dz: the step before it wrote that there */
+    bool finds_gradients;           /* of the parameters: no later kernel does */
+    bool of_dpost_add;              /* what goes on from dz: the step before it wrote that there */
 };
 
 /* What a schedule may need, and take. */
@@ -79,6 +76,38 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 /* The same by the general kernels; where no norm group is shared, both at once. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
+enum { MAX_STEPS = 6 };
+
+struct plan {
+    struct step steps[MAX_STEPS];
+    int count;
+    /* Bytes of each part of scratch; 0: not there. */
+    size_t partials, statistics, sums, totals;
+    struct normfuse_cuda_geometry sums_geometry; /* of the kernel that wrote the sums */
+};
+
+/* NULL: none fits. *is_certain: not for want of an answer from the driver, which may give it to the next call. The plan
+ * is this thread's until its next call. `explains`: what every schedule says of the call goes to stderr. */
+const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
+                                         const struct normfuse_cuda_device *device, bool has_grid_barriers,
+                                         bool explains, bool *is_certain);
+
+/* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so
+ * these are copied, inputs before a call's kernels and outputs after them. */
+struct transposed {
+    struct normfuse_cuda_transpose_arguments before, after; /* of a call's kernels */
+    size_t bytes; /* of scratch, whose beginning it is */
+};
+
+/* Makes the strides of all tensors the same, by as few copies as can be: x's, or those of either layout without gaps.
+ * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large for that. */
+bool normfuse_cuda_transpose(struct normfuse_problem *problem, char *scratch, struct transposed *transposed);
+
+static inline size_t rounded(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
 /* Columns: vectors that have channels of one group, at most. */
 static inline int64_t max_vectors_of_group(const struct shape *shape, int64_t group)
 {
@@ -96,24 +125,19 @@ static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
 /* Blocks of a step that run at the same time. */
 static inline int64_t resident_blocks(const struct shape *shape, const struct step *step)
 {
-    const struct normfuse_cuda_launch launch = {
-        .kernel = step->kernel, .threads = step->threads, .cluster = step->cluster, .shared = step->shared};
-    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &launch) * maximum(1, step->cluster);
+    return (int64_t)normfuse_cuda_resident_clusters(shape->device, &step->launch) * maximum(1, step->launch.cluster);
 }
 
 /* A set of schedules. */
 #define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
 
-/* `lines` and `tile` have one kernel for both layouts, listed as one of rows, without vectors. Over rows one kernel has
- * unaligned vectors for all that hold them. */
+/* Over rows one kernel has unaligned vectors for all that hold them. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool has_both = ((OF(lines) | OF(tile)) >> schedule & 1) != 0;
     if (shape->unaligned && !p->columns && ((OF(block) | OF(split) | OF(two_pass)) >> schedule & 1) != 0)
         schedule = NORMFUSE_SCHEDULE_unaligned;
-    return normfuse_cuda_kernel_of(p->columns && !has_both, schedule, shape->direction == BACKWARD, p->type,
-                                   shape->elements > 1 && !has_both);
+    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
 }
 
 /* What most schedules begin with; most variants are refused before they need it. */
@@ -158,7 +182,7 @@ static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_sched
 
 static inline bool is_of(const struct step *step, uint32_t schedules)
 {
-    return (schedules >> normfuse_cuda_kernel_table[step->kernel].schedule & 1) != 0;
+    return (schedules >> normfuse_cuda_kernel_table[step->launch.kernel].schedule & 1) != 0;
 }
 
 /* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */
@@ -193,28 +217,30 @@ static inline void set_joins(const struct shape *shape, struct normfuse_cuda_geo
     g->by_subvectors = divisor_of(g->group >> g->subvector_bits);
 }
 
-/* Samples whose `parts` blocks each are in one cluster, which finds the parameters' gradients: all, where that is small
- * enough and nothing is requested of each; else 0. */
-static inline int64_t samples_of_cluster(const struct shape *shape, int64_t samples, int64_t parts)
-{
-    const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
-    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
-    return gives && samples * parts <= max_cluster ? samples : 0;
-}
-
 /* Blocks of a cluster, if they are several, wait for one another. */
 static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 {
-    step->cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    step->launch.cluster = blocks > 1 ? (uint32_t)blocks : 0;
     step->geometry.exchange = blocks > 1 ? NORMFUSE_EXCHANGE_CLUSTER : NORMFUSE_EXCHANGE_NONE;
+}
+
+/* Clusters of the `parts` blocks of a sample, or of all samples', which then find the parameters' gradients, where that
+ * is small enough and nothing is requested of each. Returns the samples; 0: one. */
+static inline int64_t exchange_of_samples(const struct shape *shape, struct step *step, int64_t samples, int64_t parts)
+{
+    const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
+    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
+    step->finds_gradients = gives && samples * parts <= max_cluster;
+    exchange_by_cluster(step, step->finds_gradients ? samples * parts : parts);
+    return step->finds_gradients ? samples : 0;
 }
 
 /* All blocks of the grid wait for one another, so all must run at the same time. Returns why they cannot. */
 static inline const char *exchange_by_grid(const struct shape *shape, struct step *step)
 {
     step->geometry.exchange = NORMFUSE_EXCHANGE_GRID;
-    step->cooperative = true;
-    return resident_blocks(shape, step) >= step->blocks ? NULL : "its blocks are not resident together";
+    step->launch.cooperative = true;
+    return resident_blocks(shape, step) >= step->launch.grid ? NULL : "its blocks are not resident together";
 }
 
 #endif

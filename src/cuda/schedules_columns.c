@@ -3,11 +3,7 @@
  * schedules_columns.c - the schedules of columns (NHWC) but for those of the whole grid, and their two passes. */
 #include "schedules.h"
 
-enum {
-    COLUMN_THREADS = 256,
-    /* Of what is not held, and twice as many where blocks have parts of rows. */
-    PASSING_THREADS = 256
-};
+enum { THREADS = 256 };
 
 /* How many vectors of a row a block can have: as few as hold whole groups, times any number, or of rows folded all. */
 static int64_t vectors_of_unit(const struct shape *shape, int64_t group)
@@ -21,7 +17,7 @@ static void part_rows_of(const struct shape *shape, struct step *step, int64_t p
     g->part_rows = (int32_t)part_rows;
     g->parts_a_sample = (int32_t)divide_up(g->rows, part_rows);
     g->parts = g->sum_slots = g->all_samples ? (int32_t)(shape->problem->n * g->parts_a_sample) : g->parts_a_sample;
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
 }
 
 /* `joins`: the kernel sums. */
@@ -34,9 +30,9 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int registers = vectors_of(shape, schedule);
     /* Two passes hold nothing: what passes goes through a pipeline of each thread, or registers. */
     const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
-    const bool holds = schedule == NORMFUSE_SCHEDULE_cluster || schedule == NORMFUSE_SCHEDULE_split;
-    step->kernel = kernel_of(shape, schedule);
-    step->threads = threads;
+    const bool holds = schedule == NORMFUSE_SCHEDULE_split;
+    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.threads = threads;
     part_rows_of(shape, step, part_rows);
     g->held_shared = holds ? (int32_t)maximum(0, divide_up(part_rows, at_once) - registers) : 0;
     int64_t groups = channels / g->group;
@@ -45,7 +41,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     if (shape->unaligned_samples)
         groups += groups / g->folded;
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
-    const int64_t in_cluster = groups * step->cluster;
+    const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (shape->direction == BACKWARD) {
@@ -59,43 +55,25 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         words = 4 * groups + (3 + modulated + biased) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
     }
-    step->shared = vectors + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
-    return step->shared + 1024 <= shape->device->shared_per_block;
-}
-
-/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
- * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
- * twice as many threads. */
-enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
-
-static bool is_of_grid(const struct step *step)
-{
-    return step->variant % 8 >= 5;
-}
-
-static bool has_more_threads(const struct step *step)
-{
-    return step->variant % WAYS >= 8;
+    step->launch.shared = vectors + (size_t)words * shape->value_bytes + (size_t)doubles * sizeof(double);
+    return step->launch.shared + 1024 <= shape->device->shared_per_block;
 }
 
 /* The kernel `cluster`, with threads for as few rows each as a block has room for, or as few threads as can be: more
  * blocks then share a multiprocessor. Few come first where blocks wait for one another: 2x1280x16x16 backward 6.2 us,
  * as many as can be 6.7. False where it is not made for this. */
-static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts)
+static bool settle_cluster(const struct shape *shape, struct step *step, int64_t parts, bool few)
 {
     enum { MAX_ENTRIES = 20 }; /* that a lane joins, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const bool few = has_more_threads(step) != (parts > 1);
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (is_of_grid(step) || !shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
-        (parts - 1) * part_rows >= g->rows)
+    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = max_vectors_of_group(shape, g->group);
     const bool gives = shape->wants_gradients;
-    const int64_t at_most =
-        minimum((COLUMN_THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
+    const int64_t at_most = minimum((THREADS - (gives ? 32 : 0)) / g->width, (MAX_ENTRIES << g->lane_bits) / vectors);
     if (at_most == 0)
         return false;
     const int64_t held = vectors_of(shape, NORMFUSE_SCHEDULE_cluster), slots = divide_up(part_rows, at_most);
@@ -103,23 +81,21 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
         return false;
     const int64_t at_once = divide_up(part_rows, few ? held : slots);
     const uint32_t threads = whole_warps(g->width * at_once);
-    const int64_t samples = samples_of_cluster(shape, shape->problem->n, parts), cluster = parts * maximum(1, samples);
-    exchange_by_cluster(step, cluster);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true))
-        return false;
+    const int64_t samples = exchange_of_samples(shape, step, shape->problem->n, parts);
+    const int64_t cluster = parts * maximum(1, samples);
+    (void)settle_columns(shape, step, NORMFUSE_SCHEDULE_cluster, part_rows, threads, true); /* but shared memory */
     step->at_once = (int32_t)at_once;
-    step->finds_gradients = samples > 0;
     step->of.cluster = (struct normfuse_cuda_cluster){(int32_t)samples, divisor_of(cluster), divisor_of(at_once)};
     const struct normfuse_cluster_layout layout =
         shape->direction == FORWARD
             ? normfuse_lay_out_cluster_forward(g->width, (int32_t)groups, step->at_once, (int32_t)parts)
             : normfuse_lay_out_cluster_backward(g->width, (int32_t)channels, (int32_t)groups, step->at_once,
                                                 (int32_t)parts, samples > 0 ? (int32_t)cluster : 0, gives);
-    step->shared = (size_t)layout.bytes;
+    step->launch.shared = (size_t)layout.bytes;
     /* The sums of channels are a warp's of their own. */
     step->without_vectors = gives ? 32 : 0;
-    step->threads += step->without_vectors;
-    return step->shared + 1024 <= shape->device->shared_per_block;
+    step->launch.threads += step->without_vectors;
+    return step->launch.shared + 1024 <= shape->device->shared_per_block;
 }
 
 /* Many samples of few rows, from one to the next. */
@@ -142,22 +118,21 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
-    step->kernel = kernel_of(shape, schedule);
-    step->threads = (uint32_t)row->threads;
+    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes =
         (struct normfuse_cuda_lanes){(int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
     const int32_t channels = g->width * shape->elements;
     if (shape->wants_gradients)
-        step->shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
+        step->launch.shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
     g->blocks_wide = (int32_t)blocks_wide;
     g->lane_bits = lane_bits;
     g->sets_a_block = (int32_t)samples;
-    const int64_t resident = resident_blocks(shape, step);
     const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
     const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
-    int64_t parts = maximum(1, resident / blocks_wide);
-    if (step->shared > 0)
+    int64_t parts = maximum(1, resident_blocks(shape, step) / blocks_wide);
+    if (step->launch.shared > 0)
         parts = maximum(parts, divide_up(p->n * rows_of_thread, samples * MAX_SUMMED));
     parts = minimum(parts, rounds);
     /* Few samples: forward each has a block of its own before all multiprocessors have one, backward one cluster has
@@ -167,8 +142,8 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
     g->sums_by_channel = 1;
     g->by_subvectors = divisor_of(d);
-    step->blocks = blocks_wide * parts;
-    return resident > 0 ? NULL : "no block is resident";
+    step->launch.grid = blocks_wide * parts;
+    return NULL;
 }
 
 /* Microseconds that the kernel of the parameters' gradients takes for the parts of a channel, which a lane adds one
@@ -194,11 +169,11 @@ static double estimate(const struct shape *shape, const struct step *step)
     static const double GRADIENTS = 2.0;                           /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct step without_cluster = {.kernel = step->kernel, .threads = step->threads, .shared = step->shared};
-    const int64_t a_multiprocessor = resident_blocks(shape, &without_cluster) / shape->device->multiprocessors;
-    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
-    if (slots == 0.0)
-        return INFINITY;
+    struct step alone = *step;
+    alone.launch.cluster = 0;
+    const int64_t a_multiprocessor = resident_blocks(shape, &alone) / shape->device->multiprocessors;
+    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
+    const double cluster = step->launch.cluster;
     const bool is_cluster = is_of(step, OF(cluster));
     const double waves = ceil(blocks / slots), busy = blocks / (waves * slots);
     const double filled = waves < 4.0 ? fmax(busy, a_multiprocessor > 1 ? 0.8 : busy) : 1.0;
@@ -213,7 +188,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
     if (waves > 1.0)
-        time *= 1.0 + cluster_gap[shape->direction] * step->cluster;
+        time *= 1.0 + cluster_gap[shape->direction] * cluster;
     /* A kernel for the parameters' gradients, where neither a cluster nor a last block finds them. Nothing hides it
      * behind `cluster`. */
     const int64_t parts_of_channel = (g->sums_by_channel ? 1 : shape->problem->n) * g->sum_slots;
@@ -222,14 +197,13 @@ static double estimate(const struct shape *shape, const struct step *step)
         time += GRADIENTS + (is_cluster ? 1.0 + gradients_time(parts_of_channel) : 0.0);
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
-        return time +
-               (step->cluster > 1 ? CLUSTER + SQUARE * step->cluster * step->cluster + WAVE * (waves - 1.0) : 0.0);
+        return time + (cluster > 1.0 ? CLUSTER + SQUARE * cluster * cluster + WAVE * (waves - 1.0) : 0.0);
     time += more[shape->direction];
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
     if (g->exchange == NORMFUSE_EXCHANGE_CLUSTER)
-        time += (normfuse_cuda_cluster_wait + 0.05 * step->cluster + (step->cluster > 8 ? 4.0 : 0.0)) *
+        time += (normfuse_cuda_cluster_wait + 0.05 * cluster + (cluster > 8.0 ? 4.0 : 0.0)) *
                 (waves < 2.0 ? 1.0 : 0.18 * waves);
     if (g->exchange == NORMFUSE_EXCHANGE_GRID) {
         const double rounds = (double)divide_up(g->all_block_groups, g->block_groups);
@@ -263,27 +237,28 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
 
-/* *parts: blocks a block group. */
-static const char *begin_variant(const struct shape *shape, struct step *step, int64_t *parts)
+/* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
+ * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
+ * twice as many threads. */
+enum { WIDTHS = 10, WAYS = 16, MAX_WIDTH = 512 };
+
+static const char *configure_variant(const struct shape *shape, struct step *step, bool is_cluster)
 {
-    const bool grid = is_of_grid(step);
-    const int bits = step->variant % 8 - (grid ? 5 : 0);
+    const int way = step->variant % WAYS;
+    const bool grid = way % 8 >= 5, more_threads = way >= 8;
+    const int bits = way % 8 - (grid ? 5 : 0);
     const int64_t d = group_of(shape->problem), units = INT64_C(1) << step->variant / WAYS;
     const int64_t unit = vectors_of_unit(shape, d), vectors = vectors_of_row(shape);
     const int64_t width = minimum(units * unit, vectors);
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
-    if (grid && !shape->has_grid_barriers)
-        return "there is no sync memory";
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, 24.3. */
-    if (grid && shape->has_pipeline && !shape->batch)
-        return "grid_pipeline does it better";
-    if (!grid && bits > 0 && !shape->device->clusters)
-        return "the device is older than 9.0";
+    if (grid && (is_cluster || !shape->has_grid_barriers || (shape->has_pipeline && !shape->batch)))
+        return "the grid has no sync memory, or a better schedule";
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)
         return "samples of batch norm are apart";
-    *parts = INT64_C(1) << bits;
+    int64_t parts = INT64_C(1) << bits; /* blocks a block group */
     if (grid) {
         /* Fewer block groups of more blocks until a part fits. */
         const int64_t resident = (int64_t)shape->device->multiprocessors << bits;
@@ -292,46 +267,46 @@ static const char *begin_variant(const struct shape *shape, struct step *step, i
         while (block_groups > 1 && divide_up(g->rows, resident / block_groups) > max_rows)
             block_groups = (block_groups + 1) / 2;
         g->block_groups = (int32_t)block_groups;
-        *parts = resident / block_groups;
+        parts = resident / block_groups;
     }
-    return *parts > g->rows ? "rows are fewer than blocks" : NULL;
-}
-
-static const char *configure_cluster(const struct shape *shape, struct step *step)
-{
-    int64_t parts;
-    const char *const reason = begin_variant(shape, step, &parts);
-    return reason != NULL ? reason : settle_cluster(shape, step, parts) ? NULL : "registers do not hold whole groups";
-}
-
-static const char *configure_split(const struct shape *shape, struct step *step)
-{
-    int64_t parts;
-    const char *const reason = begin_variant(shape, step, &parts);
-    if (reason != NULL)
-        return reason;
+    if (parts > g->rows)
+        return "rows are fewer than blocks";
     struct step other = *step;
-    if (settle_cluster(shape, &other, parts))
+    const bool settled = !grid && settle_cluster(shape, &other, parts, more_threads != (parts > 1));
+    if (is_cluster) {
+        *step = other;
+        return settled ? NULL : "registers do not hold whole groups";
+    }
+    if (settled)
         return "cluster does it better";
-    struct normfuse_cuda_geometry *const g = &step->geometry;
     /* No more threads than it takes for each to have as many rows as it has anyway: fewer sums to join. */
-    const int64_t max_threads = has_more_threads(step) ? 2 * COLUMN_THREADS : COLUMN_THREADS;
-    const int64_t at_most = minimum(maximum(1, max_threads / g->width), max_at_once(shape, group_of(shape->problem)));
+    const int64_t max_threads = more_threads ? 2 * THREADS : THREADS;
+    const int64_t at_most = minimum(maximum(1, max_threads / width), max_at_once(shape, d));
     const int64_t part_rows = divide_up(g->rows, parts), at_once = divide_up(part_rows, divide_up(part_rows, at_most));
-    if (!is_of_grid(step))
+    if (!grid)
         exchange_by_cluster(step, parts);
-    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(g->width * at_once), true))
+    if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_split, part_rows, whole_warps(width * at_once), true))
         return "shared memory does not hold it";
-    if (!is_of_grid(step)) {
+    if (!grid) {
         /* Parts that round away would leave blocks of the cluster without rows. */
         g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-        step->blocks = (int64_t)g->all_block_groups * parts;
+        step->launch.grid = (int64_t)g->all_block_groups * parts;
         return NULL;
     }
     if (g->parts < 2 || g->block_groups > MAX_BLOCK_GROUPS)
         return "blocks are too few, or block groups too many";
-    step->blocks = (int64_t)g->block_groups * g->parts;
+    step->launch.grid = (int64_t)g->block_groups * g->parts;
     return exchange_by_grid(shape, step);
+}
+
+static const char *configure_cluster(const struct shape *shape, struct step *step)
+{
+    return configure_variant(shape, step, true);
+}
+
+static const char *configure_split(const struct shape *shape, struct step *step)
+{
+    return configure_variant(shape, step, false);
 }
 
 const struct schedule normfuse_cuda_two_pass = {
@@ -352,40 +327,30 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
 /* Blocks of `width` vectors, whose sums are joined over `group` channels. */
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
-    /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
-    static const struct kind {
-        enum normfuse_cuda_schedule schedule;
-        int32_t threads[2], waves[2], passes[2]; /* of a block at most; of results: of blocks at least, tiles at most */
-    } elementwise = {NORMFUSE_SCHEDULE_elementwise, {256, 512}, {4, 2}, {1, 8}},
-      residual = {NORMFUSE_SCHEDULE_elementwise_residual, {256, 512}, {4, 2}, {4, 8}},
-      unaligned = {NORMFUSE_SCHEDULE_unaligned, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
-      whole = {NORMFUSE_SCHEDULE_two_pass, {PASSING_THREADS, PASSING_THREADS}, {4, 4}, {4, 4}},
-      /* Where rows are parted among blocks those are larger, if their pipelines find room. */
-      parted = {NORMFUSE_SCHEDULE_two_pass, {2 * PASSING_THREADS, 2 * PASSING_THREADS}, {2, 2}, {4, 4}};
     enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
-    const int direction = shape->direction;
+    const bool backward = shape->direction == BACKWARD, is_elementwise = shape->given || shape->residual;
+    const enum normfuse_cuda_schedule schedule = shape->given               ? NORMFUSE_SCHEDULE_elementwise
+                                                 : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
+                                                 : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
+                                                                            : NORMFUSE_SCHEDULE_two_pass;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, group);
-    const struct kind *const kind = shape->given               ? &elementwise
-                                    : shape->residual          ? &residual
-                                    : shape->unaligned_samples ? &unaligned
-                                    : g->blocks_wide > 1       ? &parted
-                                                               : &whole;
-    const int64_t slots = vectors_of(shape, kind->schedule);
-    const int64_t at_most = sums || direction == BACKWARD ? max_at_once(shape, group) : INT64_MAX;
-    int64_t max_threads = kind->threads[direction];
+    const int64_t slots = vectors_of(shape, schedule);
+    const int64_t at_most = sums || backward ? max_at_once(shape, group) : INT64_MAX;
+    /* Where rows are parted among blocks those are larger, if their pipelines find room. */
+    const bool large = is_elementwise ? backward : !shape->unaligned_samples && g->blocks_wide > 1;
+    int64_t max_threads = large ? 2 * THREADS : THREADS;
     uint32_t threads;
-    for (;; max_threads = PASSING_THREADS) {
+    for (;; max_threads = THREADS) {
         threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, kind->schedule, threads / width * slots, threads, sums))
+        if (settle_columns(shape, step, schedule, threads / width * slots, threads, sums))
             break;
-        if (max_threads <= PASSING_THREADS)
+        if (max_threads <= THREADS)
             return false;
     }
     const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
     /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
      * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t waves = sums ? normfuse_cuda_passing_waves[sums] : kind->waves[direction];
-    const int64_t wanted = waves * maximum(1, resident_blocks(shape, step));
+    const int64_t wanted = (sums ? 1 : large ? 2 : 4) * maximum(1, resident_blocks(shape, step));
     if (sums) {
         const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
         const int64_t parts =
@@ -394,7 +359,9 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->passes = (int32_t)divide_up(g->part_rows, tile_rows);
         g->interleaved = 1;
     } else {
-        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), kind->passes[direction]);
+        /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
+        const int64_t max_passes = !is_elementwise ? 4 : backward ? 8 : shape->given ? 1 : 4;
+        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), max_passes);
         g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
         g->backwards = 1;
     }
@@ -406,8 +373,7 @@ bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bo
 {
     const struct normfuse_problem *const p = shape->problem;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
-    const bool of_groups = p->sets == NORMFUSE_SETS_GROUP && !shape->residual;
-    const int64_t vectors = vectors_of_row(shape), d = of_groups ? p->c / p->groups : 1;
+    const int64_t vectors = vectors_of_row(shape), d = shape->residual ? 1 : group_of(p);
     const int64_t unit = vectors_of_unit(shape, d);
     const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
     int64_t width = minimum(vectors, WIDEST);

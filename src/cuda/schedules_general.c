@@ -156,15 +156,15 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const int64_t of_unit = p->columns ? shape->elements : 1, channels = g->width * of_unit,
                   groups = channels / g->group;
     const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
-    step->threads = whole_warps((int64_t)g->width * g->unit_lanes);
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
+    step->launch.threads = whole_warps((int64_t)g->width * g->unit_lanes);
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     if (sums && vectors > max_vectors(shape))
         return false;
-    set_joins(shape, g, groups, channels, step->threads, p->columns);
+    set_joins(shape, g, groups, channels, step->launch.threads, p->columns);
     struct normfuse_general_sizes *const of = &g->general;
-    const int64_t slot = shape->wide ? (int64_t)tensors_of(shape) * 16 * step->threads : 0;
+    const int64_t slot = shape->wide ? (int64_t)tensors_of(shape) * 16 * step->launch.threads : 0;
     /* In registers one batch, which is of one sample. */
     of->holds = both && (shape->wide ? vectors * slot <= HELD_BYTES : vectors <= ahead && g->part_samples == 1);
     g->held_shared = of->holds ? (int32_t)vectors : 0;
@@ -172,11 +172,11 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->subvector_bits)) : 0;
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
-    of->blocks = step->cluster > 1 ? (int32_t)step->cluster : 0;
+    of->blocks = step->launch.cluster > 1 ? (int32_t)step->launch.cluster : 0;
     const struct normfuse_general_layout at = normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward);
     const bool has_slopes = p->activation == NORMFUSE_PRELU && of->channels > 0;
-    step->shared = has_slopes ? (size_t)at.slopes + (size_t)of->channels * shape->value_bytes : (size_t)at.bytes;
-    return step->shared + SMALL_RESERVE <= shape->device->shared_per_block;
+    step->launch.shared = has_slopes ? (size_t)at.slopes + (size_t)of->channels * shape->value_bytes : (size_t)at.bytes;
+    return step->launch.shared + SMALL_RESERVE <= shape->device->shared_per_block;
 }
 
 /* Variants: clusters of 1 to 16 blocks, times widths of blocks (columns) or threads that share a channel (rows). */
@@ -232,23 +232,25 @@ static const char *configure(const struct shape *given, struct step *step)
 static double estimate(const struct shape *given, const struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
-    const double resident = (double)resident_blocks(shape, step), blocks = (double)step->blocks;
+    const double resident = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
     const bool holds = step->geometry.general.holds;
     const double missed = holds || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
-    const double reach = fmin(1.0, running * step->threads / (320.0 * shape->device->multiprocessors));
+    const double reach = fmin(1.0, running * step->launch.threads / (320.0 * shape->device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     const double narrow = shape->wide || shape->problem->columns ? 1.1 : 4.0;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
-    const double once = step->cluster > 1 ? 6.0 + 1.5 * step->cluster : shape->problem->columns ? 8.0 : 3.0;
+    const double once = step->launch.cluster > 1  ? 6.0 + 1.5 * step->launch.cluster
+                        : shape->problem->columns ? 8.0
+                                                  : 3.0;
     /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
     const double first = shape->direction == BACKWARD
                              ? once
-                         : step->cluster > 1 ? 3.0 + 0.8 * step->cluster
+                         : step->launch.cluster > 1 ? 3.0 + 0.8 * step->launch.cluster
                                              : fmin(once, 4.0);
     /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
      * pre_add 136 us, in two passes 111. */
@@ -301,6 +303,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     const struct shape general = general_of(given), *const shape = &general;
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
+    *step = (struct step){0};
     const bool joins =
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
     /* Columns: of rows that do not begin where a sector of memory does, adjacent threads read more. */

@@ -52,29 +52,31 @@ static const char *share_grid(const struct shape *shape, struct step *step, int6
     g->block_groups = step->of.grid.block_groups = (int32_t)block_groups;
     g->by_subvectors = divisor_of(g->group);
     step->at_once = (int32_t)at_once;
-    step->blocks = block_groups * parts;
+    step->launch.grid = block_groups * parts;
     /* Batch norm joins what the gradients need anyway. */
     step->finds_gradients = true;
     g->sums_by_channel = gives || shape->batch;
-    g->sum_slots = shape->batch ? 0 : (int32_t)step->blocks;
-    g->contributors = gives && !shape->batch ? (int32_t)step->blocks : 0;
+    g->sum_slots = shape->batch ? 0 : (int32_t)step->launch.grid;
+    g->contributors = gives && !shape->batch ? (int32_t)step->launch.grid : 0;
     return exchange_by_grid(shape, step);
 }
 
 /* Group norm by the whole grid, a block a multiprocessor, `rounds` samples one after the other, or batch norm. */
 static bool settle_grid(const struct shape *shape, struct step *step, int64_t rounds)
 {
+    /* A block has all vectors of a row. */
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, vectors_of_row(shape), group_of(p));
     /* Values that a thread sums before it joins them to what it had; what the kernels have in shared memory beside what
      * is requested. */
     enum { MAX_STAGES = 32, MAX_SUMMED = 64, MAX_TILES = 160, STATIC_BYTES = 1024 };
     /* Vectors of a tile for each thread: 2x320x64x64 f16 NHWC with SiLU backward of 4 13.6 us, of 2 14.1, of 8 13.5. */
     static const int32_t tile_slots[2] = {8, 4};
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t block_groups = divide_up(shape->problem->n, rounds);
-    if (block_groups >= MAX_BLOCK_GROUPS || shape->device->multiprocessors / block_groups < 2 ||
-        g->width > GRID_THREADS)
+    const int64_t block_groups = divide_up(p->n, rounds);
+    int64_t parts = shape->device->multiprocessors / block_groups;
+    if (block_groups >= MAX_BLOCK_GROUPS || parts < 2 || g->width > GRID_THREADS)
         return false;
-    int64_t parts = shape->device->multiprocessors / block_groups, part_rows = divide_up(g->rows, parts);
+    int64_t part_rows = divide_up(g->rows, parts);
     const int64_t at_once = minimum(GRID_THREADS / g->width, part_rows);
     const uint32_t consumers = whole_warps(at_once * g->width);
     if (shape->batch)
@@ -92,20 +94,18 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         return false;
     struct normfuse_cuda_grid *const of = &step->of.grid;
     of->interleaved = stages < tiles && block_groups == 1;
+    const int64_t all = divide_up(g->rows, tile_rows);
     if (of->interleaved) {
-        const int64_t all = divide_up(g->rows, tile_rows);
         tiles = divide_up(all, parts);
         part_rows = tiles * tile_rows;
-        of->first_parts = (int32_t)(all - (tiles - 1) * parts);
-        of->lacking_rows = (int32_t)(all * tile_rows - g->rows);
     } else {
         parts = divide_up(g->rows, part_rows);
-        of->first_parts = (int32_t)parts;
-        of->lacking_rows = (int32_t)(parts * part_rows - g->rows);
     }
-    step->kernel =
+    of->first_parts = (int32_t)(of->interleaved ? all - (tiles - 1) * parts : parts);
+    of->lacking_rows = (int32_t)((of->interleaved ? all * tile_rows : parts * part_rows) - g->rows);
+    step->launch.kernel =
         kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
-    step->threads = consumers + 32;
+    step->launch.threads = consumers + 32;
     step->without_vectors = 32;
     of->small_part_rows = (int32_t)(part_rows - tile_rows);
     of->stages = (int32_t)stages;
@@ -115,24 +115,19 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
     of->by_tile = divisor_of(tile_rows);
     of->by_turn = divisor_of(parts * tile_rows);
-    step->shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
+    step->launch.shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
     return share_grid(shape, step, block_groups, parts, part_rows, at_once) == NULL;
 }
 
 /* The fewest rounds in which the pipeline holds the samples' parts; if none does, a sample at a time. */
 static const char *configure_pipeline(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_problem *const p = shape->problem;
-    for (int64_t rounds = 1; rounds <= p->n; rounds++) {
-        if (rounds > 1 && divide_up(p->n, rounds) == divide_up(p->n, rounds - 1))
-            continue;
-        /* A block has all vectors of a row. */
-        begin_columns(shape, step, vectors_of_row(shape), group_of(p));
-        if (settle_grid(shape, step, rounds) &&
+    const int64_t n = shape->problem->n;
+    for (int64_t rounds = 1; rounds <= n; rounds++)
+        if ((rounds == 1 || divide_up(n, rounds) < divide_up(n, rounds - 1)) && settle_grid(shape, step, rounds) &&
             ((int64_t)step->of.grid.stages * step->of.grid.by_tile.divisor >= step->geometry.part_rows ||
              step->geometry.block_groups == 1))
             return NULL;
-    }
     return "no number of samples at a time fits the stages";
 }
 
@@ -147,13 +142,12 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
     const int d = shape->direction;
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const double rounds = (double)divide_up(shape->problem->n, g->block_groups);
+    const double n = (double)shape->problem->n, rounds = (double)divide_up(shape->problem->n, g->block_groups);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
     const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
     /* Of what moves at least, the part that is read. */
     const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
-    const double busy =
-        (double)step->blocks / shape->device->multiprocessors * (double)shape->problem->n / (rounds * g->block_groups);
+    const double busy = (double)step->launch.grid / shape->device->multiprocessors * n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
@@ -184,9 +178,9 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
         joined_entries(shape, g, at_once) > MAX_ENTRIES)
         return "its registers do not hold what a multiprocessor has of the samples";
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
-    step->threads = whole_warps(at_once * g->width);
-    step->shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
+    step->launch.threads = whole_warps(at_once * g->width);
+    step->launch.shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
     return share_grid(shape, step, p->n, parts, part_rows, at_once);
 }
 

@@ -24,39 +24,38 @@ static bool pays(const struct shape *shape)
 {
     enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
     const struct normfuse_problem *const p = shape->problem;
-    const bool forward = shape->direction == FORWARD;
-    if (!p->columns && group_of(p) == 1 && p->s > FEW_VALUES &&
-        normfuse_cuda_refused(&normfuse_cuda_tile_rows, shape) == NULL)
+    const bool forward = shape->direction == FORWARD, rows = !p->columns, is_row = rows && group_of(p) == 1;
+    const int64_t values = values_of_line(shape);
+    if (is_row && p->s > FEW_VALUES && normfuse_cuda_refused(&normfuse_cuda_tile_rows, shape) == NULL)
         return false;
     /* Vectors are the better way for long rows that are norm groups: 1x2500x200 f16 10.0 us, by vectors 8.0; x100 f32
      * 3.8, 5.8. Of unaligned ones 2x1024x33x17 f16 15.2, 7.2; 18x768x18x6 bf16 10.4, 20.4. */
     /* Of 16 bits parts of warps are, too, where they are many: 226x873x176 f16 138.9 us, by vectors 93.6. */
-    if (!p->columns && group_of(p) == 1 && shape->elements == 8 && !shape->unaligned && p->s >= 64 &&
+    if (is_row && shape->elements == 8 && !shape->unaligned && p->s >= 64 &&
         normfuse_cuda_takes(&normfuse_cuda_lanes_of_rows, shape))
         return false;
-    if (!p->columns && group_of(p) == 1 && shape->plain)
+    if (is_row && shape->plain)
         return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
     /* Of several channels of unaligned vectors: 16x1024x686, 256 groups, bf16 90.1 us, by vectors 30.5; 32x512x49, 32,
      * f16 9.6, 7.3; backward 70x4096x56, 64, bf16 99.5, 80.0; 256x768x8, 8, f16 18.7, 39.2. */
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
-    if (!p->columns && shape->plain && shape->unaligned)
-        return forward ? p->s < 4 * vector || values_of_line(shape) <= FEW_VALUES
-                       : p->s < FEW_VECTORS_OF_SEVERAL * vector && values_of_line(shape) <= 4 * FEW_VALUES;
+    if (rows && shape->plain && shape->unaligned)
+        return forward ? p->s < 4 * vector || values <= FEW_VALUES
+                       : p->s < FEW_VECTORS_OF_SEVERAL * vector && values <= 4 * FEW_VALUES;
     /* Additions over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
-    const bool adds_to_rows = !p->columns && has_additions(p);
-    if (p->type == NORMFUSE_F64 || (!shape->wide && !adds_to_rows))
+    if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && has_additions(p))))
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. */
     if (has_additions(p))
-        return values_of_line(shape) <= FEW_VALUES;
+        return values <= FEW_VALUES;
     /* The backward of rows goes through its channels one after the other. */
-    if (!p->columns)
+    if (rows)
         return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
     /* Whole blocks for each sample: of rows that are walked as one; and of what `lanes` does not take, since no part of
      * a warp holds a norm group of vectors: 12751x704, two groups, f32 backward 62.8 us, by clusters 335; 8192x1024,
      * four, 64.2, 312. */
     const bool is_of_lanes = shape->few_rows && group_of(p) <= 32 * shape->elements;
-    return (shape->folded > 1 && values_of_line(shape) <= FEW_VALUES) ||
+    return (shape->folded > 1 && values <= FEW_VALUES) ||
            (p->s == 1 && !is_of_lanes && p->n > 4 * (int64_t)shape->device->multiprocessors);
 }
 
@@ -86,8 +85,8 @@ static struct block block_of(const struct normfuse_problem *p, int64_t threads, 
 {
     const int64_t lines = threads >> bits, blocks_wide = divide_up(p->groups, lines);
     const int64_t width = divide_up(p->groups, blocks_wide), samples = minimum(lines / width, p->n);
-    return (struct block){threads, width, samples, blocks_wide,
-                          (double)(p->groups * samples) / (double)(blocks_wide * lines)};
+    const double used = (double)(p->groups * samples) / (double)(blocks_wide * lines);
+    return (struct block){threads, width, samples, blocks_wide, used};
 }
 
 /* 33 lines of four threads leave half of 128 threads without one. */
@@ -123,8 +122,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     const struct block block = fullest_block(p, bits);
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
-    step->threads = (uint32_t)block.threads;
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
+    step->launch.threads = (uint32_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
     g->lane_bits = bits;
@@ -135,18 +134,15 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->group = g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
-    step->shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
-    const int64_t resident = resident_blocks(shape, step);
-    if (resident == 0)
-        return "no block is resident";
+    step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
     const int64_t rounds = divide_up(p->n, block.samples);
-    int64_t parts = maximum(1, resident / block.blocks_wide);
+    int64_t parts = maximum(1, resident_blocks(shape, step) / block.blocks_wide);
     if (shape->wants_gradients)
         parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
     g->parts = g->sum_slots = (int32_t)parts;
-    step->blocks = block.blocks_wide * parts;
+    step->launch.grid = block.blocks_wide * parts;
     return NULL;
 }
 

@@ -26,9 +26,9 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
     /* Two passes forward hold nothing: a thread walks any number of vectors. */
-    step->kernel = kernel_of(shape, schedule);
+    step->launch.kernel = kernel_of(shape, schedule);
     const bool holds = !(forward && is_of(step, OF(two_pass)));
-    step->threads = threads;
+    step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(forward ? each : 32 * each);
@@ -36,11 +36,11 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     const int64_t numbers = 4 * (int64_t)g->coefficients + 2 * warps * g->channels_a_segment;
-    step->shared =
+    step->launch.shared =
         (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
-    return step->shared + 2048 <= shape->device->shared_per_block;
+    return step->launch.shared + 2048 <= shape->device->shared_per_block;
 }
 
 /* Norm groups so small that each segment of a warp holds one: of at most 128 elements, where vectors are unaligned, so
@@ -62,22 +62,22 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     if (g->rows == 0 || g->lane_bits > 5 || (int64_t)g->all_block_groups << g->lane_bits <
                                                 MIN_SETS_A_MULTIPROCESSOR * (int64_t)shape.device->multiprocessors)
         return "norm groups are too large, or too few";
-    step->kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
-    step->threads = THREADS;
+    step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
+    step->launch.threads = THREADS;
     g->sets_a_block = THREADS >> g->lane_bits;
     g->segment_rows = g->rows;
     g->channels_a_segment = g->sums_by_channel ? 1 : g->outer;
     g->coefficients = g->sets_a_block * g->channels_a_segment;
     g->sum_slots = 1;
-    step->blocks = divide_up(g->all_block_groups, g->sets_a_block);
-    step->shared = (size_t)((shape.direction == FORWARD ? 4 : 6) * g->coefficients) * shape.value_bytes;
+    step->launch.grid = divide_up(g->all_block_groups, g->sets_a_block);
+    step->launch.shared = (size_t)((shape.direction == FORWARD ? 4 : 6) * g->coefficients) * shape.value_bytes;
     return NULL;
 }
 
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
 static double microseconds_a_round(const struct shape *shape, const struct step *step)
 {
-    return (double)step->blocks * (double)step->geometry.part_rows * vector_bytes(shape) /
+    return (double)step->launch.grid * (double)step->geometry.part_rows * vector_bytes(shape) /
            shape->policy->bytes_a_microsecond;
 }
 
@@ -89,31 +89,27 @@ struct split {
     uint32_t threads, cluster_threads;
 };
 
-static struct split split_of(const struct shape *shape, const struct normfuse_cuda_geometry *g)
+static struct split begin_split(const struct shape *shape, struct step *step)
 {
     enum { MIN_PART_BYTES = 16 << 10 }; /* below which sharing a norm group costs more than it gains */
+    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int d = shape->direction;
     const int64_t set_bytes = (int64_t)((double)g->rows * vector_bytes(shape) * shape->tensors);
+    const int64_t small = divide_up(set_bytes, maximum(1, policy->small_part_bytes[d]));
     const int64_t blocks_wanted = 2 * shape->device->multiprocessors;
-    int64_t parts = divide_up(set_bytes, policy->part_bytes[d]);
+    const int64_t max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1;
+    int64_t parts = maximum(1, divide_up(set_bytes, policy->part_bytes[d]));
     if (g->all_block_groups * parts < blocks_wanted)
         parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / MIN_PART_BYTES));
-    parts = maximum(1, parts);
-    struct split split = {
-        .parts = parts, .cluster = parts, .max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1};
-    /* One block a set: no more threads than registers are wanted for; fewer, and more blocks beside one another, where
-     * sets are small. */
+    /* Fewer threads, and more blocks beside one another, where sets are small; of one block a set no more than
+     * registers are wanted for. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
         threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_split))));
-    split.threads = split.cluster_threads = (uint32_t)threads;
-    const int64_t small_bytes = policy->small_part_bytes[d];
-    if (parts > 1 && small_bytes > 0 && divide_up(set_bytes, small_bytes) <= split.max_cluster) {
-        split.cluster = maximum(parts, divide_up(set_bytes, small_bytes));
-        split.cluster_threads = 128;
-    }
-    return split;
+    const bool is_small = parts > 1 && policy->small_part_bytes[d] > 0 && small <= max_cluster;
+    return (struct split){parts, is_small ? maximum(parts, small) : parts, max_cluster, (uint32_t)threads,
+                          is_small ? 128 : (uint32_t)threads};
 }
 
 static const char *refuse(const struct shape *shape)
@@ -128,22 +124,21 @@ static const char *refuse(const struct shape *shape)
  * largest. */
 static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const int64_t wanted = whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
-    const int32_t *const sizes = shape->policy->whole_threads[shape->direction];
-    if (split_of(shape, g).parts > 1)
+    if (begin_split(shape, step).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
+    const int32_t rows = step->geometry.rows, *const sizes = shape->policy->whole_threads[shape->direction];
+    const int64_t wanted = whole_warps(divide_up(rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
     int64_t max_blocks = 0;
     double best = 0.0;
     struct step fit = {0};
     for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
         struct step trial = *step;
         const uint32_t threads = (uint32_t)minimum(sizes[i], wanted);
-        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, g->rows, threads) ||
-            trial.shared > shape->policy->shared_a_block)
+        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, rows, threads) ||
+            trial.launch.shared > shape->policy->shared_a_block)
             continue;
         const int64_t blocks = resident_blocks(shape, &trial);
-        const double waves = blocks > 0 ? (double)trial.blocks / (double)blocks : INFINITY;
+        const double waves = blocks > 0 ? (double)trial.launch.grid / (double)blocks : INFINITY;
         const double filled = waves / ceil(waves);
         if (blocks > max_blocks && filled >= 0.9 * best) {
             max_blocks = blocks;
@@ -164,9 +159,9 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
         !settle_rows(shape, step, NORMFUSE_SCHEDULE_split, divide_up(g->rows, blocks), threads) ||
-        step->shared > policy->shared_a_block)
+        step->launch.shared > policy->shared_a_block)
         return false;
-    step->blocks = block_groups * g->parts;
+    step->launch.grid = block_groups * g->parts;
     /* Each round waits for all of its blocks: parts of a few KB take longer than reading twice (1x96x523x527, whose
      * rows allow no vectors: 2375 us against 700). */
     const bool rounds = block_groups < g->all_block_groups;
@@ -182,11 +177,11 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
 
 static const char *configure_grid(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const struct split split = split_of(shape, g);
-    return split.parts < 4                                                ? "fewer blocks hold a norm group"
-           : settle_grid(shape, step, split.threads, g->all_block_groups) ? NULL
-                                                                          : "its blocks are not resident together";
+    const struct split split = begin_split(shape, step);
+    const int64_t sets = step->geometry.all_block_groups;
+    return split.parts < 4                                 ? "fewer blocks hold a norm group"
+           : settle_grid(shape, step, split.threads, sets) ? NULL
+                                                           : "its blocks are not resident together";
 }
 
 /* As many norm groups at a time as take the least time in all. */
@@ -195,16 +190,13 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
     static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
-    const struct normfuse_cuda_geometry g = *begin_rows(shape, step);
-    const struct split split = split_of(shape, &g);
-    const int64_t sets = g.all_block_groups;
-    if (g.rows < FEW_VECTORS)
+    const struct split split = begin_split(shape, step);
+    const int64_t sets = step->geometry.all_block_groups, most = minimum(sets, 2 * shape->device->multiprocessors);
+    if (step->geometry.rows < FEW_VECTORS)
         return "a norm group is small";
     double min_time = INFINITY;
     /* One or two at a time lose: 1x512x16x180x320 bf16, one, 1148 us, two passes 691. */
-    const int64_t fewest = sets <= 2 ? 1 : 3;
-    for (int64_t block_groups = minimum(sets, 2 * shape->device->multiprocessors); block_groups >= fewest;
-         block_groups--) {
+    for (int64_t block_groups = most; block_groups >= (sets <= 2 ? 1 : 3); block_groups--) {
         struct step trial = {0};
         if (!settle_grid(shape, &trial, split.cluster_threads, block_groups))
             continue;
@@ -221,14 +213,14 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
 /* A block, or a cluster of few, with vectors in shared memory, too. */
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    const struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const struct split split = split_of(shape, g);
+    const struct split split = begin_split(shape, step);
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
     struct step fit = {0};
     int64_t min_time = INT64_MAX;
     for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
         if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_split, divide_up(g->rows, cluster), split.cluster_threads) ||
-            (trial.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
+            (trial.launch.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
         const int64_t resident = maximum(1, resident_blocks(shape, &trial));
         if (cluster > 1) {
@@ -236,13 +228,13 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
             trial.geometry.parts = (int32_t)cluster;
             if (g->sums_by_channel)
                 trial.geometry.sum_slots = trial.geometry.parts;
-            trial.blocks = (int64_t)g->all_block_groups * cluster;
+            trial.launch.grid = (int64_t)g->all_block_groups * cluster;
             exchange_by_cluster(&trial, cluster);
             if (resident_blocks(shape, &trial) == 0)
                 continue;
         }
         /* Few waves of blocks: the last one should not be half empty. */
-        const int64_t waves = divide_up(trial.blocks, resident), time = waves * trial.geometry.part_rows;
+        const int64_t waves = divide_up(trial.launch.grid, resident), time = waves * trial.geometry.part_rows;
         if (time < min_time) {
             min_time = time;
             fit = trial;
@@ -255,7 +247,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
         return "no cluster has room for a norm group";
     /* 4x512x64x64 f16 in clusters 22.6 us, by the grid 15.9; 2x320x128x128 25.4, 18.1. Backwards are about the same. */
     struct step rounds = {0};
-    return shape->direction == FORWARD && fit.cluster > 1 && configure_rounds(shape, &rounds) == NULL &&
+    return shape->direction == FORWARD && fit.launch.cluster > 1 && configure_rounds(shape, &rounds) == NULL &&
                    normfuse_cuda_estimate_once(shape, &rounds) < 0.95 * normfuse_cuda_estimate_once(shape, &fit)
                ? "the whole grid takes less"
                : NULL;
@@ -280,27 +272,24 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
     const int64_t all = tiles * g->all_block_groups;
     /* Forward sums go on in registers from tile to tile. */
-    step->kernel = kernel_of(shape, schedule);
-    step->threads = (uint32_t)threads;
-    step->shared = 1024;
-    const int64_t wanted = streams ? normfuse_cuda_passing_waves[sums] * maximum(1, resident_blocks(shape, step))
+    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.threads = (uint32_t)threads;
+    step->launch.shared = 1024;
+    const int64_t wanted = streams ? (sums ? 1 : 4) * maximum(1, resident_blocks(shape, step))
                                    : 8 * (int64_t)shape->device->multiprocessors;
     const int64_t at_most = streams && !sums ? 2 : forward && sums ? 128 / slots : 1;
     int64_t passes = maximum(1, minimum(all / wanted, streams ? minimum(at_most, tiles) : at_most));
     /* Sums have no coefficients to keep, whatever the number of channels, but pre_bias. */
     const bool keeps = !sums || biased;
-    while (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads)) {
-        if (!keeps || passes == 1)
-            return false;
-        passes /= 2;
-    }
+    if (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads))
+        return false;
     g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
     g->segment_rows = (int32_t)(forward ? slots : 32 * slots);
     g->passes = (int32_t)passes;
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     if (g->sums_by_channel)
         g->sum_slots = g->parts;
-    step->blocks = (int64_t)g->all_block_groups * g->parts;
+    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     g->backwards = !sums;
     return true;
 }

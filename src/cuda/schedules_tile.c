@@ -3,31 +3,31 @@
  * schedules_tile.c - the schedule of small norm groups of a few rows of adjacent values, of both layouts. */
 #include "schedules.h"
 
-/* What the kernel takes the tensors for: `samples` times `rows` rows of `columns` adjacent values. */
-struct view {
-    int64_t samples, rows, columns;
-    int64_t sample, row;            /* strides */
-    int64_t group, channel_columns; /* columns of a norm group, of a channel */
-    int64_t length; /* not 0: a norm group is so many adjacent values, which are cut into rows of a block's width */
-};
-
-/* `width`: of rows that a norm group is cut into. */
-static struct view view_of(const struct normfuse_problem *p, int64_t width)
+/* What the kernel takes the tensors for: rows of adjacent columns; `width`: of rows that a norm group is cut into. */
+static struct normfuse_cuda_tile tile_of(const struct normfuse_problem *p, int64_t width)
 {
-    const int64_t d = group_of(p);
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    const int32_t c = (int32_t)p->c, s = (int32_t)p->s, w = (int32_t)width;
     if (p->columns)
-        return (struct view){p->n, p->s, p->c, p->x.batch, p->x.position, d, 1, 0};
+        return (struct normfuse_cuda_tile){.rows = s, .columns = c, .group = (int32_t)group_of(p), .channel_columns = 1,
+                                           .batch_bytes = p->x.batch * bytes, .row_bytes = p->x.position * bytes};
     if (p->sets == NORMFUSE_SETS_BATCH)
-        return (struct view){1, p->n, p->c * p->s, 0, p->x.batch, p->s, p->s, 0};
-    if (d > 1)
-        return (struct view){p->n, 1, p->c * p->s, p->x.batch, 0, d * p->s, p->s, 0};
-    return (struct view){p->n, divide_up(p->s, width), p->c * width, p->x.batch, width, width, width, p->s};
+        return (struct normfuse_cuda_tile){.rows = (int32_t)p->n, .columns = c * s, .group = s, .channel_columns = s,
+                                           .row_bytes = p->x.batch * bytes};
+    return (struct normfuse_cuda_tile){.rows = (int32_t)divide_up(s, w), .length = s, .columns = c * w, .group = w,
+                                       .channel_columns = w, .batch_bytes = p->x.batch * bytes, .row_bytes = w * bytes};
+}
+
+/* Of which blocks have a part each. */
+static int64_t samples_of(const struct normfuse_problem *p)
+{
+    return !p->columns && p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n;
 }
 
 static const char *refuse(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const struct view view = view_of(p, p->s);
+    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
     const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1
                                         : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
     if (!shape->short_offsets || !is_adjacent)
@@ -35,11 +35,12 @@ static const char *refuse(const struct shape *shape)
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)
         return "others have vectors of 16 bytes for it";
-    if (p->sets == NORMFUSE_SETS_BATCH && (is_modulated(p) || (p->columns && p->n > 1)))
-        return "samples of batch norm are apart, or count each for itself";
-    if (view.rows == 1 && view.length == 0)
+    if (batch && p->columns && p->n > 1)
+        return "samples of batch norm are apart";
+    if (p->columns ? p->s == 1 : batch ? p->n == 1 : group_of(p) > 1)
         return "a norm group is one row";
-    return (double)view.columns * (double)view.samples < INT32_MAX ? NULL : "blocks are too many";
+    return (double)p->c * (double)(p->columns ? 1 : p->s) * (double)samples_of(p) < INT32_MAX ? NULL
+                                                                                              : "blocks are too many";
 }
 
 /* Variants: widths of blocks times sizes of clusters times threads. */
@@ -49,68 +50,54 @@ static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { SLOTS_AT_ONCE = 4 };
     static const int64_t widths[WIDTHS] = {8, 16, 32, 64, 128}, threads_of[THREADS] = {64, 128, 256, 512};
+    const struct normfuse_problem *const p = shape->problem;
     const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
-    const struct view view = view_of(shape->problem, minimum(threads, shape->problem->s));
-    const int64_t wanted = view.length > 0 ? 1 : widths[variant / CLUSTERS / THREADS], all = view.columns / view.group;
-    const int64_t sets = minimum(maximum(1, wanted / view.group), all);
-    const int64_t width = sets * view.group, at_once = minimum(threads / width, divide_up(view.rows, parts));
-    if (parts > 1 && !shape->device->clusters)
-        return "the device is older than 9.0";
-    if (variant >= CLUSTERS * THREADS && sets == minimum(maximum(1, wanted / 2 / view.group), all))
-        return "a narrower block has as many norm groups";
-    if (sets > 32 || at_once == 0)
-        return "a norm group is wider than a block, or a warp has too many";
-    const int64_t part_rows = divide_up(view.rows, parts), slots = divide_up(part_rows, at_once);
-    if (slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile))
-        return "registers do not hold its rows";
-    if ((parts - 1) * part_rows >= view.rows)
-        return "rows are fewer than blocks";
-    const bool gives = shape->wants_gradients, by_channels = view.group == view.channel_columns;
-    const int64_t samples = samples_of_cluster(shape, view.samples, parts), ranks = parts * maximum(1, samples);
-    const int64_t blocks_wide = divide_up(view.columns, width), of_width = width / view.channel_columns;
-    const int64_t bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
     struct normfuse_cuda_geometry *const g = begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
-    step->kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
-    step->threads = whole_warps(width * at_once);
-    step->finds_gradients = samples > 0;
-#define OF_VIEW(name) .name = (int32_t)view.name,
-#define SET(name) .name = (int32_t)name,
-    *tile = (struct normfuse_cuda_tile){
-        OF_VIEW(rows) OF_VIEW(length) OF_VIEW(columns) OF_VIEW(group) OF_VIEW(channel_columns)
-        SET(part_rows) SET(at_once) SET(width) SET(sets) SET(parts) SET(samples) SET(by_channels) SET(gives)
-        .batch_bytes = view.sample * bytes,
-        .tile_bytes = (view.length > 0 ? view.length : width) * bytes,
-        .row_bytes = view.row * bytes,
-        .slots = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE),
-        .lane_bits = lane_bits_of(sets, 32),
-        .channel_bits = lane_bits_of(of_width, step->threads),
-        .by_ranks = divisor_of(ranks),
-        .by_group = divisor_of(view.group),
-        .by_channel_columns = divisor_of(view.channel_columns),
-    };
+    *tile = tile_of(p, minimum(threads, p->s));
+    const int64_t wanted = tile->length > 0 ? 1 : widths[variant / CLUSTERS / THREADS];
+    const int64_t all = tile->columns / tile->group, sets = minimum(maximum(1, wanted / tile->group), all);
+    const int64_t width = sets * tile->group, at_once = minimum(threads / width, divide_up(tile->rows, parts));
+    if (variant >= CLUSTERS * THREADS && sets == minimum(maximum(1, wanted / 2 / tile->group), all))
+        return "a narrower block has as many norm groups";
+    const int64_t part_rows = divide_up(tile->rows, parts), slots = divide_up(part_rows, maximum(1, at_once));
+    if (sets > 32 || at_once == 0 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile) ||
+        (parts - 1) * part_rows >= tile->rows)
+        return "such blocks do not hold its rows, or are more than these";
+    const bool gives = shape->wants_gradients, by_channels = tile->group == tile->channel_columns;
+    const int64_t samples = exchange_of_samples(shape, step, samples_of(p), parts), ranks = parts * maximum(1, samples);
+    const int64_t blocks_wide = divide_up(tile->columns, width), of_width = width / tile->channel_columns;
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
+    step->launch.threads = whole_warps(width * at_once);
+    step->launch.grid = samples_of(p) * blocks_wide * parts;
+#define SET(name) tile->name = (int32_t)name;
+    SET(part_rows) SET(at_once) SET(width) SET(sets) SET(parts) SET(samples) SET(by_channels) SET(gives)
 #undef SET
-#undef OF_VIEW
+    tile->tile_bytes = (tile->length > 0 ? tile->length : width) * (int64_t)normfuse_type_bytes(p->type);
+    tile->slots = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE);
+    tile->lane_bits = lane_bits_of(sets, 32);
+    tile->channel_bits = lane_bits_of(of_width, step->launch.threads);
+    tile->by_ranks = divisor_of(ranks);
+    tile->by_blocks_wide = divisor_of(blocks_wide);
+#define BY(name) tile->by_##name = divisor_of(tile->name);
+    BY(parts) BY(width) BY(group) BY(channel_columns)
+#undef BY
 #define SAME(name) g->name = tile->name;
     SAME(rows) SAME(part_rows) SAME(width) SAME(lane_bits) SAME(parts)
 #undef SAME
     g->blocks_wide = (int32_t)blocks_wide;
-    g->group = (int32_t)group_of(shape->problem);
-    g->all_block_groups = (int32_t)(view.samples * blocks_wide);
-    g->all_samples = g->sums_by_channel = shape->problem->sets == NORMFUSE_SETS_BATCH;
+    g->group = (int32_t)group_of(p);
+    g->all_block_groups = (int32_t)(samples_of(p) * blocks_wide);
+    g->all_samples = g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     g->sum_slots = by_channels ? 1 : g->parts;
-    step->blocks = view.samples * blocks_wide * parts;
-    exchange_by_cluster(step, ranks);
     /* Shared memory: what each thread found, forward 4 values, backward 2, and once more where norm groups have several
      * channels; what the blocks of the cluster send one another of norm groups, and the first one of channels. */
     const int64_t values = shape->direction == BACKWARD ? 2 : 4;
     const int64_t senders = by_channels ? samples : samples > 0 ? ranks : 0;
     const int64_t found = width * at_once * (shape->direction == BACKWARD && !by_channels ? 2 : 1);
     const int64_t sent = (parts > 1 ? sets * parts : 0) + (senders > 1 ? of_width * senders : 0);
-    step->shared = (size_t)(values * (found + sent)) * shape->value_bytes;
-    if (step->shared + 1024 > shape->device->shared_per_block)
-        return "shared memory does not hold its sums";
+    step->launch.shared = (size_t)(values * (found + sent)) * shape->value_bytes;
     return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
 }
 
@@ -127,21 +114,21 @@ static double estimate(const struct shape *shape, const struct step *step)
     } warp[2] = {{1.66, 0.031, 0.081, 0.286, 0.0, 0.036, 0.01}, {1.56, 0.018, 0.016, 0.25, 0.0, 0.0, 1.15}};
     const struct normfuse_cuda_tile *const tile = &step->tile;
     const int d = shape->direction;
-    const double blocks = (double)step->blocks, multiprocessors = shape->device->multiprocessors;
+    const double blocks = (double)step->launch.grid, multiprocessors = shape->device->multiprocessors;
     const double waves = ceil(blocks / (double)resident_blocks(shape, step));
-    const double further = fmax(0.0, blocks * (step->threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
+    const double further = fmax(0.0, blocks * (step->launch.threads / 32.0) / (SCHEDULERS * multiprocessors) - 1.0);
     const double values =
         (double)divide_up(tile->part_rows, tile->at_once) * (is_rare(shape->problem->activation) ? 1.7 : 1.0);
     /* Lanes of a warp read sums of several norm groups from the same banks of shared memory, 128 bytes at a time. */
     const int64_t in_phase = d == FORWARD ? 8 : 16, of_group = (int64_t)tile->group * tile->at_once;
-    const int64_t conflicts =
-        minimum(maximum(1, in_phase >> tile->lane_bits), minimum(in_phase, of_group & -of_group));
+    const int64_t conflicts = minimum(maximum(1, in_phase >> tile->lane_bits), minimum(in_phase, of_group & -of_group));
     const double joined =
         (double)divide_up(of_group, INT64_C(1) << tile->lane_bits) * (1.0 + 0.69 * ((double)conflicts - 1.0));
     const double first = warp[d].first + warp[d].value * values + warp[d].joined * joined;
     const double others =
         further * (warp[d].further + warp[d].further_value * values + warp[d].further_joined * joined);
-    const double meet = step->cluster > 1 ? (0.34 + 0.116 * step->cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
+    const double cluster = step->launch.cluster;
+    const double meet = cluster > 1.0 ? (0.34 + 0.116 * cluster) * (1.0 + 0.78 * (waves - 1.0)) : 0.0;
     const double later = tile->gives && tile->samples == 0 ? 3.0 : 0.0;
     const double row = (double)tile->width * (double)normfuse_type_bytes(shape->problem->type);
     const double wasted = step->geometry.blocks_wide > 1 ? 1.0 + 11.0 / row : 1.0;

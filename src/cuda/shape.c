@@ -49,12 +49,6 @@ static bool is_packed(const struct normfuse_parameter *of, int elements, bool ta
             of->batch * bytes % aligned == 0);
 }
 
-/* Whether the `count` values of a sample are adjacent. */
-static bool is_contiguous(const struct normfuse_parameter *of, int64_t count)
-{
-    return of->data == NULL || of->channel == 1 || count == 1;
-}
-
 /* Whether a thread can read the running statistics of its vector's channels at once, where there are any. */
 static bool reads_running(const struct normfuse_problem *p, int elements)
 {
@@ -120,20 +114,21 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
         shape->elements = 1;
     const int elements = shape->elements;
     /* Columns of whole vectors, with weights that threads read in vectors. */
-    const bool weights = is_packed(&p->weight, elements, false) && is_packed(&p->bias, elements, false) &&
-                         is_packed(&p->pre_bias, elements, false);
-    const bool modulation = is_packed(&p->scale, elements, false) && is_packed(&p->shift, elements, false);
+#define PACKED(name) is_packed(&p->name, elements, false)
+    const bool weights = PACKED(weight) && PACKED(bias) && PACKED(pre_bias), modulation = PACKED(scale) && PACKED(shift);
     const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
+    const bool has_adjacent_statistics = p->groups == 1 || ((p->mean.data == NULL || p->mean.channel == 1) &&
+                                                            (p->rstd.data == NULL || p->rstd.channel == 1));
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
-                        is_contiguous(&p->mean, p->groups) && is_contiguous(&p->rstd, p->groups);
+                        has_adjacent_statistics;
     /* No vector has channels of more than two groups, since it begins at a multiple of what both have in common. */
     shape->compact = groups && modulation && d + common_divisor(d, elements) >= elements;
     shape->few_rows =
         groups && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
-    shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 && p->scale.data == NULL &&
-                   p->shift.data == NULL &&
-                   (forward || (is_packed(&p->mean, elements, true) && is_packed(&p->rstd, elements, false)));
+    shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 &&
+                   (forward || (is_packed(&p->mean, elements, true) && PACKED(rstd)));
+#undef PACKED
     shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
     shape->residual = shape->wide && !shape->plain && weights && modulation && !shape->device->general_alone &&
                       takes_residual(p, shape);

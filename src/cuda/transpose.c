@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * transpose.c - the copies of tensors that have not the strides of the others; see plan.h. transpose.cu copies. */
-#include "plan.h"
+ * transpose.c - the copies of tensors that have not the strides of the others; see schedules.h. transpose.cu copies. */
+#include "schedules.h"
 
 /* A tile's bytes: enough on their way on each multiprocessor, and few where a tensor is small, so that all of them have
  * some. What shared memory six blocks of a multiprocessor can have. */

@@ -1,17 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * tuning.c - the tunings: see tuning.h. One that is loaded is published by one atomic pointer and only read from then
- * on, so that plans take no lock.
- *
- * A file has lines of text:
- *
- *     normfuse tuning 1
- *     gpu NVIDIA H200
- *     capability 9.0
- *     schedule columns forward split start 0.4 factor 1.07
- *     end
- *
- * Empty lines and those that begin with # say nothing. */
+ * on, so that plans take no lock. A file has the lines that `normfuse tune --help` shows; empty ones and those that
+ * begin with # say nothing. */
 #include "tuning.h"
 
 #include <math.h>
@@ -24,9 +15,7 @@
 #include "schedules.h"
 #include "tuning_tables.h"
 
-enum { MAX_LINES = 64, LINE_BYTES = 256 };
-/* Of a file: microseconds, either sign; and the least and greatest factor. */
-static const double max_start = 1e6, min_factor = 0.01, max_factor = 100.0;
+enum { MAX_LINES = 64, LINE_BYTES = 256 }; /* more than two for each schedule of each layout */
 
 struct loaded {
     struct normfuse_cuda_tuning tuning;
@@ -127,12 +116,10 @@ static const char *take_schedule(const char *text, struct loaded *loaded)
     struct normfuse_cuda_tuning *const tuning = &loaded->tuning;
     if (normfuse_cuda_tuning_line_of(tuning, (*list)->name, columns, backward) != NULL)
         return "the schedule has a line already";
-    if (tuning->count == MAX_LINES)
-        return "there are too many lines";
     const double start = take_number(&rest), factor = takes(&rest, " factor ") ? take_number(&rest) : (double)NAN;
     if (isnan(start) || isnan(factor) || *rest != '\0')
         return "it must end in: start NUMBER factor NUMBER";
-    if (!(fabs(start) <= max_start && factor >= min_factor && factor <= max_factor))
+    if (!(fabs(start) <= 1e6 && factor >= 0.01 && factor <= 100.0))
         return "start must be in -1000000 to 1000000, factor in 0.01 to 100";
     loaded->lines[tuning->count++] = (struct normfuse_cuda_tuning_line){
         normfuse_cuda_schedule_code((*list)->name), columns, backward, (float)start, (float)factor};
