@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * general.cuh - what takes every call: both layouts, any alignment and activation, and all additions, at the
- * cost of the tensors that move. A unit is a vector of adjacent channels (columns) or one channel of a sample (rows); a
- * few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the same all the way
- * and what it knows and sums of them stays in registers.
+ * cost of the tensors that move. A unit is one channel of a sample (rows), or one channel or two that are a word
+ * (columns); a few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the same
+ * all the way and what it knows and sums of them stays in registers.
  *
  * A call is one kernel where blocks that exchange their sums have whole norm groups, and else two. In one kernel the
  * tensors are walked twice: the second time they come from shared memory where that holds them, or from the L2. */

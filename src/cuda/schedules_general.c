@@ -90,7 +90,7 @@ static int results_of(const struct shape *shape)
 static int64_t max_vectors(const struct shape *shape)
 {
     const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
-    return shape->problem->columns ? 512 / shape->elements
+    return shape->problem->columns ? 496 / shape->elements
            : shape->elements == 1  ? values
                                    : 2 * values / shape->elements;
 }
@@ -241,7 +241,9 @@ static double estimate(const struct shape *given, const struct step *step)
     const double reach = fmin(1.0, running * step->launch.threads / (320.0 * shape->device->multiprocessors));
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    const double narrow = shape->wide || shape->problem->columns ? 1.1 : 4.0;
+    /* 24x2048x1082 bf16 NCHW, 64 groups, hardswish backward with post_add: 489 us, in two passes 367. */
+    const double vectors = shape->wide && shape->direction == BACKWARD ? 1.3 : 1.1;
+    const double narrow = shape->wide || shape->problem->columns ? vectors : 4.0;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
     const double once = step->launch.cluster > 1  ? 6.0 + 1.5 * step->launch.cluster
@@ -251,7 +253,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double first = shape->direction == BACKWARD
                              ? once
                          : step->launch.cluster > 1 ? 3.0 + 0.8 * step->launch.cluster
-                                             : fmin(once, 4.0);
+                         : fmin(once, shape->problem->columns ? 2.5 : 4.0);
     /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
      * pre_add 136 us, in two passes 111. */
     const double row = step->geometry.width * vector_bytes(shape);
@@ -276,9 +278,12 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
-    const bool narrow = !general.wide && !shape->problem->columns;
-    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 16.1 us, backward 33.9. */
-    static const double starts[2][2] = {{14.0, 20.0}, {15.0, 31.0}};
+    /* Of doubles: batch norm 151x1600x38 NCHW with both additions 277 us, in one kernel 219. */
+    const double factor = !general.wide && !shape->problem->columns   ? 4.0
+                            : shape->problem->type == NORMFUSE_F64 ? 1.5
+                                                                 : 1.15;
+    /* Of small problems: 4x320x32x32 f16 NHWC with post_add 12.5 us, backward 20.3. */
+    static const double starts[2][2] = {{14.0, 20.0}, {11.5, 22.0}};
     double start = starts[shape->problem->columns][shape->direction];
     /* Few channels leave little to join: 18x8x21x45 f16 NHWC 17.6 us, 7x157x3x5x5 25.2. */
     if (shape->problem->columns && shape->direction == BACKWARD)
@@ -288,7 +293,11 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 1.3 : 1.0;
     /* Sums that are joined by a later kernel: instance norm 200x607x48 bf16 NHWC, in eight rows folded, 238 us. */
     const double joined = shape->direction == FORWARD ? 2e-4 * (double)sets_of(shape->problem) : 0.0;
-    return start + joined + (reads * (1.0 + again) + writes) * (narrow ? 4.0 : 1.15) * derivative /
+    /* Each sample has blocks of its own: [199463, 91] bf16 backward 2341 us, [5331, 384] 216. */
+    const double waves = (double)shape->problem->n / (3.0 * shape->device->multiprocessors);
+    if (shape->problem->columns && !takes_all_samples(shape->problem) && waves > 1.0)
+        start += (shape->direction == BACKWARD ? 4.5 : 3.0) * (waves - 1.0);
+    return start + joined + (reads * (1.0 + again) + writes) * factor * derivative /
                        shape->policy->bytes_a_microsecond;
 }
 
