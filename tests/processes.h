@@ -71,11 +71,13 @@ static inline void run_task(const struct tasks *tasks, int64_t task, struct task
 static inline void start_process(struct processes *all, int index)
 {
     atomic_store(&all->at[index], -1);
-    all->ids[index] = fork();
-    if (all->ids[index] < 0)
+    const pid_t id = fork();
+    if (id < 0)
         CHECK(false, "a process could not be started: %s", strerror(errno));
-    if (all->ids[index] != 0)
+    if (id != 0) {
+        all->ids[index] = id;
         return;
+    }
     process_index = index;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (long long task; (task = atomic_fetch_add(&all->next, 1)) < all->tasks->count;) {
