@@ -124,12 +124,17 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 31;
 }
 
-/* The sum of four uniform numbers: mean 0, sigma 1, at most 3.47. */
-static double bell(uint64_t seed, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* Of the values of a tensor's sample. */
+static uint64_t sample_seed(uint64_t seed, enum tensor_name name, int64_t n)
 {
     uint64_t h = mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)name + 1);
-    h = mix(h + (uint64_t)n * 0xD1B54A32D192ED03u);
-    h = mix(h + (uint64_t)c * 0x8CB92BA72F3D8DD7u + (uint64_t)s * 0x9E3779B97F4A7C15u);
+    return mix(h + (uint64_t)n * 0xD1B54A32D192ED03u);
+}
+
+/* The sum of four uniform numbers: mean 0, sigma 1, at most 3.47. */
+static double bell(uint64_t of_sample, int64_t c, int64_t s)
+{
+    uint64_t h = mix(of_sample + (uint64_t)c * 0x8CB92BA72F3D8DD7u + (uint64_t)s * 0x9E3779B97F4A7C15u);
     double sum = (double)(h & 0xFFFF) + (double)(h >> 16 & 0xFFFF) + (double)(h >> 32 & 0xFFFF) + (double)(h >> 48);
     return (sum - 131070) * 2.6429e-05;
 }
@@ -166,10 +171,11 @@ static double coarse(const struct work *work, double value)
     return rint(value / grid) * grid;
 }
 
-/* What the tensor holds before it is rounded to its type; n counts from the bigger batch's first sample. */
-static double generated_at(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* What the tensor holds before it is rounded to its type; of a sample whose seed is known. n counts from the bigger batch's
+ * first sample. */
+static double generated_at(const struct work *work, enum tensor_name name, uint64_t of_sample, int64_t n, int64_t c, int64_t s)
 {
-    double value = bell(work->options->seed, name, n, c, s);
+    double value = bell(of_sample, c, s);
     enum verify_data data = work->options->data;
     bool bounded = work->line->activation == NORMFUSE_RELU6; /* whose kinks are to be on both sides of z */
     switch (name) {
@@ -196,18 +202,39 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
     }
 }
 
-static double generated(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* The value that is drawn for u where that stands in x's place. */
+static double generated_u(const struct work *work, double x, int64_t n, int64_t c, int64_t s)
+{
+    const struct problem_line *line = work->line;
+    const uint64_t seed = work->options->seed;
+    double pre_add = 0, pre_bias = 0;
+    if (line->pre_add)
+        pre_add = reference_round(generated_at(work, PRE_ADD, sample_seed(seed, PRE_ADD, n), n, c, s), line->type);
+    if (line->pre_bias || line->sample_bias) {
+        const int64_t of = line->sample_bias ? n : 0;
+        pre_bias = reference_round(generated_at(work, PRE_BIAS, sample_seed(seed, PRE_BIAS, of), of, c, 0), line->weight_type);
+    }
+    return reference_add(reference_round(x, line->type), pre_bias, pre_add, true, line->type);
+}
+
+/* A sample of a tensor. */
+struct sample {
+    enum tensor_name name;
+    int64_t n;
+    uint64_t seed;
+};
+
+static struct sample sample_of(const struct work *work, enum tensor_name name, int64_t n)
 {
     if (work->buffers[name].is_sample_wise)
         n += work->options->first_sample;
-    double value = generated_at(work, name, n, c, s);
-    if (name != X || !work->gives_u)
-        return value;
-    const struct problem_line *line = work->line;
-    double pre_add = line->pre_add ? reference_round(generated_at(work, PRE_ADD, n, c, s), line->type) : 0, pre_bias = 0;
-    if (line->pre_bias || line->sample_bias)
-        pre_bias = reference_round(generated_at(work, PRE_BIAS, line->sample_bias ? n : 0, c, 0), line->weight_type);
-    return reference_add(reference_round(value, line->type), pre_bias, pre_add, true, line->type);
+    return (struct sample){ name, n, sample_seed(work->options->seed, name, n) };
+}
+
+static double generated(const struct work *work, const struct sample *sample, int64_t c, int64_t s)
+{
+    double value = generated_at(work, sample->name, sample->seed, sample->n, c, s);
+    return sample->name == X && work->gives_u ? generated_u(work, value, sample->n, c, s) : value;
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -334,11 +361,14 @@ static void *fill_rows(void *argument)
     const struct buffer *buffer = &filling->work->buffers[filling->name];
     bool by_position = buffer->channel < buffer->position;
     int64_t rows = by_position ? buffer->s : buffer->c, columns = by_position ? buffer->c : buffer->s;
-    for (int64_t i = filling->from; i < filling->to; i++)
+    for (int64_t i = filling->from; i < filling->to; i++) {
+        const int64_t n = i / rows, row = i % rows;
+        const struct sample sample = sample_of(filling->work, filling->name, n);
         for (int64_t j = 0; j < columns; j++) {
-            int64_t n = i / rows, c = by_position ? j : i % rows, s = by_position ? i % rows : j;
-            reference_store(element(buffer, n, c, s), buffer->type, generated(filling->work, filling->name, n, c, s));
+            const int64_t c = by_position ? j : row, s = by_position ? row : j;
+            reference_store(element(buffer, n, c, s), buffer->type, generated(filling->work, &sample, c, s));
         }
+    }
     return NULL;
 }
 
@@ -400,8 +430,10 @@ static uint64_t sum_of(const struct buffer *buffer)
 static double value_before(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
 {
     const struct buffer *buffer = &work->buffers[name];
-    if (buffer->overwritten)
-        return reference_round(generated(work, name, n, c, s), buffer->type);
+    if (buffer->overwritten) {
+        const struct sample sample = sample_of(work, name, n);
+        return reference_round(generated(work, &sample, c, s), buffer->type);
+    }
     return reference_load(element(buffer, n, c, s), buffer->type);
 }
 
@@ -585,12 +617,14 @@ static void load_set(const struct work *work, enum tensor_name name, const struc
         for (int64_t channel = 0; channel < extent->channels; channel++) {
             double *to = values + (row * extent->channels + channel) * extent->positions;
             int64_t n = extent->n + row, c = extent->c + channel;
-            if (!buffer->overwritten)
+            if (!buffer->overwritten) {
                 reference_load_strided(to, element(buffer, n, c, 0), buffer->type, extent->positions,
                                        buffer->position);
-            else
-                for (int64_t s = 0; s < extent->positions; s++)
-                    to[s] = value_before(work, name, n, c, s);
+                continue;
+            }
+            const struct sample sample = sample_of(work, name, n);
+            for (int64_t s = 0; s < extent->positions; s++)
+                to[s] = reference_round(generated(work, &sample, c, s), buffer->type);
         }
 }
 
@@ -1437,7 +1471,7 @@ static bool compare_forward(struct share *share, int64_t set)
                     double z = reference_z(&view.set, row, channel, s);
                     want = reference_activation(work->line->activation, view.set.slope[pair], z);
                     error = tolerance_activation(&view.arithmetic, work->line->activation, view.set.slope[pair], z,
-                                                 z_error(&view, pair * extent->positions + s, z));
+                                                 want, z_error(&view, pair * extent->positions + s, z));
                 }
                 compare_stored(share, set, row, Y, extent->n + row, extent->c + channel, s, want, error);
             }
@@ -1472,9 +1506,11 @@ static bool compare_backward(struct share *share, int64_t set)
         load_set(work, Y, extent, post_add);
         reference->y = post_add;
     }
-    struct reference_gradients gradients = { dz, NULL, dweight, dbias, dscale, dshift, dslope };
+    struct reference_gradients gradients = { dz, NULL, dweight, dbias, NULL, dshift, NULL };
     if (!work->options->bits_only) {
         gradients.dx = work->at[DX] ? dx : NULL;
+        gradients.dscale = work->at[DSCALE] ? dscale : NULL;
+        gradients.dslope = work->at[DSLOPE] ? dslope : NULL;
         reference_backward(reference, &gradients);
     }
     double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
@@ -1580,7 +1616,8 @@ static bool compare_backward(struct share *share, int64_t set)
         if (work->at[DSHIFT])
             compare_stored(share, set, 0, DSHIFT, n, c, 0, dshift[pair], sum_error[pair]);
         int64_t at = work->set_is_group ? n * work->c + c : c;
-        work->dslope[at] += dslope[pair];
+        if (work->at[DSLOPE])
+            work->dslope[at] += dslope[pair];
         /* one slope has the sums of all channels, in double */
         work->dslope_error[at] += slope_sum_error[pair] + (noise + samples + (double)work->c * double_unit) * slope_size[pair];
         if (work->line->op == AFFINE && work->line->per_sample) {
@@ -1686,7 +1723,8 @@ static void compare_running(struct share *share)
             double value, error;
         } both[] = { { RUNNING_MEAN, new_mean, mean_error }, { RUNNING_VAR, new_variance, variance_error } };
         for (int i = 0; i < 2; i++) {
-            double old = reference_round(generated(work, both[i].name, 0, c, 0), work->at[both[i].name]->type);
+            const struct sample sample = sample_of(work, both[i].name, 0);
+            double old = reference_round(generated(work, &sample, c, 0), work->at[both[i].name]->type);
             double want = reference_running(old, both[i].value, momentum);
             double unit = work->line->type == NORMFUSE_F64 ? double_unit : 0x1p-24;
             double steps = 4 * unit * ((1 - momentum) * fabs(old) + momentum * fabs(both[i].value));
