@@ -48,7 +48,7 @@ struct buffer {
     size_t bytes;
     char *data;
     char *mirror; /* base's counterpart on the device; NULL: on the CPU */
-    char *first;  /* what the first of several runs left on the device */
+    size_t at;    /* its bytes in an image of the device */
     normfuse_type type;
     int64_t n, c, s;
     ptrdiff_t batch, channel, position;
@@ -102,6 +102,8 @@ struct work {
     size_t sync_bytes;
     struct device_room *rooms; /* in the order that calls ask for them, again in each run */
     size_t room_count, rooms_used;
+    size_t image_bytes; /* of all mirrors */
+    char *image;        /* what the first run left on the device */
 };
 
 /* Memory of the device beside the tensors: scratch, statistics of shards. GUARD_BYTES follow. */
@@ -135,8 +137,8 @@ static uint64_t sample_seed(uint64_t seed, enum tensor_name name, int64_t n)
 static double bell(uint64_t of_sample, int64_t c, int64_t s)
 {
     uint64_t h = mix(of_sample + (uint64_t)c * 0x8CB92BA72F3D8DD7u + (uint64_t)s * 0x9E3779B97F4A7C15u);
-    double sum = (double)(h & 0xFFFF) + (double)(h >> 16 & 0xFFFF) + (double)(h >> 32 & 0xFFFF) + (double)(h >> 48);
-    return (sum - 131070) * 2.6429e-05;
+    int64_t sum = (int64_t)((h & 0xFFFF) + (h >> 16 & 0xFFFF) + (h >> 32 & 0xFFFF) + (h >> 48));
+    return (double)(sum - 131070) * 2.6429e-05;
 }
 
 static double data_scale(const struct work *work)
@@ -450,12 +452,12 @@ static void free_buffers(struct work *work)
 {
     for (int name = 0; name < TENSORS; name++) {
         free(work->buffers[name].base);
-        free(work->buffers[name].first);
         device_free(work->buffers[name].mirror);
     }
     for (size_t i = 0; i < work->room_count; i++)
         device_free(work->rooms[i].data);
     free(work->rooms);
+    free(work->image);
     device_free(work->sync);
     free(work->records);
     free(work->dweight);
@@ -1170,6 +1172,8 @@ static bool make_mirrors(struct work *work)
         buffer->mirror = device_allocate(buffer->bytes);
         if (!buffer->mirror)
             return false;
+        buffer->at = work->image_bytes;
+        work->image_bytes += buffer->bytes;
         buffer->tensor.data = buffer->mirror + (buffer->data - buffer->base);
         buffer->tensor.device.device_type = NORMFUSE_CUDA;
     }
@@ -1180,47 +1184,67 @@ static bool upload_mirrors(const struct work *work)
 {
     for (int name = 0; name < TENSORS; name++) {
         const struct buffer *buffer = &work->buffers[name];
-        if (buffer->base && !device_upload(buffer->mirror, buffer->base, buffer->bytes))
+        if (buffer->base && !device_send(buffer->mirror, buffer->base, buffer->bytes))
             return false;
     }
     return true;
 }
 
-/* The rooms' and the sync memory's ends are as they were. */
-static const char *find_changed_room(const struct work *work)
+/* All mirrors, then what follows each room and the sync memory: gathered on the device, since each download waits. */
+static char *download_image(const struct work *work)
 {
-    char guard[GUARD_BYTES];
-    for (size_t i = 0; i < work->room_count; i++)
-        if (!device_download(guard, work->rooms[i].data + work->rooms[i].bytes, GUARD_BYTES))
-            return device_error();
-        else if (!is_untouched(guard, GUARD_BYTES))
-            return "scratch or statistics: memory behind them was changed";
-    if (!work->sync)
+    static struct device_room gathered;
+    const size_t bytes = work->image_bytes + (work->room_count + 1) * GUARD_BYTES;
+    if (gathered.bytes < bytes) {
+        device_free(gathered.data);
+        gathered = (struct device_room){ device_allocate(bytes), bytes };
+        if (!gathered.data)
+            gathered.bytes = 0;
+    }
+    char *image = gathered.data ? malloc(bytes) : NULL;
+    if (!image)
         return NULL;
-    if (!device_download(guard, work->sync + work->sync_bytes, GUARD_BYTES))
-        return device_error();
-    return is_untouched(guard, GUARD_BYTES) ? NULL : "sync memory: memory behind it was changed";
+    char *guards = gathered.data + work->image_bytes;
+    bool good = true;
+    for (int name = 0; name < TENSORS && good; name++) {
+        const struct buffer *buffer = &work->buffers[name];
+        good = !buffer->base || device_copy(gathered.data + buffer->at, buffer->mirror, buffer->bytes);
+    }
+    for (size_t i = 0; i < work->room_count && good; i++)
+        good = device_copy(guards + i * GUARD_BYTES, work->rooms[i].data + work->rooms[i].bytes, GUARD_BYTES);
+    guards += work->room_count * GUARD_BYTES;
+    good = good && (work->sync ? device_copy(guards, work->sync + work->sync_bytes, GUARD_BYTES)
+                               : device_fill(guards, UNTOUCHED, GUARD_BYTES));
+    if (good && device_download(image, gathered.data, bytes))
+        return image;
+    free(image);
+    return NULL;
+}
+
+/* The rooms' and the sync memory's ends are as they were. */
+static const char *find_changed_room(const struct work *work, const char *image)
+{
+    for (size_t i = 0; i <= work->room_count; i++)
+        if (!is_untouched(image + work->image_bytes + i * GUARD_BYTES, GUARD_BYTES))
+            return i < work->room_count ? "scratch or statistics: memory behind them was changed"
+                                        : "sync memory: memory behind it was changed";
+    return NULL;
 }
 
 /* What is on the device against what the first run left there. */
 static const char *find_difference(const struct work *work)
 {
-    for (int name = 0; name < TENSORS; name++) {
+    char *now = download_image(work);
+    if (!now)
+        return "results that cannot be read";
+    const char *wrong = find_changed_room(work, now);
+    for (int name = 0; name < TENSORS && !wrong; name++) {
         const struct buffer *buffer = &work->buffers[name];
-        if (!buffer->base)
-            continue;
-        char *now = malloc(buffer->bytes);
-        if (!now)
-            return "no memory";
-        bool there = device_download(now, buffer->mirror, buffer->bytes);
-        bool same = there && memcmp(now, buffer->first, buffer->bytes) == 0;
-        free(now);
-        if (!there)
-            return device_error();
-        if (!same)
-            return tensor_names[name];
+        if (buffer->base && memcmp(now + buffer->at, work->image + buffer->at, buffer->bytes) != 0)
+            wrong = tensor_names[name];
     }
-    return NULL;
+    free(now);
+    return wrong;
 }
 
 /* Runs the calls on fresh tensors and leaves the results in the host's buffers. */
@@ -1228,7 +1252,6 @@ static enum verify_outcome run_on_device(struct work *work)
 {
     struct verify_result *result = work->result;
     const struct verify_options *options = work->options;
-    bool again = options->twice || options->graph;
     if (!options->no_sync) {
         result->status = normfuse_sync_bytes(0, &work->sync_bytes);
         if (result->status != NORMFUSE_OK)
@@ -1245,23 +1268,17 @@ static enum verify_outcome run_on_device(struct work *work)
         return conclude_refused(result);
     if (!device_wait())
         return conclude(result, VERIFY_FAILED, "%s", device_error());
-    for (int name = 0; name < TENSORS; name++) {
-        struct buffer *buffer = &work->buffers[name];
-        if (!buffer->base)
-            continue;
-        if (again && !(buffer->first = malloc(buffer->bytes)))
-            return conclude(result, VERIFY_NO_MEMORY, "no memory for the results");
-        if (!device_download(again ? buffer->first : buffer->base, buffer->mirror, buffer->bytes))
-            return conclude(result, VERIFY_FAILED, "%s", device_error());
-    }
-    const char *wrong = find_changed_room(work);
+    work->image = download_image(work);
+    if (!work->image)
+        return conclude(result, VERIFY_FAILED, "the results could not be read: %s", device_error());
+    const char *wrong = find_changed_room(work, work->image);
     if (wrong)
         return conclude(result, VERIFY_FAILED, "%s", wrong);
     if (options->twice) {
         work->rooms_used = 0;
         if (!upload_mirrors(work) || call_operator(work) != NORMFUSE_OK || !device_wait())
             return conclude(result, VERIFY_FAILED, "the second run: %s %s", normfuse_last_error(), device_error());
-        if ((wrong = find_difference(work)) || (wrong = find_changed_room(work)))
+        if ((wrong = find_difference(work)))
             return conclude(result, VERIFY_FAILED, "%s: a second run gives other bits", wrong);
     }
     if (options->graph) {
@@ -1277,16 +1294,16 @@ static enum verify_outcome run_on_device(struct work *work)
         for (int i = 0; i < 2 && !wrong; i++) {
             if (!upload_mirrors(work) || !device_replay(graph) || !device_wait())
                 wrong = device_error();
-            else if (!(wrong = find_difference(work)))
-                wrong = find_changed_room(work);
+            else
+                wrong = find_difference(work);
         }
         device_graph_free(graph);
         if (wrong)
             return conclude(result, VERIFY_FAILED, "%s: a replayed graph gives other bits", wrong);
     }
     for (int name = 0; name < TENSORS; name++)
-        if (work->buffers[name].first)
-            memcpy(work->buffers[name].base, work->buffers[name].first, work->buffers[name].bytes);
+        if (work->buffers[name].base)
+            memcpy(work->buffers[name].base, work->image + work->buffers[name].at, work->buffers[name].bytes);
     return VERIFY_PASSED;
 }
 
