@@ -914,7 +914,7 @@ int main(int count, char **arguments)
             only = value;
             i++;
         } else if (strcmp(arguments[i], "--case") == 0 && value) {
-            begin_source("--case");
+            begin_source(value);
             add_expanded(value, "--case");
             given = true;
             i++;
