@@ -7,10 +7,10 @@
  *   test_operators --jobs 8 --with "device=cuda +twice" [--random N] [FILE...]
  *
  * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
- * hundreds of cases. Of what is given, in its order: --with adds words to the cases that follow, of files and random;
- * --seed is that of the random cases that follow; --random N adds random cases; a file adds its own. --jobs N runs all of
- * them in N processes, the largest first. --only TEST runs one of the others by the name that its line of times begins
- * with, such as accumulation; --hashes prints a hash of the outputs of each case in place of comparing them. */
+ * hundreds of cases. Cases come from FILE, --case and --random N. --with and --seed hold for the arguments behind them:
+ * words that every case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first.
+ * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
+ * prints a hash of the outputs of each case in place of comparing them. */
 #define _GNU_SOURCE
 #include <glob.h>
 #include <inttypes.h>
@@ -18,7 +18,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,8 +34,8 @@
 enum { CASE_BYTES = 512, CASE_LIMIT_S = 120 };
 
 static bool verbose, hashes;
-static const char *with = ""; /* words that every case gets */
-static int jobs = 1;
+static const char *with = ""; /* words that the cases of the next arguments get */
+static int jobs = 1;          /* processes */
 
 /* The greatest part of a bound that a process met. */
 struct greatest {
@@ -102,7 +101,7 @@ static void run_case(const struct test_case *test)
     struct verify_options options = test->options;
     char again[CASE_BYTES + 40];
     repro(test, again, sizeof again);
-    options.reference_threads = jobs > 1; /* or as many as there are by default */
+    options.reference_threads = jobs > 1 ? 1 : 0; /* 0: the default */
     switch (verify_problem(&test->line, &options, &result)) {
     case VERIFY_PASSED: break;
     case VERIFY_NO_MEMORY: harness_skip("%s: %s", again, result.message); return;
