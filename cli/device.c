@@ -200,9 +200,14 @@ void *device_stream(void)
     return stream;
 }
 
+bool device_send(void *to, const void *from, size_t bytes)
+{
+    return !bytes || CHECK(cuMemcpyHtoDAsync(address(to), from, bytes, stream));
+}
+
 bool device_upload(void *to, const void *from, size_t bytes)
 {
-    return !bytes || (CHECK(cuMemcpyHtoDAsync(address(to), from, bytes, stream)) && device_wait());
+    return !bytes || (device_send(to, from, bytes) && device_wait());
 }
 
 bool device_download(void *to, const void *from, size_t bytes)
@@ -339,6 +344,12 @@ void device_free(void *data)
 void *device_stream(void)
 {
     return NULL;
+}
+
+bool device_send(void *to, const void *from, size_t bytes)
+{
+    (void)to, (void)from, (void)bytes;
+    return absent();
 }
 
 bool device_upload(void *to, const void *from, size_t bytes)

@@ -39,7 +39,8 @@ void *device_stream(void);
 /* Return when the bytes are there. */
 bool device_upload(void *to, const void *from, size_t bytes);
 bool device_download(void *to, const void *from, size_t bytes);
-/* Enqueue. */
+/* Enqueue. What is sent stays as it is until the device was waited for. */
+bool device_send(void *to, const void *from, size_t bytes);
 bool device_copy(void *to, const void *from, size_t bytes);
 bool device_fill(void *to, int byte, size_t bytes);
 /* Waits for all that was enqueued; here what went wrong in a kernel shows. A kernel whose threads wait for one another

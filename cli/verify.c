@@ -48,7 +48,7 @@ struct buffer {
     size_t bytes;
     char *data;
     char *mirror; /* base's counterpart on the device; NULL: on the CPU */
-    char *first;  /* what the first of several runs left on the device */
+    size_t at;    /* its bytes in an image of the device */
     normfuse_type type;
     int64_t n, c, s;
     ptrdiff_t batch, channel, position;
@@ -102,6 +102,8 @@ struct work {
     size_t sync_bytes;
     struct device_room *rooms; /* in the order that calls ask for them, again in each run */
     size_t room_count, rooms_used;
+    size_t image_bytes; /* of all mirrors */
+    char *image;        /* what the first run left on the device */
 };
 
 /* Memory of the device beside the tensors: scratch, statistics of shards. GUARD_BYTES follow. */
@@ -124,14 +126,19 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 31;
 }
 
-/* The sum of four uniform numbers: mean 0, sigma 1, at most 3.47. */
-static double bell(uint64_t seed, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* Of the values of a tensor's sample. */
+static uint64_t sample_seed(uint64_t seed, enum tensor_name name, int64_t n)
 {
     uint64_t h = mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)name + 1);
-    h = mix(h + (uint64_t)n * 0xD1B54A32D192ED03u);
-    h = mix(h + (uint64_t)c * 0x8CB92BA72F3D8DD7u + (uint64_t)s * 0x9E3779B97F4A7C15u);
-    double sum = (double)(h & 0xFFFF) + (double)(h >> 16 & 0xFFFF) + (double)(h >> 32 & 0xFFFF) + (double)(h >> 48);
-    return (sum - 131070) * 2.6429e-05;
+    return mix(h + (uint64_t)n * 0xD1B54A32D192ED03u);
+}
+
+/* The sum of four uniform numbers: mean 0, sigma 1, at most 3.47. */
+static double bell(uint64_t of_sample, int64_t c, int64_t s)
+{
+    uint64_t h = mix(of_sample + (uint64_t)c * 0x8CB92BA72F3D8DD7u + (uint64_t)s * 0x9E3779B97F4A7C15u);
+    int64_t sum = (int64_t)((h & 0xFFFF) + (h >> 16 & 0xFFFF) + (h >> 32 & 0xFFFF) + (h >> 48));
+    return (double)(sum - 131070) * 2.6429e-05;
 }
 
 static double data_scale(const struct work *work)
@@ -166,10 +173,11 @@ static double coarse(const struct work *work, double value)
     return rint(value / grid) * grid;
 }
 
-/* What the tensor holds before it is rounded to its type; n counts from the bigger batch's first sample. */
-static double generated_at(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* What the tensor holds before it is rounded to its type; of a sample whose seed is known. n counts from the bigger batch's
+ * first sample. */
+static double generated_at(const struct work *work, enum tensor_name name, uint64_t of_sample, int64_t n, int64_t c, int64_t s)
 {
-    double value = bell(work->options->seed, name, n, c, s);
+    double value = bell(of_sample, c, s);
     enum verify_data data = work->options->data;
     bool bounded = work->line->activation == NORMFUSE_RELU6; /* whose kinks are to be on both sides of z */
     switch (name) {
@@ -196,18 +204,39 @@ static double generated_at(const struct work *work, enum tensor_name name, int64
     }
 }
 
-static double generated(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
+/* The value that is drawn for u where that stands in x's place. */
+static double generated_u(const struct work *work, double x, int64_t n, int64_t c, int64_t s)
+{
+    const struct problem_line *line = work->line;
+    const uint64_t seed = work->options->seed;
+    double pre_add = 0, pre_bias = 0;
+    if (line->pre_add)
+        pre_add = reference_round(generated_at(work, PRE_ADD, sample_seed(seed, PRE_ADD, n), n, c, s), line->type);
+    if (line->pre_bias || line->sample_bias) {
+        const int64_t of = line->sample_bias ? n : 0;
+        pre_bias = reference_round(generated_at(work, PRE_BIAS, sample_seed(seed, PRE_BIAS, of), of, c, 0), line->weight_type);
+    }
+    return reference_add(reference_round(x, line->type), pre_bias, pre_add, true, line->type);
+}
+
+/* A sample of a tensor. */
+struct sample {
+    enum tensor_name name;
+    int64_t n;
+    uint64_t seed;
+};
+
+static struct sample sample_of(const struct work *work, enum tensor_name name, int64_t n)
 {
     if (work->buffers[name].is_sample_wise)
         n += work->options->first_sample;
-    double value = generated_at(work, name, n, c, s);
-    if (name != X || !work->gives_u)
-        return value;
-    const struct problem_line *line = work->line;
-    double pre_add = line->pre_add ? reference_round(generated_at(work, PRE_ADD, n, c, s), line->type) : 0, pre_bias = 0;
-    if (line->pre_bias || line->sample_bias)
-        pre_bias = reference_round(generated_at(work, PRE_BIAS, line->sample_bias ? n : 0, c, 0), line->weight_type);
-    return reference_add(reference_round(value, line->type), pre_bias, pre_add, true, line->type);
+    return (struct sample){ name, n, sample_seed(work->options->seed, name, n) };
+}
+
+static double generated(const struct work *work, const struct sample *sample, int64_t c, int64_t s)
+{
+    double value = generated_at(work, sample->name, sample->seed, sample->n, c, s);
+    return sample->name == X && work->gives_u ? generated_u(work, value, sample->n, c, s) : value;
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -334,11 +363,14 @@ static void *fill_rows(void *argument)
     const struct buffer *buffer = &filling->work->buffers[filling->name];
     bool by_position = buffer->channel < buffer->position;
     int64_t rows = by_position ? buffer->s : buffer->c, columns = by_position ? buffer->c : buffer->s;
-    for (int64_t i = filling->from; i < filling->to; i++)
+    for (int64_t i = filling->from; i < filling->to; i++) {
+        const int64_t n = i / rows, row = i % rows;
+        const struct sample sample = sample_of(filling->work, filling->name, n);
         for (int64_t j = 0; j < columns; j++) {
-            int64_t n = i / rows, c = by_position ? j : i % rows, s = by_position ? i % rows : j;
-            reference_store(element(buffer, n, c, s), buffer->type, generated(filling->work, filling->name, n, c, s));
+            const int64_t c = by_position ? j : row, s = by_position ? row : j;
+            reference_store(element(buffer, n, c, s), buffer->type, generated(filling->work, &sample, c, s));
         }
+    }
     return NULL;
 }
 
@@ -383,16 +415,21 @@ static void clear_output(const struct work *work, enum tensor_name name)
     fill_bytes(&work->buffers[name], is_added_to ? 0 : UNWRITTEN);
 }
 
-/* Of a tensor and the guards around it. */
+/* Of a tensor and the guards around it, in lanes that a CPU multiplies at once. */
 static uint64_t sum_of(const struct buffer *buffer)
 {
-    uint64_t sum = 0;
-    for (size_t at = 0; at < buffer->bytes; at += sizeof sum) {
-        uint64_t word;
-        memcpy(&word, buffer->base + at, sizeof word);
-        sum = (sum ^ word) * 0x9E3779B97F4A7C15u;
-        sum ^= sum >> 32;
+    enum { LANES = 4 };
+    uint64_t sums[LANES] = { 1, 2, 3, 4 }, sum = 0;
+    for (size_t at = 0; at < buffer->bytes; at += sizeof sums) {
+        uint64_t words[LANES];
+        memcpy(words, buffer->base + at, sizeof words);
+        for (int lane = 0; lane < LANES; lane++) {
+            sums[lane] = (sums[lane] ^ words[lane]) * 0x9E3779B97F4A7C15u;
+            sums[lane] ^= sums[lane] >> 32;
+        }
     }
+    for (int lane = 0; lane < LANES; lane++)
+        sum = mix(sum + sums[lane]);
     return sum;
 }
 
@@ -400,8 +437,10 @@ static uint64_t sum_of(const struct buffer *buffer)
 static double value_before(const struct work *work, enum tensor_name name, int64_t n, int64_t c, int64_t s)
 {
     const struct buffer *buffer = &work->buffers[name];
-    if (buffer->overwritten)
-        return reference_round(generated(work, name, n, c, s), buffer->type);
+    if (buffer->overwritten) {
+        const struct sample sample = sample_of(work, name, n);
+        return reference_round(generated(work, &sample, c, s), buffer->type);
+    }
     return reference_load(element(buffer, n, c, s), buffer->type);
 }
 
@@ -418,13 +457,12 @@ static void free_buffers(struct work *work)
 {
     for (int name = 0; name < TENSORS; name++) {
         free(work->buffers[name].base);
-        free(work->buffers[name].first);
         device_free(work->buffers[name].mirror);
     }
     for (size_t i = 0; i < work->room_count; i++)
         device_free(work->rooms[i].data);
     free(work->rooms);
-    device_free(work->sync);
+    free(work->image);
     free(work->records);
     free(work->dweight);
     free(work->scratch);
@@ -585,12 +623,14 @@ static void load_set(const struct work *work, enum tensor_name name, const struc
         for (int64_t channel = 0; channel < extent->channels; channel++) {
             double *to = values + (row * extent->channels + channel) * extent->positions;
             int64_t n = extent->n + row, c = extent->c + channel;
-            if (!buffer->overwritten)
+            if (!buffer->overwritten) {
                 reference_load_strided(to, element(buffer, n, c, 0), buffer->type, extent->positions,
                                        buffer->position);
-            else
-                for (int64_t s = 0; s < extent->positions; s++)
-                    to[s] = value_before(work, name, n, c, s);
+                continue;
+            }
+            const struct sample sample = sample_of(work, name, n);
+            for (int64_t s = 0; s < extent->positions; s++)
+                to[s] = reference_round(generated(work, &sample, c, s), buffer->type);
         }
 }
 
@@ -1136,6 +1176,8 @@ static bool make_mirrors(struct work *work)
         buffer->mirror = device_allocate(buffer->bytes);
         if (!buffer->mirror)
             return false;
+        buffer->at = work->image_bytes;
+        work->image_bytes += buffer->bytes;
         buffer->tensor.data = buffer->mirror + (buffer->data - buffer->base);
         buffer->tensor.device.device_type = NORMFUSE_CUDA;
     }
@@ -1146,47 +1188,67 @@ static bool upload_mirrors(const struct work *work)
 {
     for (int name = 0; name < TENSORS; name++) {
         const struct buffer *buffer = &work->buffers[name];
-        if (buffer->base && !device_upload(buffer->mirror, buffer->base, buffer->bytes))
+        if (buffer->base && !device_send(buffer->mirror, buffer->base, buffer->bytes))
             return false;
     }
     return true;
 }
 
-/* The rooms' and the sync memory's ends are as they were. */
-static const char *find_changed_room(const struct work *work)
+/* All mirrors, then what follows each room and the sync memory: gathered on the device, since each download waits. */
+static char *download_image(const struct work *work)
 {
-    char guard[GUARD_BYTES];
-    for (size_t i = 0; i < work->room_count; i++)
-        if (!device_download(guard, work->rooms[i].data + work->rooms[i].bytes, GUARD_BYTES))
-            return device_error();
-        else if (!is_untouched(guard, GUARD_BYTES))
-            return "scratch or statistics: memory behind them was changed";
-    if (!work->sync)
+    static struct device_room gathered;
+    const size_t bytes = work->image_bytes + (work->room_count + 1) * GUARD_BYTES;
+    if (gathered.bytes < bytes) {
+        device_free(gathered.data);
+        gathered = (struct device_room){ device_allocate(bytes), bytes };
+        if (!gathered.data)
+            gathered.bytes = 0;
+    }
+    char *image = gathered.data ? malloc(bytes) : NULL;
+    if (!image)
         return NULL;
-    if (!device_download(guard, work->sync + work->sync_bytes, GUARD_BYTES))
-        return device_error();
-    return is_untouched(guard, GUARD_BYTES) ? NULL : "sync memory: memory behind it was changed";
+    char *guards = gathered.data + work->image_bytes;
+    bool good = true;
+    for (int name = 0; name < TENSORS && good; name++) {
+        const struct buffer *buffer = &work->buffers[name];
+        good = !buffer->base || device_copy(gathered.data + buffer->at, buffer->mirror, buffer->bytes);
+    }
+    for (size_t i = 0; i < work->room_count && good; i++)
+        good = device_copy(guards + i * GUARD_BYTES, work->rooms[i].data + work->rooms[i].bytes, GUARD_BYTES);
+    guards += work->room_count * GUARD_BYTES;
+    good = good && (work->sync ? device_copy(guards, work->sync + work->sync_bytes, GUARD_BYTES)
+                               : device_fill(guards, UNTOUCHED, GUARD_BYTES));
+    if (good && device_download(image, gathered.data, bytes))
+        return image;
+    free(image);
+    return NULL;
+}
+
+/* The rooms' and the sync memory's ends are as they were. */
+static const char *find_changed_room(const struct work *work, const char *image)
+{
+    for (size_t i = 0; i <= work->room_count; i++)
+        if (!is_untouched(image + work->image_bytes + i * GUARD_BYTES, GUARD_BYTES))
+            return i < work->room_count ? "scratch or statistics: memory behind them was changed"
+                                        : "sync memory: memory behind it was changed";
+    return NULL;
 }
 
 /* What is on the device against what the first run left there. */
 static const char *find_difference(const struct work *work)
 {
-    for (int name = 0; name < TENSORS; name++) {
+    char *now = download_image(work);
+    if (!now)
+        return "results that cannot be read";
+    const char *wrong = find_changed_room(work, now);
+    for (int name = 0; name < TENSORS && !wrong; name++) {
         const struct buffer *buffer = &work->buffers[name];
-        if (!buffer->base)
-            continue;
-        char *now = malloc(buffer->bytes);
-        if (!now)
-            return "no memory";
-        bool there = device_download(now, buffer->mirror, buffer->bytes);
-        bool same = there && memcmp(now, buffer->first, buffer->bytes) == 0;
-        free(now);
-        if (!there)
-            return device_error();
-        if (!same)
-            return tensor_names[name];
+        if (buffer->base && memcmp(now + buffer->at, work->image + buffer->at, buffer->bytes) != 0)
+            wrong = tensor_names[name];
     }
-    return NULL;
+    free(now);
+    return wrong;
 }
 
 /* Runs the calls on fresh tensors and leaves the results in the host's buffers. */
@@ -1194,13 +1256,15 @@ static enum verify_outcome run_on_device(struct work *work)
 {
     struct verify_result *result = work->result;
     const struct verify_options *options = work->options;
-    bool again = options->twice || options->graph;
     if (!options->no_sync) {
         result->status = normfuse_sync_bytes(0, &work->sync_bytes);
         if (result->status != NORMFUSE_OK)
             return conclude_refused(result);
-        work->sync = device_allocate(work->sync_bytes + GUARD_BYTES);
-        if (!work->sync || !device_fill(work->sync, 0, work->sync_bytes) ||
+        static char *sync; /* of all problems */
+        if (!sync)
+            sync = device_allocate(work->sync_bytes + GUARD_BYTES);
+        work->sync = sync;
+        if (!sync || !device_fill(work->sync, 0, work->sync_bytes) ||
             !device_fill(work->sync + work->sync_bytes, UNTOUCHED, GUARD_BYTES))
             return conclude(result, VERIFY_NO_MEMORY, "%s", device_error());
     }
@@ -1211,23 +1275,17 @@ static enum verify_outcome run_on_device(struct work *work)
         return conclude_refused(result);
     if (!device_wait())
         return conclude(result, VERIFY_FAILED, "%s", device_error());
-    for (int name = 0; name < TENSORS; name++) {
-        struct buffer *buffer = &work->buffers[name];
-        if (!buffer->base)
-            continue;
-        if (again && !(buffer->first = malloc(buffer->bytes)))
-            return conclude(result, VERIFY_NO_MEMORY, "no memory for the results");
-        if (!device_download(again ? buffer->first : buffer->base, buffer->mirror, buffer->bytes))
-            return conclude(result, VERIFY_FAILED, "%s", device_error());
-    }
-    const char *wrong = find_changed_room(work);
+    work->image = download_image(work);
+    if (!work->image)
+        return conclude(result, VERIFY_FAILED, "the results could not be read: %s", device_error());
+    const char *wrong = find_changed_room(work, work->image);
     if (wrong)
         return conclude(result, VERIFY_FAILED, "%s", wrong);
     if (options->twice) {
         work->rooms_used = 0;
         if (!upload_mirrors(work) || call_operator(work) != NORMFUSE_OK || !device_wait())
             return conclude(result, VERIFY_FAILED, "the second run: %s %s", normfuse_last_error(), device_error());
-        if ((wrong = find_difference(work)) || (wrong = find_changed_room(work)))
+        if ((wrong = find_difference(work)))
             return conclude(result, VERIFY_FAILED, "%s: a second run gives other bits", wrong);
     }
     if (options->graph) {
@@ -1243,16 +1301,16 @@ static enum verify_outcome run_on_device(struct work *work)
         for (int i = 0; i < 2 && !wrong; i++) {
             if (!upload_mirrors(work) || !device_replay(graph) || !device_wait())
                 wrong = device_error();
-            else if (!(wrong = find_difference(work)))
-                wrong = find_changed_room(work);
+            else
+                wrong = find_difference(work);
         }
         device_graph_free(graph);
         if (wrong)
             return conclude(result, VERIFY_FAILED, "%s: a replayed graph gives other bits", wrong);
     }
     for (int name = 0; name < TENSORS; name++)
-        if (work->buffers[name].first)
-            memcpy(work->buffers[name].base, work->buffers[name].first, work->buffers[name].bytes);
+        if (work->buffers[name].base)
+            memcpy(work->buffers[name].base, work->image + work->buffers[name].at, work->buffers[name].bytes);
     return VERIFY_PASSED;
 }
 
@@ -1437,7 +1495,7 @@ static bool compare_forward(struct share *share, int64_t set)
                     double z = reference_z(&view.set, row, channel, s);
                     want = reference_activation(work->line->activation, view.set.slope[pair], z);
                     error = tolerance_activation(&view.arithmetic, work->line->activation, view.set.slope[pair], z,
-                                                 z_error(&view, pair * extent->positions + s, z));
+                                                 want, z_error(&view, pair * extent->positions + s, z));
                 }
                 compare_stored(share, set, row, Y, extent->n + row, extent->c + channel, s, want, error);
             }
@@ -1472,9 +1530,11 @@ static bool compare_backward(struct share *share, int64_t set)
         load_set(work, Y, extent, post_add);
         reference->y = post_add;
     }
-    struct reference_gradients gradients = { dz, NULL, dweight, dbias, dscale, dshift, dslope };
+    struct reference_gradients gradients = { dz, NULL, dweight, dbias, NULL, dshift, NULL };
     if (!work->options->bits_only) {
         gradients.dx = work->at[DX] ? dx : NULL;
+        gradients.dscale = work->at[DSCALE] ? dscale : NULL;
+        gradients.dslope = work->at[DSLOPE] ? dslope : NULL;
         reference_backward(reference, &gradients);
     }
     double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
@@ -1580,7 +1640,8 @@ static bool compare_backward(struct share *share, int64_t set)
         if (work->at[DSHIFT])
             compare_stored(share, set, 0, DSHIFT, n, c, 0, dshift[pair], sum_error[pair]);
         int64_t at = work->set_is_group ? n * work->c + c : c;
-        work->dslope[at] += dslope[pair];
+        if (work->at[DSLOPE])
+            work->dslope[at] += dslope[pair];
         /* one slope has the sums of all channels, in double */
         work->dslope_error[at] += slope_sum_error[pair] + (noise + samples + (double)work->c * double_unit) * slope_size[pair];
         if (work->line->op == AFFINE && work->line->per_sample) {
@@ -1686,7 +1747,8 @@ static void compare_running(struct share *share)
             double value, error;
         } both[] = { { RUNNING_MEAN, new_mean, mean_error }, { RUNNING_VAR, new_variance, variance_error } };
         for (int i = 0; i < 2; i++) {
-            double old = reference_round(generated(work, both[i].name, 0, c, 0), work->at[both[i].name]->type);
+            const struct sample sample = sample_of(work, both[i].name, 0);
+            double old = reference_round(generated(work, &sample, c, 0), work->at[both[i].name]->type);
             double want = reference_running(old, both[i].value, momentum);
             double unit = work->line->type == NORMFUSE_F64 ? double_unit : 0x1p-24;
             double steps = 4 * unit * ((1 - momentum) * fabs(old) + momentum * fabs(both[i].value));

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 #
 # check_cuda.sh [--sanitize] BUILD_FOLDER - every check that needs a GPU, from the programs in BUILD_FOLDER; no compiler
-# and no CMake. The case files run in several processes at once, since the double reference takes most of the time, and
-# test_cuda alone after them. --sanitize: compute-sanitizer's tools over a few cases of each kind of kernel instead. No
-# process runs longer than LIMIT seconds.
+# and no CMake. The cases run in a process for each core, since the double reference takes most of the time, and test_cuda
+# alone after them. --sanitize: compute-sanitizer's tools over a few cases of each kind of kernel instead. No program runs
+# longer than LIMIT seconds.
 # Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-cuda/.
 set -u
 cd "$(dirname "$0")/.." || exit 2
@@ -127,53 +127,19 @@ fi
 
 # ---- case files and random cases ----------------------------------------------------------------------------------
 
-# A prime number of processes: lines of cases that differ in one word would else give some processes all the slow ones.
-for processes in 29 13 11 7 5 3 2 1; do
-    [ $((processes * 8)) -le $(($(nproc) * 7)) ] && break
-done
-# NAME, words that every case gets, arguments
-spread() {
-    local name=$1 words=$2 k start=$SECONDS
-    shift 2
-    for k in $(seq "$processes"); do
-        (NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --with "$words" --part "$k/$processes" "$@" \
-            >"$logs/$name-$k.txt" 2>"$logs/$name-$k.errors"
-         echo $? >"$logs/$name-$k.status") &
-    done
-    wait
-    # One log and one closing line of all parts.
-    local status=0
-    for k in $(seq "$processes"); do
-        [ "$(cat "$logs/$name-$k.status")" -gt "$status" ] && status=$(cat "$logs/$name-$k.status")
-        if ! tail -n 1 "$logs/$name-$k.txt" | grep -qE '^[0-9]+ passed, '; then
-            echo "FAIL part $k of $name ended with status $(cat "$logs/$name-$k.status") in: $(tail -n 1 "$logs/$name-$k.txt")"
-            echo "0 passed, 1 failed, 0 skipped"
-        fi
-        cat "$logs/$name-$k.txt"
-        grep -E '^FAIL' "$logs/$name-$k.errors"
-        sed -n 's/^normfuse: dispatch: .*: //p' "$logs/$name-$k.errors" | grep -oE '[a-z]+[a-z0-9_]*' | sort -u >>"$logs/kernels.ran"
-    done >"$logs/$name.all"
-    grep -vE '^[0-9]+ passed, |^greatest' "$logs/$name.all" >"$logs/$name.txt"
-    grep -E '^greatest' "$logs/$name.all" | sort -t: -k2 -rn | head -n 1
-    awk '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 } END { print p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }' \
-        "$logs/$name.all" >>"$logs/$name.txt"
-    rm -f "$logs/$name-"*.txt "$logs/$name-"*.errors "$logs/$name-"*.status "$logs/$name.all"
-    collect "$name" "$logs/$name.txt" "$status"
-    echo "      $((SECONDS - start)) s in $processes processes"
-}
-
-for file in tests/cases/*.txt; do
-    spread "$(basename "$file" .txt)" "device=cuda +twice" "$file"
-done
-spread options-graph "device=cuda +graph" tests/cases/options.txt
-spread options-no-sync "device=cuda +no_sync" tests/cases/options.txt
-spread random "device=cuda +twice" --random 4000
-spread random-no-sync "device=cuda +no_sync" --random 1500 --seed 77
+NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --jobs "$(nproc)" \
+    --with "device=cuda +twice" tests/cases/*.txt --random 4000 \
+    --with "device=cuda +graph" tests/cases/options.txt \
+    --with "device=cuda +no_sync" tests/cases/options.txt --seed 77 --random 1500 >"$logs/cases.txt" 2>"$logs/cases.errors"
+status=$?
+grep -E '^(greatest|longest)| passed, .* s$' "$logs/cases.txt" | cut -c 1-200
+collect cases "$logs/cases.txt" "$status"
+sed -n 's/^normfuse: dispatch: .*: //p' "$logs/cases.errors" | grep -oE '[a-z]+[a-z0-9_]*' | sort -u >"$logs/kernels.ran"
 
 # The H100 and the H200 have the same bits, whichever of them printed the file: `test_operators --with device=cuda --hashes
-# --random 240 --seed 2468`.
+# --seed 2468 --random 240`.
 if "$build/test_cuda" --probe | grep -qE 'H(100|200).*, 132 multiprocessors'; then
-    timeout "$limit" "$build/test_operators" --with device=cuda --hashes --random 240 --seed 2468 >"$logs/hashes.all"
+    timeout "$limit" "$build/test_operators" --with device=cuda --hashes --seed 2468 --random 240 >"$logs/hashes.all"
     status=$?
     different=$(grep -E '^[0-9a-f]{16}  ' "$logs/hashes.all" | diff - tests/hashes-hopper.txt | grep '^<')
     sed 's/^</FAIL other bits:/' <<<"$different" | grep FAIL >"$logs/hashes.txt"

@@ -20,7 +20,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$")
 PROGRAMS = ["test_passes", "test_problem_line", "test_arguments", "test_failures", "test_threads", "test_reference",
-            "test_verify", "test_operators", "test_stack", "test_torch_shim", "test_onnxruntime_shim"]
+            "test_verify", "test_processes", "test_operators", "test_stack", "test_torch_shim", "test_onnxruntime_shim"]
 # In a static program libc itself calls what they refuse, and no library can be loaded.
 DYNAMIC = {"test_failures", "test_torch_shim"}
 # There only where the build found nvcc.

@@ -4,13 +4,13 @@
  * tests/cases, random ones from a printed seed, and what must be the same bits or exact.
  *
  *   test_operators [--seed N] [--cases N] [--case "PROBLEM +OPTION..."] [--verbose] [FILE...]
- *   test_operators --with "device=cuda +twice" [--part 3/8] [--random N] [FILE...]
+ *   test_operators --jobs 8 --with "device=cuda +twice" [--random N] [FILE...]
  *
  * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
- * hundreds of cases. --with adds words to every case of the files and to the random ones; --part 3/8 runs each eighth
- * case from the third on, for eight processes at once; --random N runs random cases and only those, beside files; --only
- * TEST runs one of the others by the name that its line of times begins with, such as accumulation; --hashes prints a
- * hash of the outputs of each case in place of comparing them. */
+ * hundreds of cases. Cases come from FILE, --case and --random N. --with and --seed hold for the arguments behind them:
+ * words that every case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first.
+ * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
+ * prints a hash of the outputs of each case in place of comparing them. */
 #define _GNU_SOURCE
 #include <glob.h>
 #include <inttypes.h>
@@ -24,19 +24,25 @@
 #include "cli/problem_line.h"
 #include "cli/verify.h"
 #include "harness.h"
+#include "processes.h"
 #include "ref/reference.h"
 
 #ifndef NORMFUSE_TESTS_DIR
 #define NORMFUSE_TESTS_DIR "tests"
 #endif
 
-enum { CASE_BYTES = 512 };
+enum { CASE_BYTES = 512, CASE_LIMIT_S = 120 };
 
 static bool verbose, hashes;
-static const char *with = ""; /* words that every case gets */
-static int64_t part_number = 1, part_count = 1, cases_met;
-static double most_used;
-static char most_used_case[CASE_BYTES];
+static const char *with = ""; /* words that the cases of the next arguments get */
+static int jobs = 1;          /* processes */
+
+/* The greatest part of a bound that a process met. */
+struct greatest {
+    double used;
+    char name[CASE_BYTES];
+};
+static struct greatest *greatest; /* of each process */
 
 /* ---- one case ------------------------------------------------------------------------------------------------- */
 
@@ -92,9 +98,11 @@ static void run_case(const struct test_case *test)
         return;
     }
     struct verify_result result;
+    struct verify_options options = test->options;
     char again[CASE_BYTES + 40];
     repro(test, again, sizeof again);
-    switch (verify_problem(&test->line, &test->options, &result)) {
+    options.reference_threads = jobs > 1 ? 1 : 0; /* 0: the default */
+    switch (verify_problem(&test->line, &options, &result)) {
     case VERIFY_PASSED: break;
     case VERIFY_NO_MEMORY: harness_skip("%s: %s", again, result.message); return;
     default:
@@ -111,68 +119,162 @@ static void run_case(const struct test_case *test)
     harness_passed++;
     if (verbose)
         printf("%6.2f %%  %s[%s]  %s\n", 100 * result.budget_used, result.tensor, result.index, again);
-    if (result.budget_used > most_used) {
-        most_used = result.budget_used;
-        case_name(test, most_used_case, sizeof most_used_case);
+    struct greatest *own = &greatest[process_index];
+    if (result.budget_used > own->used) {
+        own->used = result.budget_used;
+        case_name(test, own->name, sizeof own->name);
     }
 }
 
-static void run_text(const char *text, const char *where)
-{
+/* ---- lists of cases ------------------------------------------------------------------------------------------- */
+
+/* A file and the words that its cases get, or random cases. */
+struct source {
+    char name[300];
+    struct task_result result;
+};
+
+struct listed_case {
     struct test_case test;
+    size_t source;
+    double size;
+};
+
+/* What is given and has not run. */
+static struct {
+    struct listed_case *cases;
+    struct source *sources;
+    size_t cases_count, sources_count;
+} list;
+
+/* One more of `bytes` each. Exits where there is no memory. */
+static void *grown(void *array, size_t *count, size_t bytes)
+{
+    if ((*count & (*count - 1)) == 0) /* at powers of two to twice as many */
+        array = realloc(array, (*count ? 2 * *count : 1) * bytes);
+    if (!array) {
+        fprintf(stderr, "no memory for the cases\n");
+        exit(2);
+    }
+    ++*count;
+    return array;
+}
+
+static void begin_source(const char *name)
+{
+    struct source source = { .name = "" };
+    snprintf(source.name, sizeof source.name, "%s%s%s", name, with[0] ? " " : "", with);
+    list.sources = grown(list.sources, &list.sources_count, sizeof *list.sources);
+    list.sources[list.sources_count - 1] = source;
+}
+
+static void run_listed(int64_t i)
+{
+    run_case(&list.cases[i].test);
+}
+
+static void name_listed(int64_t i, char *text, size_t bytes)
+{
+    repro(&list.cases[i].test, text, bytes);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const struct listed_case *one = a, *other = b;
+    return (one->size < other->size) - (one->size > other->size);
+}
+
+/* Runs what is listed, and prints what each source counted. */
+static void run_list(void)
+{
+    const struct tasks tasks = { (int64_t)list.cases_count, run_listed, name_listed, CASE_LIMIT_S };
+    if (jobs > 1)
+        qsort(list.cases, list.cases_count, sizeof *list.cases, by_size);
+    const struct task_result *results = run_in_processes(jobs, &tasks);
+    size_t longest = 0;
+    for (size_t i = 0; results && i < list.cases_count; i++) {
+        struct task_result *sum = &list.sources[list.cases[i].source].result;
+        sum->passed += results[i].passed;
+        sum->failed += results[i].failed;
+        sum->skipped += results[i].skipped;
+        sum->seconds += results[i].seconds;
+        if (results[i].seconds > results[longest].seconds)
+            longest = i;
+    }
+    for (size_t i = 0; i < list.sources_count && !hashes; i++) {
+        const struct source *source = &list.sources[i];
+        printf("%s: %d passed, %d failed, %d skipped, %.1f s\n", source->name, source->result.passed,
+               source->result.failed, source->result.skipped, source->result.seconds);
+    }
+    if (results && list.cases_count && jobs > 1) {
+        char name[CASE_BYTES];
+        case_name(&list.cases[longest].test, name, sizeof name);
+        printf("longest case: %.1f s, %s\n", results[longest].seconds, name);
+    }
+    free(list.cases);
+    free(list.sources);
+    memset(&list, 0, sizeof list);
+}
+
+static void add_case(const char *text, const char *where)
+{
+    struct listed_case added = { .source = list.sources_count - 1, .size = 1 };
     char error[400], extended[2 * CASE_BYTES];
-    if (cases_met++ % part_count != part_number - 1)
-        return;
     snprintf(extended, sizeof extended, "%s %s", text, with);
-    if (parse_case(extended, &test, error, sizeof error))
-        run_case(&test);
-    else
+    if (!parse_case(extended, &added.test, error, sizeof error)) {
         CHECK(false, "%s: %s", where, error);
+        return;
+    }
+    for (int32_t axis = 0; axis < added.test.line.ndim; axis++)
+        added.size *= (double)added.test.line.sizes[axis];
+    list.cases = grown(list.cases, &list.cases_count, sizeof *list.cases);
+    list.cases[list.cases_count - 1] = added;
 }
 
 /* Each choice of the first {a,b} in turn. */
-static void run_expanded(const char *text, const char *where)
+static void add_expanded(const char *text, const char *where)
 {
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!close) {
-        run_text(text, where);
+        add_case(text, where);
         return;
     }
     for (const char *choice = open + 1; choice <= close;) {
         size_t bytes = strcspn(choice, ",}");
         char expanded[CASE_BYTES];
         snprintf(expanded, sizeof expanded, "%.*s%.*s%s", (int)(open - text), text, (int)bytes, choice, close + 1);
-        run_expanded(expanded, where);
+        add_expanded(expanded, where);
         choice += bytes + 1;
     }
 }
 
-static void run_file(const char *path)
+static void add_file(const char *path)
 {
     FILE *file = fopen(path, "r");
     if (!CHECK(file, "%s cannot be read", path))
         return;
+    begin_source(path);
     char *text = NULL, where[300];
     size_t text_bytes = 0;
     for (int number = 1; getline(&text, &text_bytes, file) >= 0; number++) {
         text[strcspn(text, "#\n")] = 0;
         snprintf(where, sizeof where, "%s:%d", path, number);
         if (text[strspn(text, " \t\r")])
-            run_expanded(text, where);
+            add_expanded(text, where);
     }
     free(text);
     fclose(file);
 }
 
 /* All but cuda.txt, whose sizes are those at which the GPU's kernels change. */
-static void run_files(const char *pattern)
+static void add_files(const char *pattern)
 {
     glob_t found;
     if (!CHECK(glob(pattern, 0, NULL, &found) == 0, "%s: no case files", pattern))
         return;
     for (size_t i = 0; i < found.gl_pathc; i++)
         if (!strstr(found.gl_pathv[i], "/cuda.txt"))
-            run_file(found.gl_pathv[i]);
+            add_file(found.gl_pathv[i]);
     globfree(&found);
 }
 
@@ -306,19 +408,16 @@ static struct test_case random_case(void)
     return test;
 }
 
-static void test_random(int64_t count, uint64_t seed)
+static void add_random(int64_t count, uint64_t seed)
 {
-    printf("random cases: %" PRId64 " from seed %" PRIu64 "\n", count, seed);
+    char text[CASE_BYTES];
+    snprintf(text, sizeof text, "random cases: %" PRId64 " from seed %" PRIu64, count, seed);
+    begin_source(text);
     random_state = seed;
     for (int64_t i = 0; i < count; i++) {
-        struct test_case test = random_case();
-        char name[CASE_BYTES];
-        if (!with[0] && part_count == 1) {
-            run_case(&test);
-            continue;
-        }
-        case_name(&test, name, sizeof name);
-        run_text(name, "random case");
+        const struct test_case test = random_case();
+        case_name(&test, text, sizeof text);
+        add_case(text, "random case");
     }
 }
 
@@ -776,27 +875,29 @@ static void timed(const char *name, void (*test)(void))
 
 static void test_case_files(void)
 {
-    run_files(NORMFUSE_TESTS_DIR "/cases/*.txt");
+    add_files(NORMFUSE_TESTS_DIR "/cases/*.txt");
+    run_list();
 }
 
 int main(int count, char **arguments)
 {
     uint64_t seed = 20260101;
     int64_t cases = 2500;
-    int given = 0;
-    bool random_only = false;
+    bool given = false;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    greatest = processes_shared(MAX_PROCESSES * sizeof *greatest);
+    if (!greatest)
+        return 2;
     for (int i = 1; i < count; i++) {
         const char *value = i + 1 < count ? arguments[i + 1] : NULL;
         if (strcmp(arguments[i], "--with") == 0 && value) {
             with = value;
             i++;
-        } else if (strcmp(arguments[i], "--part") == 0 && value &&
-                   sscanf(value, "%" SCNd64 "/%" SCNd64, &part_number, &part_count) == 2 && part_number >= 1 &&
-                   part_number <= part_count) {
+        } else if (strcmp(arguments[i], "--jobs") == 0 && value && (jobs = atoi(value)) > 0 && jobs <= MAX_PROCESSES) {
             i++;
         } else if (strcmp(arguments[i], "--random") == 0 && value) {
-            cases = strtoll(value, NULL, 10);
-            random_only = true;
+            add_random(strtoll(value, NULL, 10), seed);
+            given = true;
             i++;
         } else if (strcmp(arguments[i], "--verbose") == 0) {
             verbose = true;
@@ -812,27 +913,27 @@ int main(int count, char **arguments)
             only = value;
             i++;
         } else if (strcmp(arguments[i], "--case") == 0 && value) {
-            run_expanded(value, "--case");
-            given++;
+            begin_source(value);
+            add_expanded(value, "--case");
+            given = true;
             i++;
         } else if (arguments[i][0] != '-') {
-            run_file(arguments[i]);
-            given++;
+            add_file(arguments[i]);
+            given = true;
         } else {
-            fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] "
-                            "[--part K/N] [--random N] [--only TEST] [--hashes] [FILE...]\n");
+            fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] [--jobs N] "
+                            "[--random N] [--only TEST] [--hashes] [FILE...]\n");
             return 2;
         }
     }
-    if (random_only) {
-        test_random(cases, seed);
-    } else if (!given) {
+    if (given) {
+        run_list();
+    } else {
         timed("exact sums", test_exact_sums);
         timed("case files", test_case_files);
         if (!only) {
-            double start = seconds();
-            test_random(cases, seed);
-            printf("random cases: %.1f s\n", seconds() - start);
+            add_random(cases, seed);
+            run_list();
         }
         timed("threads and repetition", test_same_bits);
         timed("batch independence", test_batch_independence);
@@ -841,7 +942,10 @@ int main(int count, char **arguments)
         timed("points", test_points);
         timed("more than 2^31 elements", test_more_than_31_bits);
     }
+    for (int i = 1; i < MAX_PROCESSES; i++)
+        if (greatest[i].used > greatest[0].used)
+            greatest[0] = greatest[i];
     if (!hashes)
-        printf("greatest part of a bound used: %.1f %% by %s\n", 100 * most_used, most_used_case);
+        printf("greatest part of a bound used: %.1f %% by %s\n", 100 * greatest[0].used, greatest[0].name);
     return harness_close();
 }

@@ -5,133 +5,6 @@
 #include "reference.h"
 
 #include <math.h>
-#include <string.h>
-
-/* ---- elements ------------------------------------------------------------------------------------------------- */
-
-size_t reference_type_bytes(normfuse_type type)
-{
-    switch (type) {
-    case NORMFUSE_F64: return 8;
-    case NORMFUSE_F32: return 4;
-    default: return 2;
-    }
-}
-
-/* 2^exponent where that is a normal double; products with it are exact, and quicker than ldexp. */
-static double power_of_two(int exponent)
-{
-    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
-    double power;
-    memcpy(&power, &bits, sizeof power);
-    return power;
-}
-
-/* The exponent of a value above 0: value in [2^exponent, 2^(exponent+1)); of subnormal doubles -1023. */
-static int exponent_of(double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (int)(bits >> 52) - 1023;
-}
-
-/* A 16-bit float with this many bits of exponent and fraction. */
-static double load_16(uint16_t bits, int exponent_bits, int fraction_bits)
-{
-    int bias = (1 << (exponent_bits - 1)) - 1;
-    int exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1);
-    int fraction = bits & ((1 << fraction_bits) - 1);
-    double sign = bits >> 15 ? -1.0 : 1.0;
-    if (exponent == (1 << exponent_bits) - 1)
-        return fraction ? (double)NAN : sign * (double)INFINITY;
-    if (exponent == 0)
-        return sign * fraction * power_of_two(1 - bias - fraction_bits);
-    return sign * ((1 << fraction_bits) + fraction) * power_of_two(exponent - bias - fraction_bits);
-}
-
-static uint16_t store_16(double value, int exponent_bits, int fraction_bits)
-{
-    int bias = (1 << (exponent_bits - 1)) - 1;
-    int infinity = ((1 << exponent_bits) - 1) << fraction_bits;
-    int sign = signbit(value) ? 0x8000 : 0;
-    double size = fabs(value);
-    if (isnan(value))
-        return (uint16_t)(sign | infinity | (1 << (fraction_bits - 1)));
-    if (isinf(value))
-        return (uint16_t)(sign | infinity);
-    if (size == 0.0)
-        return (uint16_t)sign;
-    int exponent = exponent_of(size);
-    if (exponent < 1 - bias)
-        exponent = 1 - bias; /* subnormals have the spacing of the smallest normals */
-    /* Steps of the spacing at this exponent; a carry into the next exponent is right because the bits count on. */
-    double steps = nearbyint(size * power_of_two(fraction_bits - exponent));
-    double bits = steps + (exponent - (1 - bias)) * power_of_two(fraction_bits);
-    return (uint16_t)(sign | (bits >= infinity ? infinity : (int)bits));
-}
-
-double reference_load(const void *element, normfuse_type type)
-{
-    uint16_t bits;
-    float single;
-    double value;
-    switch (type) {
-    case NORMFUSE_F64: memcpy(&value, element, sizeof value); return value;
-    case NORMFUSE_F32: memcpy(&single, element, sizeof single); return (double)single;
-    case NORMFUSE_F16: memcpy(&bits, element, sizeof bits); return load_16(bits, 5, 10);
-    default: { /* the upper half of a float */
-        memcpy(&bits, element, sizeof bits);
-        uint32_t wide = (uint32_t)bits << 16;
-        memcpy(&single, &wide, sizeof single);
-        return (double)single;
-    }
-    }
-}
-
-void reference_store(void *element, normfuse_type type, double value)
-{
-    uint16_t bits;
-    float single;
-    switch (type) {
-    case NORMFUSE_F64: memcpy(element, &value, sizeof value); return;
-    case NORMFUSE_F32: single = (float)value; memcpy(element, &single, sizeof single); return;
-    case NORMFUSE_F16: bits = store_16(value, 5, 10); break;
-    default: bits = store_16(value, 8, 7); break;
-    }
-    memcpy(element, &bits, sizeof bits);
-}
-
-double reference_round(double value, normfuse_type type)
-{
-    double element;
-    reference_store(&element, type, value);
-    return reference_load(&element, type);
-}
-
-double reference_add(double x, double pre_bias, double pre_add, bool rounds, normfuse_type type)
-{
-    if (type == NORMFUSE_F64)
-        return x + pre_bias + pre_add;
-    if (!rounds)
-        return x + (double)(float)pre_bias;
-    return reference_round((double)((float)x + (float)pre_bias + (float)pre_add), type);
-}
-
-void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride)
-{
-    const char *element = data;
-    ptrdiff_t step = stride * (ptrdiff_t)reference_type_bytes(type);
-    for (int64_t i = 0; i < count; i++)
-        values[i] = reference_load(element + i * step, type);
-}
-
-void reference_store_strided(void *data, normfuse_type type, const double *values, int64_t count, ptrdiff_t stride)
-{
-    char *element = data;
-    ptrdiff_t step = stride * (ptrdiff_t)reference_type_bytes(type);
-    for (int64_t i = 0; i < count; i++)
-        reference_store(element + i * step, type, values[i]);
-}
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 
@@ -139,9 +12,12 @@ static const double sqrt_half = 0.70710678118654752440;
 static const double sqrt_two_over_pi = 0.79788456080286535588;
 static const double one_over_sqrt_two_pi = 0.39894228040143267794;
 
-static double sigmoid(double z)
+/* *complement is that of -z. */
+static double sigmoid(double z, double *complement)
 {
-    return z >= 0 ? 1 / (1 + exp(-z)) : exp(z) / (1 + exp(z));
+    const double e = exp(-fabs(z)), of_size = 1 / (1 + e), of_negative = e / (1 + e);
+    *complement = z >= 0 ? of_negative : of_size;
+    return z >= 0 ? of_size : of_negative;
 }
 
 /* The standard normal distribution. */
@@ -168,13 +44,14 @@ double reference_default_parameter(int activation)
 
 double reference_activation(int activation, double parameter, double z)
 {
+    double rest;
     switch (activation) {
     case NORMFUSE_RELU: return z < 0 ? 0 : z; /* NaN stays */
     case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_PRELU: return z > 0 ? z : z * parameter;
-    case NORMFUSE_SILU: return vanishing(z, sigmoid(z));
+    case NORMFUSE_SILU: return vanishing(z, sigmoid(z, &rest));
     case NORMFUSE_GELU: return vanishing(z, normal_cdf(z));
-    case NORMFUSE_GELU_TANH: return vanishing(z, sigmoid(2 * sqrt_two_over_pi * (z + 0.044715 * z * z * z)));
+    case NORMFUSE_GELU_TANH: return vanishing(z, sigmoid(2 * sqrt_two_over_pi * (z + 0.044715 * z * z * z), &rest));
     case NORMFUSE_HARDSWISH: return z <= -3 ? 0 : z < 3 ? z * (z + 3) / 6 : z;
     case NORMFUSE_ELU: return z > 0 ? z : parameter * expm1(z);
     case NORMFUSE_MISH: return vanishing(z, tanh(softplus(z)));
@@ -185,23 +62,24 @@ double reference_activation(int activation, double parameter, double z)
 
 double reference_slope(int activation, double parameter, double z)
 {
-    double s, t;
+    double s, t, rest;
     switch (activation) {
     case NORMFUSE_RELU: return z <= 0 ? 0 : 1; /* NaN passes dy on */
     case NORMFUSE_LEAKY_RELU: return z > 0 ? 1 : parameter;
     case NORMFUSE_PRELU: return z <= 0 ? parameter : 1; /* NaN passes dy on */
-    case NORMFUSE_SILU: return sigmoid(z) + vanishing(z, sigmoid(z) * sigmoid(-z));
+    case NORMFUSE_SILU: s = sigmoid(z, &rest); return s + vanishing(z, s * rest);
     case NORMFUSE_GELU: return normal_cdf(z) + vanishing(z, one_over_sqrt_two_pi * exp(-0.5 * z * z));
     case NORMFUSE_GELU_TANH:
         t = 2 * sqrt_two_over_pi * (z + 0.044715 * z * z * z);
-        s = sigmoid(t) * sigmoid(-t);
-        return sigmoid(t) + (s == 0 ? 0 : z * s * 2 * sqrt_two_over_pi * (1 + 3 * 0.044715 * z * z));
+        t = sigmoid(t, &rest);
+        s = t * rest;
+        return t + (s == 0 ? 0 : z * s * 2 * sqrt_two_over_pi * (1 + 3 * 0.044715 * z * z));
     case NORMFUSE_HARDSWISH: return z <= -3 ? 0 : z < 3 ? z / 3 + 0.5 : 1;
     case NORMFUSE_ELU: return z <= 0 ? parameter * exp(z) : 1;
     case NORMFUSE_RELU6: return z <= 0 || z >= 6 ? 0 : 1;
     case NORMFUSE_MISH:
         t = tanh(softplus(z));
-        return t + vanishing(z, sigmoid(z) * (1 - t) * (1 + t));
+        return t + vanishing(z, sigmoid(z, &rest) * (1 - t) * (1 + t));
     default: return 1;
     }
 }
@@ -299,8 +177,10 @@ void reference_backward(const struct reference_set *set, const struct reference_
             dz[index] = set->dy[index] * reference_slope(set->activation, reference_parameter(set, pair), z);
             pair_sum += dz[index];
             pair_sum_normalized += (long double)dz[index] * normalized(set, index);
-            pair_sum_affine += (long double)dz[index] * affine(set, pair, index);
-            pair_sum_slope += z > 0 ? 0 : (long double)set->dy[index] * z;
+            if (gradients->dscale)
+                pair_sum_affine += (long double)dz[index] * affine(set, pair, index);
+            if (gradients->dslope)
+                pair_sum_slope += z > 0 ? 0 : (long double)set->dy[index] * z;
         }
         if (gradients->dslope)
             gradients->dslope[pair] = (double)pair_sum_slope;

@@ -15,23 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "elements.h"
 #include "normfuse.h"
-
-/* ---- elements ------------------------------------------------------------------------------------------------- */
-
-size_t reference_type_bytes(normfuse_type type);
-/* The value of one element, and the element nearest to a value (ties to even, overflow to infinity). */
-double reference_load(const void *element, normfuse_type type);
-void reference_store(void *element, normfuse_type type, double value);
-/* What a value becomes when it is stored and loaded. */
-double reference_round(double value, normfuse_type type);
-/* u = (x + pre_bias) + pre_add: sums in the arithmetic of the type (float for 16 and 32 bits), rounded to the type at
- * the end. Adding 0 changes nothing. rounds false: x + pre_bias, the latter in that arithmetic, as it is. */
-double reference_add(double x, double pre_bias, double pre_add, bool rounds, normfuse_type type);
-
-/* count values at element stride `stride` from `data`, to and from dense doubles. */
-void reference_load_strided(double *values, const void *data, normfuse_type type, int64_t count, ptrdiff_t stride);
-void reference_store_strided(void *data, normfuse_type type, const double *values, int64_t count, ptrdiff_t stride);
 
 /* ---- activations ---------------------------------------------------------------------------------------------- */
 

@@ -209,9 +209,10 @@ double tolerance_drift(const struct tolerance_arithmetic *arithmetic, bool colum
     double prefix[MAX_WINDOW], widest = 0;
     if (window == 1) {
         for (int64_t i = 0; i < rows * channels * positions; i++) {
+            const double away = fabs(u[i] - mean);
             if (isnan(u[i]))
                 return (double)INFINITY;
-            widest = fmax(widest, fabs(u[i] - mean));
+            widest = away > widest ? away : widest;
         }
         return second_order * widest;
     }
@@ -372,7 +373,7 @@ static double computed_slope(int activation, double z, double slope)
     case NORMFUSE_LEAKY_RELU: return size;
     case NORMFUSE_SILU:
         s = logistic(z);
-        return 11 * fabs(z) * s * logistic(-z) + 5 * s + size;
+        return 11 * fabs(z) * s * (1 - s) + 5 * s + size;
     case NORMFUSE_GELU:
         density = 0.39894228040143267794 * exp(-0.5 * z * z);
         return 19 * 0.5 * erfc(-z * 0.70710678118654752440) + 8 * fabs(z) * density + size;
@@ -500,18 +501,18 @@ static double flushed(const struct tolerance_arithmetic *arithmetic, double z)
 }
 
 double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
-                            double z_error)
+                            double y, double z_error)
 {
-    double slope = fabs(reference_slope(activation, parameter, z)) +
-                   steepest_change(activation, parameter) * z_error + jump_nearby(activation, parameter, z, z_error);
+    if (activation == NORMFUSE_IDENTITY)
+        return z_error;
+    const double exact = reference_slope(activation, parameter, z);
+    double slope = fabs(exact) + steepest_change(activation, parameter) * z_error +
+                   jump_nearby(activation, parameter, z, z_error);
     double error = fmin(slope, steepest(activation, parameter)) * z_error;
-    if (activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU || activation == NORMFUSE_RELU6)
+    if (activation == NORMFUSE_RELU || activation == NORMFUSE_RELU6)
         return error;
-    double y = reference_activation(activation, parameter, z);
     if (arithmetic->on_cuda && !arithmetic->is_double)
-        return error + flushed(arithmetic, z) +
-               second_order *
-                   cuda_activation(arithmetic, activation, z, y, reference_slope(activation, parameter, z));
+        return error + flushed(arithmetic, z) + second_order * cuda_activation(arithmetic, activation, z, y, exact);
     double computed = computed_activation(activation, z, y);
     if (arithmetic->is_double) /* libm's and the reference's own */
         computed = 2 * computed + (8 + 4 * z * z) * fabs(y);

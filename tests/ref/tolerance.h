@@ -75,9 +75,9 @@ double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct t
 double tolerance_shifted(const struct tolerance_arithmetic *arithmetic, const struct tolerance_affine *affine,
                          double centred);
 
-/* act(z + error of z) as it is computed, against act(z). */
+/* act(z + error of z) as it is computed, against y = act(z). */
 double tolerance_activation(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
-                            double z_error);
+                            double y, double z_error);
 /* The same of the derivative. Where z is so near a kink that the other side may be taken, the jump is part of it. */
 double tolerance_slope(const struct tolerance_arithmetic *arithmetic, int activation, double parameter, double z,
                        double z_error);
