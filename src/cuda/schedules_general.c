@@ -250,10 +250,9 @@ static double estimate(const struct shape *given, const struct step *step)
                         : shape->problem->columns ? 8.0
                                                   : 3.0;
     /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
-    const double first = shape->direction == BACKWARD
-                             ? once
-                         : step->launch.cluster > 1 ? 3.0 + 0.8 * step->launch.cluster
-                         : fmin(once, shape->problem->columns ? 2.5 : 4.0);
+    const double first = shape->direction == BACKWARD ? once
+                         : step->launch.cluster > 1   ? 3.0 + 0.8 * step->launch.cluster
+                                                      : fmin(once, shape->problem->columns ? 2.5 : 4.0);
     /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
      * pre_add 136 us, in two passes 111. */
     const double row = step->geometry.width * vector_bytes(shape);
