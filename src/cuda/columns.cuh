@@ -68,33 +68,37 @@ template <typename T, int V> struct column_cursor {
     }
 };
 
-/* A vector is worked on in parts of four values: those of eight would be as many registers as two vectors more. */
+/* What a thread has of a row: vectors of so many tensors. */
+template <int tensors> struct row_vectors {
+    uint4 of[tensors];
+};
+
+/* A vector is worked on in parts of four values where those of eight would be as many registers as two vectors more. */
 constexpr int values_a_part = 4;
 
-template <typename T, int V>
-__device__ __forceinline__ void unpack_part(const raw<T, V> &vector, int part, float (&values)[values_a_part])
+/* Part `part` of H values. */
+template <typename T, int V, int H>
+__device__ __forceinline__ void unpack_part(const uint4 &vector, int part, float (&values)[H])
 {
-    if constexpr (V == 8) {
+    if constexpr (H == V) {
+        unpack<T, V>(vector, values);
+    } else {
         const float2 low = pair_of(part == 0 ? vector.x : vector.z, T()),
                      high = pair_of(part == 0 ? vector.y : vector.w, T());
         values[0] = low.x;
         values[1] = low.y;
         values[2] = high.x;
         values[3] = high.y;
-    } else {
-        unpack<T, V>(vector, values);
     }
 }
-
-template <typename T, int V>
-__device__ __forceinline__ void pack_part(raw<T, V> &vector, int part, const float (&values)[values_a_part])
+template <typename T, int V, int H>
+__device__ __forceinline__ void pack_part(uint4 &vector, int part, const float (&values)[H])
 {
-    if constexpr (V == 8) {
-        const unsigned low = bits_of(values[0], values[1], T()), high = bits_of(values[2], values[3], T());
-        (part == 0 ? vector.x : vector.z) = low;
-        (part == 0 ? vector.y : vector.w) = high;
-    } else {
+    if constexpr (H == V) {
         vector = make_vector<T, V>(values);
+    } else {
+        (part == 0 ? vector.x : vector.z) = bits_of(values[0], values[1], T());
+        (part == 0 ? vector.y : vector.w) = bits_of(values[2], values[3], T());
     }
 }
 
@@ -301,6 +305,54 @@ __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, in
     send(mailbox, reinterpret_cast<double *>(place), rank,
          __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
 }
+
+/* ---- the work on a vector's channels ----------------------------------------------------------------------------- */
+
+struct no_addition {
+    template <typename Values> __device__ __forceinline__ void operator()(Values &, int) const
+    {
+    }
+};
+
+/* The results of a vector of x: z = (x - means) slope + offset, to which add(z, 0) may add, activated. `plain`: see
+ * choose_activation(). */
+template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means,
+          typename Add = no_addition>
+__device__ __forceinline__ uint4 result_of(Chosen chosen, int activation, const Parameter &act_param,
+                                           const uint4 &vector, const Means &means, const float (&slope)[V],
+                                           const float (&offset)[V], Add add = {})
+{
+    float z[V];
+    unpack<T, V>(vector, z);
+    each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
+    add(z, 0);
+    activate<sizeof(T) == 2, plain>(z, chosen, activation, (float)act_param);
+    return make_vector<T, V>(z);
+}
+
+/* Of part `h` of vectors of x and dy, H values each: x - mean, and what of dy comes through the activation, for SiLU
+ * twice that. */
+template <typename T, int V, typename Means, bool plain = true, typename Parameter = float> struct channel_derivative {
+    const int &activation;
+    const Parameter &act_param;
+    const Means &means;
+    const float (&slope)[V], (&offset)[V];
+
+    template <typename Chosen, int H, typename Add = no_addition>
+    __device__ __forceinline__ void operator()(Chosen chosen, const uint4 &x_vector, const uint4 &dy_vector,
+                                               float (&x)[H], float (&dy)[H], int h = 0, Add add = {}) const
+    {
+        unpack_part<T, V>(x_vector, h, x);
+        unpack_part<T, V>(dy_vector, h, dy);
+        each<H>([&](int i) { x[i] -= means[h * H + i]; });
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY && (plain || activation != NORMFUSE_IDENTITY)) {
+            float z[H];
+            each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
+            add(z, h);
+            differentiate_by<sizeof(T) == 2>(dy, z, chosen, activation, (float)act_param);
+        }
+    }
+};
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */
 

@@ -217,20 +217,6 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
     }
 };
 
-/* Of part `h` of a vector, x and dy become x - shift and dy'. */
-template <bool fast, bool unaligned_samples, int V, int H, typename Chosen>
-__device__ __forceinline__ void differentiate_part(const normfuse_cuda_problem &p, Chosen chosen, int h,
-                                                   const float (&shift)[V], const float (&slope)[V],
-                                                   const float (&offset)[V], float (&x)[H], float (&dy)[H])
-{
-    each<H>([&](int i) { x[i] -= shift[h * H + i]; });
-    if (chosen.of(p.activation) != NORMFUSE_IDENTITY && (!unaligned_samples || p.activation != NORMFUSE_IDENTITY)) {
-        float z[H];
-        each<H>([&](int i) { z[i] = fma(x[i], slope[h * H + i], offset[h * H + i]); });
-        differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
-    }
-}
-
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
@@ -239,7 +225,6 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr int H = values_a_part;
-    using values_of_part = float[H];
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -250,9 +235,6 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const bool half = takes_half<sizeof(T) == 2, true>(p.activation);
     block_turns block(a, false, holds, !holds && g.backwards);
     column_vectors<T, V, K, 2, holds> vectors;
-    struct row_vectors {
-        raw<T, V> x, dy;
-    };
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
@@ -282,27 +264,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                            slope, offset, shift);
         if (half)
             multiply(slope, offset, 0.5f);
-        const auto differentiate = [&](auto chosen, const row_vectors &of, int h, values_of_part &x,
-                                       values_of_part &dy) {
-            unpack_part<T, V>(of.x, h, x);
-            unpack_part<T, V>(of.dy, h, dy);
-            differentiate_part<sizeof(T) == 2, unaligned_samples>(p, chosen, h, shift, slope, offset, x, dy);
-        };
-        /* dx in place of x - shift */
-        const auto gradient = [&](int h, values_of_part &x, const values_of_part &dy) {
-            each<H>([&](int i) {
-                x[i] = of.centred ? fma(slope[h * H + i], dy[i], fma(first[h * H + i], x[i], second[h * H + i]))
-                                  : slope[h * H + i] * dy[i];
-            });
-        };
+        const channel_derivative<T, V, float[V], !unaligned_samples, double> differentiate = {p.activation, p.act_param,
+                                                                                              shift, slope, offset};
         /* ---- sums ---- */
         if constexpr (holds)
             choose_activation<true, false>(p.activation, [&](auto chosen) {
-                walk<K>(count, shared, [&](int slot) {
-                    const row_vectors of = {vectors.read(slot, 0), vectors.read(slot, 1)};
+                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int, int) {
                     each<V / H>([&](int h) {
                         float x[H], dy[H];
-                        differentiate(chosen, of, h, x, dy);
+                        differentiate(chosen, row.of[0], row.of[1], x, dy, h);
                         add_products(x, dy, first, second, h);
                     });
                 });
@@ -322,10 +292,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
 
         /* ---- results ---- */
-        each<(holds ? K : 0)>([&](int k) {
-            compiler_barrier(vectors.held[k][0]);
-            compiler_barrier(vectors.held[k][1]);
-        });
+        vectors.forget();
         const bool adds = !holds && sums, writes = applies && p.dx().data;
         if (!holds || writes) {
             /* The same rows of the block group that this block has next are requested as places become free. */
@@ -334,15 +301,19 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             cursor next_from[] = {{p.x().data, p.x(), next, row}, {p.dy().data, p.x(), next, row}};
             column_results<T, V, unaligned_samples> dx(p.dx().data, p.x(), place, row, edges, of_edges);
             choose_activation<!unaligned_samples, !holds, true>(p.activation, [&](auto chosen) {
-                const auto work = [&](const row_vectors &of, int slot, int left) {
-                    raw<T, V> vector = zero_vector<T, V>();
+                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int slot, int left) {
+                    uint4 vector = make_uint4(0, 0, 0, 0);
                     each<V / H>([&](int h) {
                         float x[H], dy[H];
-                        differentiate(chosen, of, h, x, dy);
+                        differentiate(chosen, row.of[0], row.of[1], x, dy, h);
                         if (adds)
                             add_products(x, dy, first, second, h);
                         if (writes) {
-                            gradient(h, x, dy);
+                            each<H>([&](int i) {
+                                const int k = h * H + i;
+                                x[i] = of.centred ? fma(slope[k], dy[i], fma(first[k], x[i], second[k]))
+                                                  : slope[k] * dy[i];
+                            });
                             pack_part<T, V>(vector, h, x);
                         }
                     });
@@ -350,18 +321,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                         dx.store(vector, place, left);
                     if (holds && is_loaded)
                         vectors.load(next_from, place, slot);
-                };
-                if constexpr (holds)
-                    walk<K>(count, shared, [&](int slot) {
-                        work({vectors.read(slot, 0), vectors.read(slot, 1)}, slot, 0);
-                    });
-                else
-                    vectors.walk_pipeline(
-                        from, place, count,
-                        [&](int slot) {
-                            return row_vectors{vectors.shared(slot, 0), vectors.shared(slot, 1)};
-                        },
-                        [&](const row_vectors &of, int left) { work(of, 0, left); });
+                });
             });
             if (writes)
                 dx.store_edges();

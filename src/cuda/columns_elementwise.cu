@@ -110,19 +110,13 @@ template <typename T, int V> struct elementwise_channels {
     }
 };
 
-/* What a thread requests together. */
-template <int N> struct vectors_of {
-    uint4 of[N];
-};
-
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = vectors_of<residual ? 2 : 1>; /* x, what is added */
-    constexpr bool fast = sizeof(T) == 2;
+    using vectors = row_vectors<residual ? 2 : 1>; /* x, what is added */
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const int block = (int)(residual && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
@@ -148,16 +142,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     parameters.template receive<residual>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
-            float z[V];
-            unpack<T, V>(of.of[0], z);
-            each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
-            if constexpr (residual) {
-                float more[V];
-                unpack<T, V>(of.of[1], more);
-                each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
-            }
-            activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
-            y.store(make_vector<T, V>(z));
+            const auto add_residual = [&](float(&z)[V], int) {
+                if constexpr (residual) {
+                    float more[V];
+                    unpack<T, V>(of.of[1], more);
+                    each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
+                }
+            };
+            y.store(result_of<T, V>(chosen, p.activation, p.act_param, of.of[0], about, slope, offset, add_residual));
             y.advance(place);
         });
     });
@@ -172,8 +164,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
     using channels_of = elementwise_channels<T, V>;
-    using vectors = vectors_of<residual ? 3 : 2>; /* x, dy, what was added */
-    constexpr bool fast = sizeof(T) == 2;
+    using vectors = row_vectors<residual ? 3 : 2>; /* x, dy, what was added */
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -202,24 +193,20 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = factor_of<T>(p.activation);
     parameters.template receive<residual>(a, place.n, c, factor, slope, offset, about);
+    const channel_derivative<T, V, float[V], true, double> differentiate = {p.activation, p.act_param, about, slope,
+                                                                            offset};
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
             each<V / H>([&](int h) {
                 float x[H], dy[H];
-                unpack_part<T, V>(of.of[0], h, x);
-                unpack_part<T, V>(of.of[1], h, dy);
-                each<H>([&](int i) { x[i] -= about[h * H + i]; });
-                if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-                    float z[H];
-                    each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
+                differentiate(chosen, of.of[0], of.of[1], x, dy, h, [&](float(&z)[H], int) {
                     if constexpr (residual) {
                         float more[H];
                         unpack_part<T, V>(of.of[2], h, more);
                         each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
                     }
-                    differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
-                }
+                });
                 if constexpr (residual) {
                     float more[H];
                     each<H>([&](int i) { more[i] = dy[i] * factor; });

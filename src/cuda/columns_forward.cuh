@@ -264,7 +264,6 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     block_turns block(a, false, holds, !holds && g.backwards);
 
     column_vectors<T, V, K, 1, holds> vectors;
-    const auto read = [&](int slot, float(&value)[V]) { unpack<T, V>(vectors.read(slot, 0), value); };
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
@@ -280,28 +279,6 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         /* ---- load ---- */
         cursor from[] = {{p.x().data, p.x(), place, row, edges.lead()}};
         vectors.template request<unaligned_samples>(from, place, edges, shared, is_loaded);
-        /* Calls work(values, slot, left) for each row of the thread. */
-        struct row_values {
-            float of[V];
-        };
-        const auto walk_all = [&](auto work) {
-            if constexpr (!holds)
-                vectors.walk_pipeline(
-                    from, place, count,
-                    [&](int slot) {
-                        row_values values;
-                        unpack<T, V>(vectors.shared(slot, 0), values.of);
-                        return values;
-                    },
-                    [&](row_values &values, int left) { work(values.of, 0, left); });
-            else
-                walk<K>(count, shared, [&](int slot) {
-                    float values[V];
-                    read(slot, values);
-                    work(values, slot, 0);
-                });
-        };
-
         const column_memory<T, V, unaligned_samples> of(a, block, place, edges, dynamic + shared * vectors.threads,
                                                         holds ? 0 : K * vectors.threads * 16, sums);
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
@@ -320,10 +297,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     wait_for_older_copies<K - 1>();
                 /* Not one slot or the other: registers have no places to count through. */
                 if (!holds || shared > 0)
-                    read(-1, shift);
+                    unpack<T, V>(vectors.shared(0, 0), shift);
                 else
-                    read(0, shift);
-                walk_all([&](float(&value)[V], int, int) { add_squares<V>(value, shift, first, second); });
+                    unpack<T, V>(vectors.held[0].of[0], shift);
+                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<1> &row, int, int) {
+                    add_squares_of<T, V>(row.of[0], shift, first, second);
+                });
             }
             /* ---- the statistics of the groups ---- */
             if (!holds || p.pre_bias().data)
@@ -353,17 +332,17 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         if (p.y().data) {
             if (takes_half<fast, true>(p.activation))
                 multiply(first, second, 0.5f);
-            each<(holds ? K : 0)>([&](int k) { compiler_barrier(vectors.held[k][0]); });
+            vectors.forget();
             /* The same rows of the block group that this block has next are requested as places become free. */
             is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             const column_place next_place = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
             cursor next[] = {{p.x().data, p.x(), next_place, row}};
             column_results<T, V, unaligned_samples> y(p.y().data, p.x(), place, row, edges, of_edges);
             choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
-                walk_all([&](float(&z)[V], int slot, int left) {
-                    each<V>([&](int i) { z[i] = fma(z[i] - shift[i], first[i], second[i]); });
-                    activate<fast, !unaligned_samples>(z, chosen, p.activation, (float)p.act_param);
-                    y.store(make_vector<T, V>(z), place, left);
+                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<1> &row, int slot, int left) {
+                    y.store(result_of<T, V, !unaligned_samples>(chosen, p.activation, p.act_param, row.of[0], shift,
+                                                                first, second),
+                            place, left);
                     if (holds && is_loaded)
                         vectors.load(next, place, slot);
                 });

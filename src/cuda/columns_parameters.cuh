@@ -224,34 +224,8 @@ __device__ __forceinline__ void store_result(const normfuse_cuda_columns &a, Cho
                                              const Means &means, const float (&slope)[V], const float (&offset)[V],
                                              char *to)
 {
-    float z[V];
-    unpack<T, V>(vector, z);
-    each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
-    activate<sizeof(T) == 2, true>(z, chosen, a.activation, a.act_param);
-    store_vector<T, V>(to, 0, make_vector<T, V>(z));
+    store_vector<T, V>(to, 0, result_of<T, V>(chosen, a.activation, a.act_param, vector, means, slope, offset));
 }
-
-/* Of vectors of x and dy: x - mean, and what of dy comes through the activation, for SiLU twice that. */
-template <typename T, int V, typename Means> struct channel_derivative {
-    int activation;
-    float act_param;
-    const Means &means;
-    const float (&slope)[V], (&offset)[V];
-
-    template <typename Chosen>
-    __device__ __forceinline__ void operator()(Chosen chosen, const uint4 &x_vector, const uint4 &dy_vector,
-                                               float (&x)[V], float (&dy)[V]) const
-    {
-        unpack<T, V>(x_vector, x);
-        unpack<T, V>(dy_vector, dy);
-        each<V>([&](int i) { x[i] -= means[i]; });
-        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-            float z[V];
-            each<V>([&](int i) { z[i] = fmaf(x[i], slope[i], offset[i]); });
-            differentiate_by<sizeof(T) == 2>(dy, z, chosen, activation, act_param);
-        }
-    }
-};
 
 /* What dx takes of x - mean and what else, of a group's weighted sums of dy' and of dy' (x - mean). */
 __device__ __forceinline__ float2 gradient_of_group(float sum, float product, float rest, float rstd, float share)

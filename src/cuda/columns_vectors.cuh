@@ -157,16 +157,27 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 template <typename T, int V, int K, int tensors, bool holds> struct column_vectors {
     using cursors = column_cursor<T, V>[tensors];
     const int threads = (int)blockDim.x;
-    raw<T, V> held[holds ? K : 1][tensors];
+    row_vectors<tensors> held[holds ? K : 1];
 
     __device__ __forceinline__ uint4 &shared(int slot, int tensor) const
     {
         NORMFUSE_DYNAMIC_SHARED(dynamic);
         return dynamic[(tensors * slot + tensor) * threads + (int)threadIdx.x];
     }
-    __device__ __forceinline__ raw<T, V> read(int slot, int tensor) const
+    __device__ __forceinline__ row_vectors<tensors> read_shared(int slot) const
     {
-        return slot < 0 ? shared(-1 - slot, tensor) : held[slot < 0 ? 0 : slot][tensor];
+        row_vectors<tensors> found;
+        each<tensors>([&](int i) { found.of[i] = shared(slot, i); });
+        return found;
+    }
+    __device__ __forceinline__ row_vectors<tensors> read(int slot) const
+    {
+        return slot < 0 ? read_shared(-1 - slot) : held[slot < 0 ? 0 : slot];
+    }
+    /* What was held is not what the sums made of it. */
+    __device__ __forceinline__ void forget()
+    {
+        each<(holds ? K : 0)>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k].of[i]); }); });
     }
     __device__ __forceinline__ void load(cursors &from, const column_place &place, int slot)
     {
@@ -174,7 +185,7 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
             if (slot < 0)
                 copy_once(&shared(-1 - slot, i), from[i].base + from[i].at, 0);
             else
-                held[slot < 0 ? 0 : slot][i] = from[i].load();
+                held[slot < 0 ? 0 : slot].of[i] = from[i].load();
         });
         each<tensors>([&](int i) { from[i].advance(place); });
     }
@@ -193,23 +204,27 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
             commit_copies();
         });
     }
-    /* work(read(slot), left): of vectors that are read once, `left` before the end, as many are on their way as the
-     * pipeline has slots. Where blocks begin with more than a load or two, as here, registers did worse: 1x64x2039x1021
-     * bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and two loads on one
-     * are waited for together. */
-    template <typename Read, typename Work>
-    __device__ __forceinline__ void walk_pipeline(cursors &from, const column_place &place, int count, Read read,
-                                                  Work work) const
+    /* work(vectors, slot, left) for each row of the thread. Of vectors that are read once, `left` before the end, as
+     * many are on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here,
+     * registers did worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what
+     * it waits for, and two loads on one are waited for together. */
+    template <typename Work>
+    __device__ __forceinline__ void walk_rows(cursors &from, const column_place &place, int count, int shared_slots,
+                                              Work work) const
     {
+        if constexpr (holds) {
+            walk<K>(count, shared_slots, [&](int slot) { work(read(slot), slot, 0); });
+            return;
+        }
         int slot = 0;
 #pragma unroll 1
         for (int left = count; left > 0; left--) {
             wait_for_older_copies<K - 1>();
-            auto values = read(slot);
+            const row_vectors<tensors> vectors = read_shared(slot);
             if (left > K)
                 copy(from, place, slot);
             commit_copies();
-            work(values, left);
+            work(vectors, slot, left);
             slot = slot + 1 == K ? 0 : slot + 1;
         }
     }
