@@ -267,8 +267,8 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
     }
 };
 
-/* The channels and norm groups of a block. What follows from the geometry is found here, not ahead of all loops and
- * loads. */
+/* The channels and norm groups of a block, and what shared memory has of them, in this order behind the vectors. What
+ * follows from the geometry is found here, not ahead of all loops and loads. */
 struct block_channels {
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
@@ -277,6 +277,9 @@ struct block_channels {
     const column_place &place;
     int n, step, width, at_once, group_bits, subvector_bits;
     int channels, first_channel, here, groups, groups_here;
+    group_statistics<float> *of_groups;
+    channel_values of_channels;
+    float2 *of_parts; /* of each block of a cluster the pair of a group */
 
     __device__ __forceinline__ block_channels(const normfuse_cuda_arguments &a, const block_turns &block,
                                               const column_place &place, int V)
@@ -307,6 +310,71 @@ struct block_channels {
 #pragma unroll 1
         for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
             hold(i, request(i));
+    }
+    /* Where statistics are given, what threads need of each channel, by one: those of a block have each many times.
+     * Backward also what the mean leaves out, in place of shifts, and of groups that are `centred` rstd. */
+    template <typename T, bool backward> __device__ __forceinline__ void know_given(int later, bool centred) const
+    {
+        const int n = backward && g.all_samples ? 0 : this->n;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < here; i += step) {
+            const int c = first_channel + i;
+            float rstd = 1.0f, rounded, rest;
+            double mean = 0.0;
+            const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
+            float slope = parameter<float>(p.weight(), n, c, 1.0f) * scale;
+            const float offset =
+                parameter<float>(p.bias(), n, c, 0.0f) * scale + parameter<float>(p.shift(), n, c, 0.0f);
+            if (a.source == NORMFUSE_SOURCE_RUNNING) {
+                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
+                rstd = scaled_by_running(p, c, backward ? 1.0f : slope);
+            } else if (backward && a.source == NORMFUSE_SOURCE_SAVED) {
+                const int set = divide(c, g.by_set_channels);
+                rstd = parameter<float>(p.rstd(), n, set, 1.0f);
+                mean = parameter<double>(p.mean(), n, set, 0.0);
+            } else if (!backward && a.source == NORMFUSE_SOURCE_SCRATCH) {
+                const int set = p.sets == NORMFUSE_SETS_BATCH ? c : n * p.groups + divide(c, g.by_set_channels);
+                rstd = (float)a.statistics[set].rstd;
+                mean = a.statistics[set].mean;
+            }
+            /* Weight over a running root is rounded once, but backward rstd is needed alone. */
+            slope = !backward && a.source == NORMFUSE_SOURCE_RUNNING ? rstd : slope * rstd;
+            split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), n, c, 0.0f), rounded, rest);
+            in_all_rows(first_place(i, later, here), here, channels, [&](int at) {
+                of_channels.means[at] = rounded;
+                of_channels.slopes[at] = slope;
+                of_channels.offsets[at] = offset - rest * slope;
+                if (backward)
+                    of_channels.shifts[at] = rest;
+            });
+            if (backward && centred)
+                of_groups[divide(i, g.by_group)].rstd = rstd;
+        }
+    }
+    /* What a later exchange needs: mailboxes, or what the grid barrier says before, to thread 0. */
+    __device__ __forceinline__ uint32_t open_exchange(cluster_mailbox &mailbox) const
+    {
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+            open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
+        return block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0
+                   ? look_at_grid_barrier(block.grid_barrier(a))
+                   : 0;
+    }
+    /* What the block found of a group, to all blocks that share it, by the grid through of_grid(); where none does,
+     * finish(). */
+    template <typename Grid, typename Finish>
+    __device__ __forceinline__ void send_part(cluster_mailbox &mailbox, int group, int lane, int lanes, float2 found,
+                                              Grid of_grid, Finish finish) const
+    {
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+            for (int other = lane; other < g.parts; other += lanes)
+                send(mailbox, of_parts + group * g.parts + block.part, other, found);
+        } else if (lane == 0) {
+            if (block.exchange == NORMFUSE_EXCHANGE_GRID)
+                of_grid()[group * g.parts + block.part] = found;
+            else
+                finish();
+        }
     }
 };
 
