@@ -88,8 +88,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     cluster_place place = {};
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes;
-    held_rows<K, false> rows(a, place.left, place.at);
-    rows.template request<false>(sample, sample);
+    held_rows<K, 1, false> rows(a, place.n, place.left, place.at);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
     parameters.request(a, place.n, place.first_channel + place.column * V);
@@ -103,8 +102,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     if (place.beside < a.at_once) {
         side_moments<T, V> own = {place, {{}, place.split}};
         if (place.left > 0) {
-            own.begin(rows.x[0]);
-            rows.walk([&](int k) { own.add(rows.x[k]); });
+            own.begin(rows.held[0][0]);
+            rows.walk([&](int k) { own.add(rows.held[k][0]); });
         }
         const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
         each<2>([&](int side) {
@@ -138,22 +137,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     split_sum<T>(base, found.x, rounded, rest);
 
     /* ---- results ---- */
-    const side_values about = place.broadcast(a, rounded), rests = place.broadcast(a, rest),
+    const side_values means = place.broadcast(a, rounded), rests = place.broadcast(a, rest),
                       rstds = place.broadcast(a, rstd);
-    float slope[V], offset[V];
-    parameters.receive(a, slope, offset);
-    centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
     if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
         store_group(a, place.n, divide(place.first_channel, a.by_group) + place.group, (double)base + (double)found.x,
                     rstd);
-    rows.forget();
-    char *to = a.out + place.n * a.batch_bytes + place.at;
-    choose_activation<true, true>(a.activation, [&](auto chosen) {
-        rows.walk([&](int k) {
-            store_result<T, V>(a, chosen, rows.x[k], about, slope, offset, to);
-            to += rows.step;
-        });
-    });
+    store_results<T, V>(a, rows, parameters, means, rests, rstds, a.out + place.n * a.batch_bytes, true);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -254,8 +243,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
     cluster_place place = {};
     place.find<T, V>(a);
-    held_rows<K, false> rows(a, place.left, place.at);
-    rows.template request<true>(a.x + place.n * a.batch_bytes, a.dy + place.n * a.batch_bytes);
+    held_rows<K, 2, false> rows(a, place.n, place.left, place.at);
     place.find_groups<V>(a);
     const int set = divide(place.first_channel, a.by_group) + (place.has_group ? place.group : 0);
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
@@ -269,42 +257,37 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         announce_mailboxes();
     }
 
-    float mean, rest, slope[V], offset[V];
+    float mean, rest;
     split_mean<T>(saved_mean, mean, rest);
-    const side_values about = place.broadcast(a, mean), rests = place.broadcast(a, rest),
+    const side_values means = place.broadcast(a, mean), rests = place.broadcast(a, rest),
                       rstds = place.broadcast(a, rstd);
-    parameters.receive(a, slope, offset);
-    const float factor = factor_of<T>(a.activation);
-    centre<V>(slope, offset, rests, rstds, factor);
-    const channel_derivative<T, V, side_values> differentiate = {a.activation, a.act_param, about, slope, offset};
-
-    /* ---- sums ---- */
-    float first[V] = {}, second[V] = {};
-    rows.sum_gradients(differentiate, first, second);
-    if (place.beside < a.at_once)
-        write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
-    __syncthreads();
-    if (ranks > 1)
-        await_open_mailboxes();
-    if (gives && threadIdx.x >= blockDim.x - 32) {
-        finish_channels<V>(all, place, channel_mailbox, of_ranks, of_plain, of_centred, rest, rstd);
-        return;
-    }
-
-    /* ---- the totals of the groups ---- */
-    int begin, count;
-    place.entries_of_lane<V>(a, begin, count);
-    const int lanes = 1 << a.lane_bits;
-    float2 found = sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return entries[begin + i]; });
-    if (a.parts > 1) {
-        const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
-        found = sum_pairs<2>(a.parts, place.of_group, lanes, [&](int i) { return of_group[i]; });
-    }
-    const float2 of_gradient = gradient_of_group(found.x, found.y, rest, rstd, a.share);
-
-    /* ---- results ---- */
-    const side_values of_x = place.broadcast(a, of_gradient.x), level = place.broadcast(a, of_gradient.y);
-    rows.template store_gradients<T, V>(a.out + place.n * a.batch_bytes, true, differentiate, slope, of_x, level);
+    const auto join = [&](const float(&slope)[V], float(&first)[V], float(&second)[V], float factor, side_values &of_x,
+                          side_values &level) {
+        if (place.beside < a.at_once)
+            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+        __syncthreads();
+        if (ranks > 1)
+            await_open_mailboxes();
+        if (gives && threadIdx.x >= blockDim.x - 32) {
+            finish_channels<V>(all, place, channel_mailbox, of_ranks, of_plain, of_centred, rest, rstd);
+            return false;
+        }
+        /* ---- the totals of the groups ---- */
+        int begin, count;
+        place.entries_of_lane<V>(a, begin, count);
+        const int lanes = 1 << a.lane_bits;
+        float2 found =
+            sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return entries[begin + i]; });
+        if (a.parts > 1) {
+            const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
+            found = sum_pairs<2>(a.parts, place.of_group, lanes, [&](int i) { return of_group[i]; });
+        }
+        const float2 of_gradient = gradient_of_group(found.x, found.y, rest, rstd, a.share);
+        of_x = place.broadcast(a, of_gradient.x);
+        level = place.broadcast(a, of_gradient.y);
+        return true;
+    };
+    store_gradients<T, V, true>(a, rows, parameters, means, rests, rstds, a.out + place.n * a.batch_bytes, true, join);
 }
 
 NORMFUSE_KERNELS_COLUMNS_CLUSTER(NORMFUSE_INSTANCE)

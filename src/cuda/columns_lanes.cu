@@ -203,7 +203,9 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
         char *const to = a.out + n * a.batch_bytes + place.at;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             samples.walk_vectors(left, [&](int k, unsigned at) {
-                store_result<T, V>(a, chosen, here[k], lane_values<S>{about}, slope, offset, to + at);
+                store_vector<T, V>(to + at, 0,
+                                   result_of<T, V>(chosen, a.activation, a.act_param, here[k], lane_values<S>{about},
+                                                   slope, offset));
             });
         });
     });

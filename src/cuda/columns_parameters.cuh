@@ -219,14 +219,6 @@ __device__ __forceinline__ void centre(float (&slope)[V], float (&offset)[V], co
     });
 }
 
-template <typename T, int V, typename Chosen, typename Means>
-__device__ __forceinline__ void store_result(const normfuse_cuda_columns &a, Chosen chosen, const uint4 &vector,
-                                             const Means &means, const float (&slope)[V], const float (&offset)[V],
-                                             char *to)
-{
-    store_vector<T, V>(to, 0, result_of<T, V>(chosen, a.activation, a.act_param, vector, means, slope, offset));
-}
-
 /* What dx takes of x - mean and what else, of a group's weighted sums of dy' and of dy' (x - mean). */
 __device__ __forceinline__ float2 gradient_of_group(float sum, float product, float rest, float rstd, float share)
 {
@@ -242,6 +234,60 @@ __device__ __forceinline__ void store_gradient(const float (&slope)[V], const Fa
 {
     each<V>([&](int i) { x[i] = fmaf(slope[i], dy[i], fmaf(of_x[i], x[i], level[i])); });
     store_vector<T, V>(to, 0, make_vector<T, V>(x));
+}
+
+/* y of what a holder has of a sample: held_rows, or a pipeline's tile_consumer. Results are stored from `to` on. */
+template <typename T, int V, typename Holder, typename Means, typename Rests>
+__device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, Holder &holder,
+                                              const channel_parameters<V> &parameters, const Means &means,
+                                              const Rests &rests, const Rests &rstds, char *to, bool is_last)
+{
+    float slope[V], offset[V];
+    parameters.receive(a, slope, offset);
+    centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
+    holder.forget();
+    choose_activation<true, true>(a.activation, [&](auto chosen) {
+        holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector) {
+            store_vector<T, V>(to_vector, 0,
+                               result_of<T, V>(chosen, a.activation, a.act_param, *vectors, means, slope, offset));
+        });
+    });
+}
+
+/* dx of what a holder has of a sample. join(slope, first, second, factor, of_x, level) makes of the thread's sums of dy'
+ * and of dy' (x - mean) what dx takes of x - mean and what else; false: the thread has none to store. */
+template <typename T, int V, bool modulated, typename Holder, typename Values, typename Join>
+__device__ __forceinline__ void store_gradients(const normfuse_cuda_columns &a, Holder &holder,
+                                                const channel_parameters<V> &parameters, const Values &means,
+                                                const Values &rests, const Values &rstds, char *to, bool is_last,
+                                                Join join)
+{
+    float slope[V], offset[V], first[V] = {}, second[V] = {};
+    if (modulated)
+        parameters.receive(a, slope, offset);
+    else
+        parameters.receive_weights(a, slope, offset);
+    const float factor = factor_of<T>(a.activation);
+    centre<V>(slope, offset, rests, rstds, factor);
+    const channel_derivative<T, V, Values> differentiate = {a.activation, holder.act_param, means, slope, offset};
+    holder.choose_derivative([&](auto chosen) {
+        holder.sum(first, second, [&](const uint4 *vectors, float(&of_dy)[V], float(&of_both)[V]) {
+            float x[V], dy[V];
+            differentiate(chosen, vectors[0], vectors[1], x, dy);
+            add_products(x, dy, of_dy, of_both);
+        });
+    });
+    Values of_x = means, level = means;
+    if (!join(slope, first, second, factor, of_x, level))
+        return;
+    holder.forget();
+    holder.choose_derivative([&](auto chosen) {
+        holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector) {
+            float x[V], dy[V];
+            differentiate(chosen, vectors[0], vectors[1], x, dy);
+            store_gradient<T, V>(slope, of_x, level, x, dy, to_vector);
+        });
+    });
 }
 
 /* ---- sums of a group --------------------------------------------------------------------------------------------- */

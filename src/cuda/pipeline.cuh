@@ -152,13 +152,15 @@ struct consumer_place : thread_place {
 };
 
 /* The others. */
-struct tile_consumer {
+template <int tensors> struct tile_consumer {
+    static constexpr int at_a_time = 4 / tensors;
     const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
     const uint4 *pipeline;
     const grid_part &own;
     const consumer_place &place;
-    stage_parities here;
+    const float act_param = a.act_param;
+    stage_parities here = {};
 
     __device__ __forceinline__ void leave(int stage)
     {
@@ -203,12 +205,9 @@ struct tile_consumer {
     }
     /* work(vectors, place) for each of the thread's places of a tile, `at_a_time` of them on their way together: the
      * vector of x, or those of x and dy. */
-    template <int at_a_time, int tensors, typename Work>
-    __device__ __forceinline__ void walk_vectors(int tile, int stage, Work work) const
+    template <typename Work> __device__ __forceinline__ void walk_vectors(int tile, int stage, Work work) const
     {
-        struct in_place {
-            uint4 of[tensors];
-        };
+        using in_place = row_vectors<tensors>;
         const uint4 *const from = pipeline + tensors * stage * own.tile_vectors;
         const auto read = [&](int i) {
             in_place here;
@@ -234,60 +233,38 @@ struct tile_consumer {
         walk_sums([&](int tile, int stage) {
             if (tile == 0 && place.first < own.vectors_of(tile))
                 found.begin(pipeline[stage * own.tile_vectors + place.first]);
-            walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
+            walk_vectors(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
             if (--until_fold == 0 || tile + 1 == own.tiles) {
                 found.fold();
                 until_fold = a.of.grid.chunk_tiles;
             }
         });
     }
-    /* The results of all of the thread's vectors: of a sample from `to` on. */
-    template <typename T, int V, typename Means>
-    __device__ __forceinline__ void store_results(char *to, bool is_last, const Means &means, const float (&slope)[V],
-                                                  const float (&offset)[V])
+    /* As those of held_rows; sums are of each tile, then of tiles, so that none is long. */
+    template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const
     {
-        choose_activation<true, true>(a.activation, [&](auto chosen) {
-            walk_results(is_last, [&](int tile, int stage) {
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int i) {
-                    store_result<T, V>(a, chosen, *vector, means, slope, offset, to_tile + i * 16);
-                });
+        choose_activation<true, false>(a.activation, work);
+    }
+    template <int V, typename Work>
+    __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
+    {
+        walk_sums([&](int tile, int stage) {
+            float of_tile[V] = {}, other_of_tile[V] = {};
+            walk_vectors(tile, stage, [&](const uint4 *vectors, int) { work(vectors, of_tile, other_of_tile); });
+            each<V>([&](int k) {
+                first[k] += of_tile[k];
+                second[k] += other_of_tile[k];
             });
         });
     }
-    /* Sums of dy' and of dy' (x - mean), of each tile, then of tiles, so that none is long. */
-    template <int V, typename Differentiate>
-    __device__ __forceinline__ void sum_gradients(Differentiate differentiate, float (&first)[V], float (&second)[V])
+    __device__ __forceinline__ void forget() const
     {
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            walk_sums([&](int tile, int stage) {
-                float of_tile[V] = {}, centred_of_tile[V] = {};
-                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int) {
-                    float x[V], dy[V];
-                    differentiate(chosen, vectors[0], vectors[1], x, dy);
-                    add_products(x, dy, of_tile, centred_of_tile);
-                });
-                each<V>([&](int k) {
-                    first[k] += of_tile[k];
-                    second[k] += centred_of_tile[k];
-                });
-            });
-        });
     }
-    /* dx of all of the thread's vectors. */
-    template <typename T, int V, typename Differentiate, typename Values>
-    __device__ __forceinline__ void store_gradients(char *to, bool is_last, Differentiate differentiate,
-                                                    const float (&slope)[V], const Values &of_x, const Values &level)
+    template <typename Work> __device__ __forceinline__ void store(char *to, bool is_last, Work work)
     {
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            walk_results(is_last, [&](int tile, int stage) {
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int i) {
-                    float x[V], dy[V];
-                    differentiate(chosen, vectors[0], vectors[1], x, dy);
-                    store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
-                });
-            });
+        walk_results(is_last, [&](int tile, int stage) {
+            char *const to_tile = to + own.place_of(tile);
+            walk_vectors(tile, stage, [&](const uint4 *vectors, int i) { work(vectors, to_tile + i * 16); });
         });
     }
 };
