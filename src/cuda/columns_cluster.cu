@@ -91,7 +91,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     held_rows<K, 1, false> rows(a, place.n, place.left, place.at);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
-    parameters.request(a, place.n, place.first_channel + place.column * V);
+    parameters.request_weights(a, place.first_channel + place.column * V);
+    parameters.request_modulation(a, place.n, place.first_channel + place.column * V);
     raw<T, 1> requested_base = raw<T, 1>();
     if (a.parts > 1) {
         /* A value of the group that all of its blocks know: its first. */
@@ -249,7 +250,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
     const float rstd = load_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD));
     channel_parameters<V> parameters;
-    parameters.request(a, place.n, place.first_channel + place.column * V);
+    parameters.request_weights(a, place.first_channel + place.column * V);
+    parameters.request_modulation(a, place.n, place.first_channel + place.column * V);
     if (ranks > 1) {
         const int owned = (channels / 4 + ranks - 1 - place.rank) / ranks;
         open_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
@@ -264,7 +266,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const auto join = [&](const float(&slope)[V], float(&first)[V], float(&second)[V], float factor, side_values &of_x,
                           side_values &level) {
         if (place.beside < a.at_once)
-            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
+            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain,
+                                 of_centred);
         __syncthreads();
         if (ranks > 1)
             await_open_mailboxes();
@@ -287,7 +290,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         level = place.broadcast(a, of_gradient.y);
         return true;
     };
-    store_gradients<T, V, true>(a, rows, parameters, means, rests, rstds, a.out + place.n * a.batch_bytes, true, join);
+    store_gradients<T, V>(a, rows, parameters, means, rests, rstds, a.out + place.n * a.batch_bytes, true, join);
 }
 
 NORMFUSE_KERNELS_COLUMNS_CLUSTER(NORMFUSE_INSTANCE)

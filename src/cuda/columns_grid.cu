@@ -82,7 +82,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     }
 
     place.find_groups<V>(a, place.column);
-    tile_consumer consumer = {a, barriers, dynamic, own, place};
+    tile_consumer<1> consumer = {a, barriers, dynamic, own, place};
     int parity = 0;
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
@@ -158,13 +158,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         /* ---- results ---- */
         const float4 of_first = of_groups[place.groups[0]], of_second = of_groups[place.groups[1]];
-        float slope[V], offset[V];
-        parameters.receive(a, slope, offset);
-        const side_values means = {{of_first.x, of_second.x}, place.split};
-        centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
-                  side_values{{of_first.z, of_second.z}, place.split}, factor_of<T>(a.activation));
-        consumer.store_results<T, V>(a.out + n * a.batch_bytes, n + a.of.grid.block_groups >= a.n, means, slope,
-                                     offset);
+        const side_values means = {{of_first.x, of_second.x}, place.split},
+                          rests = {{of_first.y, of_second.y}, place.split},
+                          rstds = {{of_first.z, of_second.z}, place.split};
+        store_results<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes,
+                            n + a.of.grid.block_groups >= a.n);
     }
 }
 
@@ -398,7 +396,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const int consumers = (int)blockDim.x - others, channels = a.width * V;
     const bool gives = all.sums != nullptr;
     consumer_place place;
-    channel_parameters<V> parameters;
+    channel_parameters<V, false> parameters;
     if ((int)threadIdx.x < consumers) {
         place.find(a);
         parameters.request_weights(a, place.column * V);
@@ -427,8 +425,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     request_statistics(own.block_group);
     const auto differentiate_sample = [&](auto &consumer, int n, bool is_first, bool is_last, int parity) {
         float2 *const of_groups = sums.groups + parity * a.groups;
-        side_values about = {{}, place.split}, rests = about, rstds = about;
-        float slope[V], offset[V];
+        side_values means = {{}, place.split}, rests = means, rstds = means;
         /* Where registers hold all samples, and parameters want gradients, blocks of all samples meet. */
         const bool all_meet = !pipelined && gives;
         const grid_meeting meeting(all.grid_barriers + (all_meet ? 0 : own.block_group) * grid_barrier_stride);
@@ -441,61 +438,55 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 mean = load_value<double>(a.mean, n * a.mean_batch + place.groups[side], mean_type);
                 rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
             }
-            split_mean<T>(mean, about.of[side], rests.of[side]);
+            split_mean<T>(mean, means.of[side], rests.of[side]);
         });
         if (place.has_rows() && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
             of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
         }
-        parameters.receive_weights(a, slope, offset);
-        const float factor = factor_of<T>(a.activation);
-        centre<V>(slope, offset, rests, rstds, factor);
-        const float act_param = !pipelined && a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
-        const channel_derivative<T, V, side_values> differentiate = {a.activation, act_param, about, slope, offset};
-
-        /* ---- sums ---- */
-        float first[V] = {}, second[V] = {};
-        consumer.sum_gradients(differentiate, first, second);
-        /* What the producer's warp reads of the sample before is not written over. */
-        if (pipelined && gives && !is_first)
-            meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-        if (place.has_rows())
-            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, sums.entries, sums.plain,
-                                 sums.centred);
-        if (pipelined && gives)
-            announce(SUMS_ARE_THERE, (int)blockDim.x);
-        meet(MEETING_OF_CONSUMERS, consumers);
-
-        /* ---- the totals of the groups ---- */
-        share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
-            int begin, count;
-            entries_of_group<V>(a, group, begin, count);
-            const float2 found = sum_pairs<4>(count, lane, GROUP_LANES, [&](int i) { return sums.entries[begin + i]; });
-            if (exists && lane == 0)
-                __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
-        });
-        if (all_meet)
-            write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
-        meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
-        join_totals<others>(all, own, parity, of_groups, sums.totals);
-        /* Sums of channels arrive while results are written. */
         channel_gradients<float> gradients(all, channels, (int)threadIdx.x / 32, consumers / 32);
-        if (all_meet)
-            gradients.request();
-        meet(MEETING_OF_CONSUMERS, consumers);
+        const auto join = [&](const float(&slope)[V], float(&first)[V], float(&second)[V], float factor,
+                              side_values &of_x, side_values &level) {
+            /* What the producer's warp reads of the sample before is not written over. */
+            if (pipelined && gives && !is_first)
+                meet(CHANNELS_ARE_PUT, (int)blockDim.x);
+            if (place.has_rows())
+                write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, sums.entries, sums.plain,
+                                     sums.centred);
+            if (pipelined && gives)
+                announce(SUMS_ARE_THERE, (int)blockDim.x);
+            meet(MEETING_OF_CONSUMERS, consumers);
 
-        /* ---- results ---- */
-        if (pipelined && !is_last)
-            request_statistics(n + a.of.grid.block_groups);
-        const float2 of_first = sums.totals[place.groups[0]], of_second = sums.totals[place.groups[1]];
-        const side_values of_x = {{of_first.x, of_second.x}, place.split};
-        const side_values level = {{of_first.y, of_second.y}, place.split};
-        consumer.template store_gradients<T, V>(a.out + n * a.batch_bytes, is_last, differentiate, slope, of_x, level);
+            /* ---- the totals of the groups ---- */
+            share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+                int begin, count;
+                entries_of_group<V>(a, group, begin, count);
+                const float2 found =
+                    sum_pairs<4>(count, lane, GROUP_LANES, [&](int i) { return sums.entries[begin + i]; });
+                if (exists && lane == 0)
+                    __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+            });
+            if (all_meet)
+                write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
+            meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
+            join_totals<others>(all, own, parity, of_groups, sums.totals);
+            /* Sums of channels arrive while results are written. */
+            if (all_meet)
+                gradients.request();
+            meet(MEETING_OF_CONSUMERS, consumers);
+            if (pipelined && !is_last)
+                request_statistics(n + a.of.grid.block_groups);
+            const float2 of_first = sums.totals[place.groups[0]], of_second = sums.totals[place.groups[1]];
+            of_x = {{of_first.x, of_second.x}, place.split};
+            level = {{of_first.y, of_second.y}, place.split};
+            return true;
+        };
+        store_gradients<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes, is_last, join);
         if (all_meet)
             gradients.give_all();
     };
     if constexpr (pipelined) {
-        tile_consumer consumer = {a, barriers, dynamic, own, place};
+        tile_consumer<2> consumer = {a, barriers, dynamic, own, place};
         int parity = 0;
 #pragma unroll 1
         for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1)
@@ -503,10 +494,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     } else {
         const int n = own.block_group;
         const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
-        held_rows<K, true> consumer(a, place.has_rows() ? rows - place.beside : 0,
-                                    own.at + (unsigned)place.beside * a.row_bytes +
-                                        (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
-        consumer.template request<true>(a.x + n * a.batch_bytes, a.dy + n * a.batch_bytes);
+        held_rows<K, 2, true> consumer(a, n, place.has_rows() ? rows - place.beside : 0,
+                                       own.at + (unsigned)place.beside * a.row_bytes +
+                                           (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
         differentiate_sample(consumer, n, true, true, 0);
     }
 }

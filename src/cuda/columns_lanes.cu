@@ -101,9 +101,9 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
           step((unsigned)a.at_once * a.row_bytes)
     {
         request(part * a.of.lanes.samples);
-        channel_parameters<V> parameters;
+        channel_parameters<V, false> parameters;
         parameters.request_weights(a, place.left > 0 ? place.channel : 0);
-        parameters.receive_weights(a, weight, bias);
+        parameters.receive(a, weight, bias);
         factor = factor_of<T>(a.activation);
     }
     __device__ __forceinline__ void request(int first)
@@ -203,9 +203,9 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
         char *const to = a.out + n * a.batch_bytes + place.at;
         choose_activation<true, false>(a.activation, [&](auto chosen) {
             samples.walk_vectors(left, [&](int k, unsigned at) {
-                store_vector<T, V>(to + at, 0,
-                                   result_of<T, V>(chosen, a.activation, a.act_param, here[k], lane_values<S>{about},
-                                                   slope, offset));
+                store_vector<T, V>(
+                    to + at, 0,
+                    result_of<T, V>(chosen, a.activation, a.act_param, here[k], lane_values<S>{about}, slope, offset));
             });
         });
     });

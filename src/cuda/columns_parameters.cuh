@@ -113,8 +113,8 @@ __device__ __forceinline__ void receive_channels(const channel_words<V> &words, 
     });
 }
 
-/* weight (1 + scale) and bias (1 + scale) + shift of the thread's channels. */
-template <int V> struct channel_parameters {
+/* weight (1 + scale) and bias (1 + scale) + shift of the thread's channels; not `modulated`: weight and bias. */
+template <int V, bool modulated = true> struct channel_parameters {
     channel_words<V> weight, bias, scale, shift;
 
     __device__ __forceinline__ void request_weights(const normfuse_cuda_columns &a, int c)
@@ -130,13 +130,7 @@ template <int V> struct channel_parameters {
         if (a.shift)
             shift = request_channels<V>(a.shift + n * a.shift_batch, c, type_of(a, COLUMNS_SHIFT));
     }
-    __device__ __forceinline__ void request(const normfuse_cuda_columns &a, int n, int c)
-    {
-        request_weights(a, c);
-        request_modulation(a, n, c);
-    }
-    __device__ __forceinline__ void receive_weights(const normfuse_cuda_columns &a, float (&slope)[V],
-                                                    float (&offset)[V]) const
+    __device__ __forceinline__ void receive(const normfuse_cuda_columns &a, float (&slope)[V], float (&offset)[V]) const
     {
         each<V>([&](int i) {
             slope[i] = 1.0f;
@@ -146,19 +140,15 @@ template <int V> struct channel_parameters {
             receive_channels<V>(weight, type_of(a, COLUMNS_WEIGHT), slope);
         if (a.bias)
             receive_channels<V>(bias, type_of(a, COLUMNS_BIAS), offset);
-    }
-    __device__ __forceinline__ void receive(const normfuse_cuda_columns &a, float (&slope)[V], float (&offset)[V]) const
-    {
-        receive_weights(a, slope, offset);
         float more[V];
-        if (a.scale) {
+        if (modulated && a.scale) {
             receive_channels<V>(scale, type_of(a, COLUMNS_SCALE), more);
             each<V>([&](int i) {
                 slope[i] *= 1.0f + more[i];
                 offset[i] *= 1.0f + more[i];
             });
         }
-        if (a.shift) {
+        if (modulated && a.shift) {
             receive_channels<V>(shift, type_of(a, COLUMNS_SHIFT), more);
             each<V>([&](int i) { offset[i] += more[i]; });
         }
@@ -237,10 +227,10 @@ __device__ __forceinline__ void store_gradient(const float (&slope)[V], const Fa
 }
 
 /* y of what a holder has of a sample: held_rows, or a pipeline's tile_consumer. Results are stored from `to` on. */
-template <typename T, int V, typename Holder, typename Means, typename Rests>
+template <typename T, int V, typename Holder, typename Parameters, typename Values>
 __device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, Holder &holder,
-                                              const channel_parameters<V> &parameters, const Means &means,
-                                              const Rests &rests, const Rests &rstds, char *to, bool is_last)
+                                              const Parameters &parameters, const Values &means, const Values &rests,
+                                              const Values &rstds, char *to, bool is_last)
 {
     float slope[V], offset[V];
     parameters.receive(a, slope, offset);
@@ -254,19 +244,15 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, Ho
     });
 }
 
-/* dx of what a holder has of a sample. join(slope, first, second, factor, of_x, level) makes of the thread's sums of dy'
- * and of dy' (x - mean) what dx takes of x - mean and what else; false: the thread has none to store. */
-template <typename T, int V, bool modulated, typename Holder, typename Values, typename Join>
+/* dx of what a holder has of a sample. join(slope, first, second, factor, of_x, level) makes of the thread's sums of
+ * dy' and of dy' (x - mean) what dx takes of x - mean and what else; false: the thread has none to store. */
+template <typename T, int V, typename Holder, typename Parameters, typename Values, typename Join>
 __device__ __forceinline__ void store_gradients(const normfuse_cuda_columns &a, Holder &holder,
-                                                const channel_parameters<V> &parameters, const Values &means,
-                                                const Values &rests, const Values &rstds, char *to, bool is_last,
-                                                Join join)
+                                                const Parameters &parameters, const Values &means, const Values &rests,
+                                                const Values &rstds, char *to, bool is_last, Join join)
 {
     float slope[V], offset[V], first[V] = {}, second[V] = {};
-    if (modulated)
-        parameters.receive(a, slope, offset);
-    else
-        parameters.receive_weights(a, slope, offset);
+    parameters.receive(a, slope, offset);
     const float factor = factor_of<T>(a.activation);
     centre<V>(slope, offset, rests, rstds, factor);
     const channel_derivative<T, V, Values> differentiate = {a.activation, holder.act_param, means, slope, offset};
@@ -277,7 +263,7 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_columns &a, 
             add_products(x, dy, of_dy, of_both);
         });
     });
-    Values of_x = means, level = means;
+    Values of_x, level;
     if (!join(slope, first, second, factor, of_x, level))
         return;
     holder.forget();
