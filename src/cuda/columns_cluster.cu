@@ -88,7 +88,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     cluster_place place = {};
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes;
-    held_rows<K, 1, false> rows(a, place.n, place.left, place.at);
+    held_rows<K, 1> rows(a, place.left, place.at);
+    rows.request(place.n);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
     parameters.request_weights(a, place.first_channel + place.column * V);
@@ -244,7 +245,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
     cluster_place place = {};
     place.find<T, V>(a);
-    held_rows<K, 2, false> rows(a, place.n, place.left, place.at);
+    held_rows<K, 2> rows(a, place.left, place.at);
+    rows.request(place.n);
     place.find_groups<V>(a);
     const int set = divide(place.first_channel, a.by_group) + (place.has_group ? place.group : 0);
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));

@@ -494,9 +494,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     } else {
         const int n = own.block_group;
         const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
-        held_rows<K, 2, true> consumer(a, n, place.has_rows() ? rows - place.beside : 0,
+        held_rows<K, 2, true> consumer(a, place.has_rows() ? rows - place.beside : 0,
                                        own.at + (unsigned)place.beside * a.row_bytes +
                                            (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
+        consumer.request(n);
         differentiate_sample(consumer, n, true, true, 0);
     }
 }

@@ -48,15 +48,6 @@ struct side_values {
         return i < split ? of[0] : of[1];
     }
 };
-template <int S> struct lane_values {
-    const float (&of)[S];
-
-    __device__ __forceinline__ float operator[](int i) const
-    {
-        return of[S == 1 ? 0 : i];
-    }
-};
-
 enum columns_parameter { COLUMNS_WEIGHT, COLUMNS_BIAS, COLUMNS_SCALE, COLUMNS_SHIFT, COLUMNS_MEAN, COLUMNS_RSTD };
 
 __device__ __forceinline__ int type_of(const normfuse_cuda_columns &a, columns_parameter which)
@@ -236,7 +227,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, Ho
     parameters.receive(a, slope, offset);
     centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
     holder.forget();
-    choose_activation<true, true>(a.activation, [&](auto chosen) {
+    choose_activation<true, !Holder::has_few_loops>(a.activation, [&](auto chosen) {
         holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector) {
             store_vector<T, V>(to_vector, 0,
                                result_of<T, V>(chosen, a.activation, a.act_param, *vectors, means, slope, offset));

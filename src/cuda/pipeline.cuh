@@ -154,6 +154,7 @@ struct consumer_place : thread_place {
 /* The others. */
 template <int tensors> struct tile_consumer {
     static constexpr int at_a_time = 4 / tensors;
+    static constexpr bool has_few_loops = false;
     const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
     const uint4 *pipeline;
