@@ -161,13 +161,13 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
     }
 };
 
-template <typename T, int V, int M, int K>
-__device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr int S = K == 1 ? 1 : V;
-    lanes_samples<T, V, M, K, 1> samples(a);
+    lanes_samples<T, V, 4 / K, K, 1> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
 
     samples.walk([&](int n, auto &rows, double, float) {
@@ -204,13 +204,13 @@ __device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all
     });
 }
 
-template <typename T, int V, int M, int K>
-__device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr int S = K == 1 ? 1 : V;
-    lanes_samples<T, V, M, K, 2> samples(a);
+    lanes_samples<T, V, 2 / K, K, 2> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
     float plain[V] = {}, normalized[V] = {};
 
@@ -299,13 +299,4 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
     }
 }
 
-/* Vectors of each tensor that a thread has at a time. */
-constexpr int vectors_forward = 4, vectors_backward = 2;
-
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    extern "C" __global__ void __launch_bounds__(threads, 65536 / (threads * registers))                               \
-        NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
-    {                                                                                                                  \
-        lanes_##direction<type, elements, vectors_##direction / vectors, vectors>(a);                                  \
-    }
-NORMFUSE_KERNELS_COLUMNS_LANES(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_LANES(NORMFUSE_INSTANCE)
