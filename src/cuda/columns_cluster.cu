@@ -155,8 +155,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
  * has any of them adds, or a later kernel. */
 template <int V>
 static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const cluster_place &place,
-                                                       cluster_mailbox &mailbox, float4 *of_ranks, const float *plain,
-                                                       const float *centred, float rest, float rstd)
+                                                       cluster_mailbox &mailbox, float4 *of_ranks,
+                                                       const block_sums &sums, float rest, float rstd)
 {
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_cuda_problem &p = all.problem;
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     for (int round = 0; round < quads; round += beside) {
         const int quad = min(round + (place.lane & (beside - 1)), quads - 1);
         float sum[4] = {}, product[4] = {};
-        sum_rows(plain, centred, quad, quads, place.lane / beside, a.at_once, 32 / beside, sum, product);
+        sum_rows(sums, quad, quads, place.lane / beside, a.at_once, 32 / beside, sum, product);
         for (int distance = beside; distance < 32; distance *= 2) {
             each<4>([&](int i) {
                 sum[i] += __shfl_xor_sync(full_mask, sum[i], distance);
@@ -237,9 +237,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
      * a group; of each block of the cluster the channels that this one adds up. */
     const normfuse_cluster_layout at = normfuse_lay_out_cluster_backward(
         a.width, channels, a.groups, a.at_once, a.parts, a.of.cluster.samples ? ranks : 0, gives);
-    float2 *const entries = reinterpret_cast<float2 *>(dynamic);
-    float *const of_plain = in_shared<float>(dynamic, at.plain);
-    float *const of_centred = in_shared<float>(dynamic, at.centred);
+    const block_sums sums = {reinterpret_cast<float2 *>(dynamic), in_shared<float>(dynamic, at.plain),
+                             in_shared<float>(dynamic, at.centred)};
     float4 *const of_ranks = in_shared<float4>(dynamic, at.ranks);
     float2 *const of_parts = in_shared<float2>(dynamic, at.parts);
 
@@ -268,13 +267,12 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const auto join = [&](const float(&slope)[V], float(&first)[V], float(&second)[V], float factor, side_values &of_x,
                           side_values &level) {
         if (place.beside < a.at_once)
-            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain,
-                                 of_centred);
+            write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
         __syncthreads();
         if (ranks > 1)
             await_open_mailboxes();
         if (gives && threadIdx.x >= blockDim.x - 32) {
-            finish_channels<V>(all, place, channel_mailbox, of_ranks, of_plain, of_centred, rest, rstd);
+            finish_channels<V>(all, place, channel_mailbox, of_ranks, sums, rest, rstd);
             return false;
         }
         /* ---- the totals of the groups ---- */
@@ -282,7 +280,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         place.entries_of_lane<V>(a, begin, count);
         const int lanes = 1 << a.lane_bits;
         float2 found =
-            sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return entries[begin + i]; });
+            sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return sums.entries[begin + i]; });
         if (a.parts > 1) {
             const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
             found = sum_pairs<2>(a.parts, place.of_group, lanes, [&](int i) { return of_group[i]; });

@@ -270,9 +270,8 @@ template <typename Number> struct channel_gradients {
 /* In shared memory: of each row and channel two sums, one after the other; two sums of each thread in a group; of each
  * group what its mean leaves out and rstd, of a pipeline of this sample and of the one before; and what dx takes of
  * x - mean and what else. */
-struct backward_sums {
-    float *plain, *centred;
-    float2 *entries, *groups, *totals;
+struct backward_sums : block_sums {
+    float2 *groups, *totals;
 };
 
 /* The block's sums of channels into memory, one block's beside one another: every step-th four from the first-th on.
@@ -288,7 +287,7 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
         char *const to =
             reinterpret_cast<char *>(all.sums) + ((int64_t)blockIdx.x * quads + quad) * (int)(8 * sizeof(Number));
         float sum[4] = {}, product[4] = {};
-        sum_rows(sums.plain, sums.centred, quad, quads, 0, a.at_once, 1, sum, product);
+        sum_rows(sums, quad, quads, 0, a.at_once, 1, sum, product);
         channel_pairs<Number> pairs[2];
         each<4>([&](int i) {
             const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
@@ -405,8 +404,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_grid_layout at =
         normfuse_lay_out_grid(pipelined ? 2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors : 0, a.width,
                               a.groups, a.at_once, gives ? channels : 0, true, pipelined);
-    const backward_sums sums = {in_shared<float>(dynamic, at.plain), in_shared<float>(dynamic, at.centred),
-                                in_shared<float2>(dynamic, at.entries), in_shared<float2>(dynamic, at.groups),
+    const backward_sums sums = {{in_shared<float2>(dynamic, at.entries), in_shared<float>(dynamic, at.plain),
+                                 in_shared<float>(dynamic, at.centred)},
+                                in_shared<float2>(dynamic, at.groups),
                                 in_shared<float2>(dynamic, at.totals)};
     if (pipelined && (int)threadIdx.x >= consumers) {
         produce_backward(all, barriers, dynamic, own, sums, channels);
@@ -451,8 +451,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (pipelined && gives && !is_first)
                 meet(CHANNELS_ARE_PUT, (int)blockDim.x);
             if (place.has_rows())
-                write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, sums.entries, sums.plain,
-                                     sums.centred);
+                write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
             if (pipelined && gives)
                 announce(SUMS_ARE_THERE, (int)blockDim.x);
             meet(MEETING_OF_CONSUMERS, consumers);

@@ -340,13 +340,18 @@ __device__ __forceinline__ float2 join_entries(const float4 *entries, int lane, 
         [](const float3 &part, int) { return part.z; }, [&](float sum) { return sum * reciprocal(values); });
 }
 
+/* In shared memory: two sums of each thread in a group, and of each row of threads and channel, one after the other. */
+struct block_sums {
+    float2 *entries;
+    float *plain, *centred;
+};
+
 /* What a thread found, for the block: of each of its groups by the slopes, and where parameters want gradients
  * (`gives`) of its channels, `factor` times. */
 template <int V>
 __device__ __forceinline__ void write_thread_sums(const normfuse_cuda_columns &a, const thread_place &place,
                                                   const float (&slope)[V], float (&first)[V], float (&second)[V],
-                                                  float factor, bool gives, int channels, float2 *entries,
-                                                  float *of_plain, float *of_centred)
+                                                  float factor, bool gives, const block_sums &sums)
 {
     float2 found[2] = {};
     each<V>([&](int i) {
@@ -356,26 +361,26 @@ __device__ __forceinline__ void write_thread_sums(const normfuse_cuda_columns &a
         found[1].x += is_first ? 0.0f : slope[i] * first[i];
         found[1].y += is_first ? 0.0f : slope[i] * second[i];
     });
-    entries[place.entry(a, 0)] = found[0];
+    sums.entries[place.entry(a, 0)] = found[0];
     if (place.split < V)
-        entries[place.entry(a, 1)] = found[1];
+        sums.entries[place.entry(a, 1)] = found[1];
     if (gives) {
-        const int at = place.beside * channels + place.column * V;
+        const int at = (place.beside * a.width + place.column) * V;
         multiply(first, second, factor);
-        write_values<V>(of_plain + at, first);
-        write_values<V>(of_centred + at, second);
+        write_values<V>(sums.plain + at, first);
+        write_values<V>(sums.centred + at, second);
     }
 }
 
 /* Of four channels what every step-th row of the block found, one row after the other. */
-__device__ __forceinline__ void sum_rows(const float *plain, const float *centred, int quad, int quads, int first,
-                                         int rows, int step, float (&sum)[4], float (&product)[4])
+__device__ __forceinline__ void sum_rows(const block_sums &sums, int quad, int quads, int first, int rows, int step,
+                                         float (&sum)[4], float (&product)[4])
 {
 #pragma unroll 4
     for (int row = first; row < rows; row += step) {
         float one[4], other[4];
-        read_values<4>(plain + 4 * (row * quads + quad), one);
-        read_values<4>(centred + 4 * (row * quads + quad), other);
+        read_values<4>(sums.plain + 4 * (row * quads + quad), one);
+        read_values<4>(sums.centred + 4 * (row * quads + quad), other);
         each<4>([&](int i) {
             sum[i] += one[i];
             product[i] += other[i];
