@@ -482,6 +482,15 @@ __device__ __forceinline__ float2 join_means(int count, int lane, int lanes, Rea
     return make_float2(mean, sum_few(squares, lanes));
 }
 
+/* A block's sums of a channel, to memory. */
+__device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments &a, int n, int c, int part, float sum,
+                                                   float product)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * a.problem.c + c;
+    reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
+}
+
 /* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,
  * row_channels apart. All threads call. */
 template <typename Work>

@@ -94,11 +94,8 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
             }
             if (holds)
                 of_sums[i] = make_float2(weight * sum, weight * product);
-            if (a.sums) {
-                const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * p.c + first_channel + i;
-                reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + block.part] =
-                    make_double2((double)sum, (double)product);
-            }
+            if (a.sums)
+                store_channel_sums(a, n, first_channel + i, block.part, sum, product);
         };
         /* Rows folded are beside one another, too. */
         const int row_channels = g.folded > 1 ? here : channels;
