@@ -483,12 +483,12 @@ __device__ __forceinline__ float2 join_means(int count, int lane, int lanes, Rea
 }
 
 /* A block's sums of a channel, to memory. */
-__device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments &a, int n, int c, int part, float sum,
-                                                   float product)
+__device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments &a, int n, int c, int part, double sum,
+                                                   double product)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * a.problem.c + c;
-    reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
+    reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2(sum, product);
 }
 
 /* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,

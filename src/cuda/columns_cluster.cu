@@ -198,9 +198,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             }
         } else {
             each<4>([&](int i) {
-                const int64_t channel = (int64_t)place.n * p.c + place.first_channel + 4 * quad + i;
-                reinterpret_cast<double2 *>(all.sums)[channel * all.geometry.sum_slots + place.part] =
-                    make_double2((double)sum[i], (double)product[i]);
+                store_channel_sums(all, place.n, place.first_channel + 4 * quad + i, place.part, sum[i], product[i]);
             });
         }
     }

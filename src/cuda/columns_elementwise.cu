@@ -10,7 +10,7 @@
  * which is the gradient of post_add anyway, goes to memory along with the channels' sums, and a plain tile makes dx of
  * x and dz. Where dz would be rounded on the way (16 bits, and an activation that does more than pass or drop dy) the
  * general tiles read all three twice, or hold them. */
-#include "columns_parameters.cuh"
+#include "columns_held.cuh"
 #include "gradients.cuh"
 
 __device__ __forceinline__ set_statistics<float> given_statistics(const normfuse_cuda_arguments &a, int n, int set)

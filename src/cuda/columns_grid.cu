@@ -12,7 +12,6 @@
  * grid_registers: the backward of all samples at once, each spread over as many blocks as have a multiprocessor, whose
  * threads hold their rows in registers. A cluster's blocks are narrow, which memory is slow at, and a pipeline that one
  * thread fills takes longer to begin. */
-#include "columns_held.cuh"
 #include "pipeline.cuh"
 
 /* What threads, then blocks found of a group is joined by so many lanes of a warp. */

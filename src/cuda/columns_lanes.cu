@@ -294,8 +294,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 sum += (double)of_plain[at];
                 product += (double)of_normalized[at];
             }
-        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + samples.part] =
-            make_double2(sum, product);
+        store_channel_sums(all, 0, first_channel + c, samples.part, sum, product);
     }
 }
 

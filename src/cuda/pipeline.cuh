@@ -5,7 +5,7 @@
 #ifndef NORMFUSE_CUDA_PIPELINE_CUH
 #define NORMFUSE_CUDA_PIPELINE_CUH
 
-#include "columns_parameters.cuh"
+#include "columns_held.cuh"
 #include "gradients.cuh"
 
 constexpr int max_stages = 32;
@@ -36,15 +36,11 @@ struct grid_part {
         const int rows = a.rows - first;
         stages = a.of.grid.stages;
         tile_vectors = tile_rows * a.width;
-        if (a.of.grid.interleaved) {
-            tiles = divide(rows + a.parts * tile_rows - 1, a.of.grid.by_turn);
-            vectors = rows * a.width;
-            apart = a.parts * tile_vectors;
-        } else {
-            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.of.grid.by_tile);
-            vectors = min(rows, a.part_rows) * a.width;
-            apart = tile_vectors;
-        }
+        const bool turns = a.of.grid.interleaved;
+        tiles = turns ? divide(rows + a.parts * tile_rows - 1, a.of.grid.by_turn)
+                      : divide(min(rows, a.part_rows) + tile_rows - 1, a.of.grid.by_tile);
+        vectors = (turns ? rows : min(rows, a.part_rows)) * a.width;
+        apart = turns ? a.parts * tile_vectors : tile_vectors;
         at = (unsigned)first * a.row_bytes;
     }
     __device__ __forceinline__ int vectors_of(int tile) const
