@@ -102,16 +102,6 @@ __device__ __forceinline__ void pack_part(uint4 &vector, int part, const float (
     }
 }
 
-/* How many rows a part has. */
-__device__ __forceinline__ int rows_of(const normfuse_cuda_geometry &g, const column_place &place)
-{
-    const int rows = max(0, place.stop - place.first);
-    if (!g.interleaved)
-        return rows;
-    const int step = (int)g.by_row_step.divisor, whole = divide(rows, g.by_row_step);
-    return whole * place.rows_at_once + min(place.rows_at_once, rows - whole * step);
-}
-
 /* How many of `slots` vectors the thread has in a tile that begins at `row`. */
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
@@ -356,24 +346,18 @@ template <typename T, int V, typename Means, bool plain = true, typename Paramet
 
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */
 
-/* Sums of distances from `about`, and of their squares. */
-template <int V, typename About>
-__device__ __forceinline__ void add_squares(const float (&value)[V], const About &about, float (&sum)[V],
+/* Sums of a vector's distances from `about`, and of their squares. */
+template <typename T, int V, typename About>
+__device__ __forceinline__ void add_squares(const uint4 &vector, const About &about, float (&sum)[V],
                                             float (&square)[V])
 {
+    float value[V];
+    unpack<T, V>(vector, value);
     each<V>([&](int i) {
         const float distance = value[i] - about[i];
         sum[i] += distance;
         square[i] += distance * distance;
     });
-}
-template <typename T, int V, typename About>
-__device__ __forceinline__ void add_squares_of(const uint4 &vector, const About &about, float (&sum)[V],
-                                               float (&square)[V])
-{
-    float value[V];
-    unpack<T, V>(vector, value);
-    add_squares<V>(value, about, sum, square);
 }
 
 /* Sums of dy' and of dy' (x - mean), of all channels of the thread or of part `h` of them. */

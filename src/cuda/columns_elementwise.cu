@@ -80,7 +80,22 @@ template <typename T, int V, int K, bool backward, bool residual> struct element
                 offset[i] -= rest * slope[i];
             });
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
-            centre();
+            /* Of the sets that the channels are of; a vector of one group requests once. */
+            const normfuse_cuda_divisor &by_set = a.geometry.by_set_channels;
+            const int first = divide(c, by_set);
+            const bool several = divide(c + V - 1, by_set) != first;
+            float rest = 0.0f, rstd = 0.0f;
+            each<V>([&](int i) {
+                if (i == 0 || several) {
+                    const set_statistics<float> of = given_statistics(a, n, i == 0 ? first : divide(c + i, by_set));
+                    split_mean<T>(of.mean, about[i], rest);
+                    rstd = of.rstd;
+                } else {
+                    about[i] = about[0];
+                }
+                slope[i] *= rstd;
+                offset[i] -= rest * slope[i];
+            });
         }
         take(p.pre_bias(), [&](int i, float added) {
             float left;
@@ -110,25 +125,6 @@ template <typename T, int V, int K, bool backward, bool residual> struct element
             receive_channels<V>(request_of(from), from.type, of);
             each<V>([&](int i) { work(i, of[i]); });
         }
-    }
-    /* The statistics of the sets that the channels are of; a vector of one group requests once. */
-    __device__ __forceinline__ void centre()
-    {
-        const normfuse_cuda_divisor &by_set = a.geometry.by_set_channels;
-        const int first = divide(c, by_set);
-        const bool several = divide(c + V - 1, by_set) != first;
-        float rest = 0.0f, rstd = 0.0f;
-        each<V>([&](int i) {
-            if (i == 0 || several) {
-                const set_statistics<float> of = given_statistics(a, n, i == 0 ? first : divide(c + i, by_set));
-                split_mean<T>(of.mean, about[i], rest);
-                rstd = of.rstd;
-            } else {
-                about[i] = about[0];
-            }
-            slope[i] *= rstd;
-            offset[i] -= rest * slope[i];
-        });
     }
     /* What was added to z, in part h. */
     template <int H>

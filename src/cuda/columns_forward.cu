@@ -127,7 +127,12 @@ template <typename T, int V, bool unaligned_samples> struct column_memory : bloc
     __device__ __forceinline__ void join_subvectors(cluster_mailbox &mailbox, bool applies) const
     {
         const int entries = (g.group >> subvector_bits) * at_once;
-        const float rows_part = (float)rows_of(g, place) * (float)g.row_values;
+        int part_rows_here = max(0, place.stop - place.first);
+        if (g.interleaved) {
+            const int turns = divide(part_rows_here, g.by_row_step);
+            part_rows_here = turns * at_once + min(at_once, part_rows_here - turns * (int)g.by_row_step.divisor);
+        }
+        const float rows_part = (float)part_rows_here * (float)g.row_values;
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
             await_open_mailboxes();
         share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
@@ -262,7 +267,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 else
                     unpack<T, V>(vectors.held[0].of[0], shift);
                 vectors.walk_rows(from, place, count, shared, [&](const row_vectors<1> &row, int, int) {
-                    add_squares_of<T, V>(row.of[0], shift, first, second);
+                    add_squares<T, V>(row.of[0], shift, first, second);
                 });
             }
             /* ---- the statistics of the groups ---- */

@@ -228,31 +228,8 @@ template <typename Number> struct channel_gradients {
             requested[i].request(place(block), c < channels && block < (int)gridDim.x);
         });
     }
-    /* What was requested. */
-    __device__ __forceinline__ void give() const
-    {
-        const int lane = (int)threadIdx.x % 32;
-        double sums[4] = {};
-        each<requested_blocks>([&](int i) { requested[i].add_to(sums); });
-#pragma unroll 1
-        for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
-            channel_pairs<Number> more;
-            more.request(place(block), true);
-            more.add_to(sums);
-        }
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2)
-            each<4>([&](int i) { sums[i] += __shfl_xor_sync(full_mask, sums[i], distance); });
-        /* A lane each, so that what they need of the arguments is waited for once. */
-        if (lane < 4)
-            write_gradient(all->problem, lane % 2 == 0 ? all->problem.dbias() : all->problem.dweight(), 0, c + lane / 2,
-                           lane == 0   ? sums[0]
-                           : lane == 1 ? sums[1]
-                           : lane == 2 ? sums[2]
-                                       : sums[3]);
-    }
     /* All of the warp's channels, the next requested before these are added. */
-    __device__ __forceinline__ void give_all()
+    __device__ __forceinline__ void give()
     {
 #pragma unroll 1
         while (c < channels) {
@@ -260,7 +237,26 @@ template <typename Number> struct channel_gradients {
             next.c += step;
             if (next.c < channels)
                 next.request();
-            give();
+            const int lane = (int)threadIdx.x % 32;
+            double sums[4] = {};
+            each<requested_blocks>([&](int i) { requested[i].add_to(sums); });
+#pragma unroll 1
+            for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
+                channel_pairs<Number> more;
+                more.request(place(block), true);
+                more.add_to(sums);
+            }
+#pragma unroll
+            for (int distance = 16; distance > 0; distance /= 2)
+                each<4>([&](int i) { sums[i] += __shfl_xor_sync(full_mask, sums[i], distance); });
+            /* A lane each, so that what they need of the arguments is waited for once. */
+            if (lane < 4)
+                write_gradient(all->problem, lane % 2 == 0 ? all->problem.dbias() : all->problem.dweight(), 0,
+                               c + lane / 2,
+                               lane == 0   ? sums[0]
+                               : lane == 1 ? sums[1]
+                               : lane == 2 ? sums[2]
+                                           : sums[3]);
             *this = next;
         }
     }
@@ -377,7 +373,7 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
         __syncwarp();
         channel_gradients<double> gradients(all, channels, 0, 1);
         gradients.request();
-        gradients.give_all();
+        gradients.give();
     }
 }
 
@@ -481,7 +477,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         };
         store_gradients<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes, is_last, join);
         if (all_meet)
-            gradients.give_all();
+            gradients.give();
     };
     if constexpr (pipelined) {
         tile_consumer<2> consumer = {a, barriers, dynamic, own, place};

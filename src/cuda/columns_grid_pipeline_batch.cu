@@ -109,7 +109,7 @@ template <typename T, int V> struct channel_moments {
     __device__ __forceinline__ void add(const uint4 &vector)
     {
         rows++;
-        add_squares_of<T, V>(vector, about, sum, square);
+        add_squares<T, V>(vector, about, sum, square);
     }
     /* As append in join.cuh, of all channels. */
     __device__ __forceinline__ void fold()

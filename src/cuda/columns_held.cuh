@@ -368,7 +368,7 @@ template <typename T, int V> struct side_moments {
     __device__ __forceinline__ void add(const uint4 &vector)
     {
         rows++;
-        add_squares_of<T, V>(vector, about, sum, square);
+        add_squares<T, V>(vector, about, sum, square);
     }
     /* Of the sums in so many rows. */
     __device__ __forceinline__ moments<float> of_side(int side, float rows) const

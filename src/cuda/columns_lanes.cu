@@ -79,13 +79,6 @@ template <typename T, int V, int S> struct lanes_place {
     {
         return S == 1 || a.group >= V ? unit : unit * (V >> (a.group >> 1)) + (i >> (a.group >> 1));
     }
-    /* The first value of each group. */
-    __device__ __forceinline__ void find_base(const normfuse_cuda_columns &a, const float (&x)[V],
-                                              lane_values<S> &base) const
-    {
-        each<S>([&](int i) { base[i] = __shfl_sync(full_mask, x[i], first_lane); });
-        walk_spans(a, [&](int i, int k) { base[k] = base[i]; });
-    }
 };
 
 /* The samples of a block, `M` at a time, of each `K` vectors a thread and tensor. The next ones are on their way
@@ -174,7 +167,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         float x[V];
         lane_values<S> base, sum = {}, square = {}, about, rest;
         unpack<T, V>(rows.held[0][0], x);
-        place.find_base(a, x, base);
+        /* The first value of each group. */
+        each<S>([&](int i) { base[i] = __shfl_sync(full_mask, x[i], place.first_lane); });
+        place.walk_spans(a, [&](int i, int k) { base[k] = base[i]; });
         rows.walk([&](int k) {
             unpack<T, V>(rows.held[k][0], x);
             each<V>([&](int i) { sum[i] += x[i] - base[i]; });
