@@ -467,8 +467,8 @@ __device__ __forceinline__ float2 join_means(int count, int lane, int lanes, Rea
 }
 
 /* A block's sums of a channel, to memory. */
-__device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments &a, int n, int c, int part, double sum,
-                                                   double product)
+__device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments &a, int n, int64_t c, int part,
+                                                   double sum, double product)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * a.problem.c + c;

@@ -95,7 +95,7 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
             if (holds)
                 of_sums[i] = make_float2(weight * sum, weight * product);
             if (a.sums)
-                store_channel_sums(a, n, first_channel + i, block.part, sum, product);
+                store_channel_sums(a, n, (int64_t)first_channel + i, block.part, sum, product);
         };
         /* Rows folded are beside one another, too. */
         const int row_channels = g.folded > 1 ? here : channels;
