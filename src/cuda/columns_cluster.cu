@@ -30,8 +30,8 @@ struct cluster_place : thread_place {
         first_channel = (cluster - samples * (int)a.by_blocks_wide.divisor) * a.width * V;
         const int first_row = part * a.part_rows;
         rows = min(a.part_rows, a.rows - first_row);
-        find_column(a);
-        left = beside < a.at_once ? rows - beside : 0;
+        thread_place::find(a);
+        left = has_rows(a) ? rows - beside : 0;
         at =
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
     }
@@ -101,7 +101,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
-    if (place.beside < a.at_once) {
+    if (place.has_rows(a)) {
         side_moments<T, V> own = {place, {{}, place.split}};
         if (place.left > 0) {
             own.begin(rows.held[0][0]);
@@ -262,9 +262,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     split_mean<T>(saved_mean, mean, rest);
     const side_values means = place.broadcast(a, mean), rests = place.broadcast(a, rest),
                       rstds = place.broadcast(a, rstd);
-    const auto join = [&](const float(&slope)[V], float(&first)[V], float(&second)[V], float factor, side_values &of_x,
-                          side_values &level) {
-        if (place.beside < a.at_once)
+    const auto join = [&](auto &slope, auto &first, auto &second, float factor, auto &of_x, auto &level) {
+        if (place.has_rows(a))
             write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
         __syncthreads();
         if (ranks > 1)

@@ -54,7 +54,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
-    consumer_place place;
+    thread_place place;
     channel_parameters<V> parameters = {};
     if ((int)threadIdx.x < consumers) {
         place.find(a);
@@ -97,7 +97,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         side_moments<T, V> found = {place, {{}, place.split}};
         consumer.sum_moments(found);
-        if (place.has_rows()) {
+        if (place.has_rows(a)) {
             entries[place.entry(a, 0)] = found.entry(0, found.found[0]);
             if (place.split < V)
                 entries[place.entry(a, 1)] = found.entry(1, found.found[1]);
@@ -389,7 +389,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - others, channels = a.width * V;
     const bool gives = all.sums != nullptr;
-    consumer_place place;
+    thread_place place;
     channel_parameters<V, false> parameters;
     if ((int)threadIdx.x < consumers) {
         place.find(a);
@@ -435,17 +435,16 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             }
             split_mean<T>(mean, means.of[side], rests.of[side]);
         });
-        if (place.has_rows() && place.beside == 0) {
+        if (place.has_rows(a) && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
             of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
         }
         channel_gradients<float> gradients(all, channels, (int)threadIdx.x / 32, consumers / 32);
-        const auto join = [&](const float(&slope)[V], float(&first)[V], float(&second)[V], float factor,
-                              side_values &of_x, side_values &level) {
+        const auto join = [&](auto &slope, auto &first, auto &second, float factor, auto &of_x, auto &level) {
             /* What the producer's warp reads of the sample before is not written over. */
             if (pipelined && gives && !is_first)
                 meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-            if (place.has_rows())
+            if (place.has_rows(a))
                 write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
             if (pipelined && gives)
                 announce(SUMS_ARE_THERE, (int)blockDim.x);
@@ -488,7 +487,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     } else {
         const int n = own.block_group;
         const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
-        held_rows<K, 2, true> consumer(a, place.has_rows() ? rows - place.beside : 0,
+        held_rows<K, 2, true> consumer(a, place.has_rows(a) ? rows - place.beside : 0,
                                        own.at + (unsigned)place.beside * a.row_bytes +
                                            (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
         consumer.request(n);

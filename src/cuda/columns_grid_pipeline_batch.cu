@@ -149,7 +149,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         return;
     }
 
-    consumer_place place;
+    thread_place place;
     place.find(a);
     channel_parameters<V, false> parameters;
     parameters.request_weights(a, place.column * V);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     /* ---- sums: of each row of threads the mean, less the value that all know, and squares about it ---- */
     channel_moments<T, V> found;
     consumer.sum_moments(found);
-    if (place.has_rows()) {
+    if (place.has_rows(a)) {
         float base[V];
         unpack<T, V>(requested_base, base);
         each<V>([&](int k) {
@@ -258,7 +258,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         return;
     }
 
-    consumer_place place;
+    thread_place place;
     place.find(a);
     channel_parameters<V, false> parameters;
     parameters.request_weights(a, place.column * V);
@@ -296,9 +296,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         __stcg(block.of_channels + c, make_float2(centred, -(slope * (float)sum) * a.share - centred * rest));
         __stcg(of_parameters + c, make_double2(sum, product * (double)rstd));
     };
-    const auto join = [&](const float(&)[V], float(&first)[V], float(&second)[V], float factor, float(&of_x)[V],
-                          float(&level)[V]) {
-        if (place.has_rows()) {
+    const auto join = [&](auto &, auto &first, auto &second, float factor, auto &of_x, auto &level) {
+        if (place.has_rows(a)) {
             each<V>([&](int k) {
                 block.entries_of(place.column * V + k)[place.beside] =
                     make_float2(first[k] * factor, second[k] * factor);

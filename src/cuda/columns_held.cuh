@@ -13,10 +13,14 @@ struct thread_place {
     int beside, column;   /* its first row and its vector of a row */
     int groups[2], split; /* of the block: that of the thread's first `split` channels, and of the others */
 
-    __device__ __forceinline__ void find_column(const normfuse_cuda_columns &a)
+    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
     {
         beside = divide((int)threadIdx.x, a.by_width);
         column = (int)threadIdx.x - beside * a.width;
+    }
+    __device__ __forceinline__ bool has_rows(const normfuse_cuda_columns &a) const
+    {
+        return beside < a.at_once;
     }
     template <int V> __device__ __forceinline__ void find_groups(const normfuse_cuda_columns &a, int own)
     {

@@ -92,7 +92,7 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
     const int samples_apart;
     uint4 requested[M][K][tensors] = {};
     saved_statistic requested_mean[M]; /* of the first channel's group */
-    float requested_rstd[M], weight[V], bias[V], factor = factor_of<T>(a.activation);
+    float requested_rstd[M], weight[V], bias[V];
 
     __device__ __forceinline__ explicit lanes_samples(const normfuse_cuda_columns &a)
         : a(a), part(divide((int)blockIdx.x, a.by_blocks_wide)),
@@ -228,7 +228,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             }
         }
         float slope[V], offset[V];
-        const float factor = samples.factor;
+        const float factor = factor_of<T>(a.activation);
         each<V>([&](int i) {
             slope[i] = samples.weight[i] * rstds[i] * factor;
             offset[i] = samples.bias[i] * factor - rests[i] * slope[i];

@@ -130,23 +130,6 @@ template <int tensors> struct tile_producer {
     }
 };
 
-/* A consumer's place. */
-struct consumer_place : thread_place {
-    int vectors_at_once; /* of all threads */
-    int first;           /* the thread's first vector of adjacent rows; beyond all where it has none */
-
-    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
-    {
-        find_column(a);
-        vectors_at_once = a.at_once * a.width;
-        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
-    }
-    __device__ __forceinline__ bool has_rows() const
-    {
-        return first < 1 << 30;
-    }
-};
-
 /* The others. */
 template <int tensors> struct tile_consumer {
     static constexpr int at_a_time = 4 / tensors;
@@ -155,8 +138,10 @@ template <int tensors> struct tile_consumer {
     pipeline_barriers &barriers;
     const uint4 *pipeline;
     const grid_part &own;
-    const consumer_place &place;
+    const thread_place &place;
     const float act_param = a.act_param;
+    const int step = a.at_once * a.width;                             /* vectors of all threads */
+    const int first = place.has_rows(a) ? (int)threadIdx.x : 1 << 30; /* the thread's first of adjacent rows */
     stage_parities here = {};
 
     __device__ __forceinline__ void leave(int stage)
@@ -211,8 +196,8 @@ template <int tensors> struct tile_consumer {
             each<tensors>([&](int k) { here.of[k] = from[k * own.tile_vectors + i]; });
             return here;
         };
-        const int step = place.vectors_at_once, vectors = own.vectors_of(tile);
-        int i = place.first;
+        const int vectors = own.vectors_of(tile);
+        int i = first;
 #pragma unroll 1
         for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
             in_place here[at_a_time];
@@ -228,8 +213,8 @@ template <int tensors> struct tile_consumer {
     {
         int until_fold = a.of.grid.chunk_tiles;
         walk_sums([&](int tile, int stage) {
-            if (tile == 0 && place.first < own.vectors_of(tile))
-                found.begin(pipeline[stage * own.tile_vectors + place.first]);
+            if (tile == 0 && first < own.vectors_of(tile))
+                found.begin(pipeline[stage * own.tile_vectors + first]);
             walk_vectors(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
             if (--until_fold == 0 || tile + 1 == own.tiles) {
                 found.fold();
