@@ -154,24 +154,6 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
             }
         }
     }
-    /* What dx takes of x - shift, and what else, of the thread's channels. */
-    __device__ __forceinline__ void know_gradient(int column, float (&first)[V], float (&second)[V]) const
-    {
-        const int of_group_at = edges.of_group(column * V, here);
-        totals<float> of_group;
-        float rest = 0.0f;
-        each<V>([&](int i) {
-            if ((i & ((1 << subvector_bits) - 1)) == 0) {
-                const int group = divide(of_group_at + i, g.by_group);
-                of_group = of_totals[group];
-                rest = ready ? 0.0f : of_groups[group].rest;
-            }
-            if (ready)
-                rest = of_channels.shifts[column * V + i];
-            first[i] = of_group.centred;
-            second[i] = of_group.plain - of_group.centred * rest;
-        });
-    }
 };
 
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
@@ -214,8 +196,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             wait_for_copies();
         __syncthreads();
         const int column = place.active ? place.column : 0;
-        coefficients_of<V>(a, of.of_channels, of.of_groups, column, edges.of_group(column * V, of.here), of.ready,
-                           slope, offset, shift);
+        /* Where the column is among what rows have one after the other from their first channel on. */
+        const int of_groups = column * V + (of.later > 0 ? of.here - of.later : 0);
+        coefficients_of<V>(a, of.of_channels, of.of_groups, column, of_groups, of.ready, slope, offset, shift);
         if (half)
             multiply(slope, offset, 0.5f);
         const channel_derivative<T, V, float[V], !unaligned_samples, double> differentiate = {p.activation, p.act_param,
@@ -242,7 +225,19 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         if (applies && of.centred) {
             of.join_totals(mailbox, grid_barrier_before, counted);
             __syncthreads();
-            of.know_gradient(column, first, second);
+            totals<float> of_group;
+            float rest = 0.0f;
+            each<V>([&](int i) {
+                if ((i & ((1 << of.subvector_bits) - 1)) == 0) {
+                    const int group = divide(of_groups + i, g.by_group);
+                    of_group = of.of_totals[group];
+                    rest = of.ready ? 0.0f : of.of_groups[group].rest;
+                }
+                if (of.ready)
+                    rest = of.of_channels.shifts[column * V + i];
+                first[i] = of_group.centred;
+                second[i] = of_group.plain - of_group.centred * rest;
+            });
         }
 
         /* ---- results ---- */

@@ -301,35 +301,6 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
     }
 }
 
-/* What all blocks of the sample found, into what dx takes. */
-template <int others>
-__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, const grid_part &own, int parity,
-                                            const float2 *of_groups, float2 *of_totals)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
-        const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll 1
-        for (int i = lane; i < a.parts; i += HELD_PARTS * GROUP_LANES) {
-            float2 found[HELD_PARTS], of_round = make_float2(0.0f, 0.0f);
-            request_parts<GROUP_LANES>(of_parts + i, 1, a.parts - i, found);
-            each<HELD_PARTS>([&](int k) {
-                of_round.x += found[k].x;
-                of_round.y += found[k].y;
-            });
-            sum += of_round.x;
-            product += of_round.y;
-        }
-        sum = sum_few(sum, GROUP_LANES);
-        product = sum_few(product, GROUP_LANES);
-        if (exists && lane == 0) {
-            const float2 of_group = of_groups[group];
-            of_totals[group] = gradient_of_group(sum, product, of_group.x, of_group.y, a.share);
-        }
-    });
-}
-
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* The producer's warp: tiles, and the block's sums of channels while the others join those of groups; then what the
@@ -462,7 +433,28 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (all_meet)
                 write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
             meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
-            join_totals<others>(all, own, parity, of_groups, sums.totals);
+            /* ---- of all blocks: what dx takes ---- */
+            share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+                const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
+                float sum = 0.0f, product = 0.0f;
+#pragma unroll 1
+                for (int i = lane; i < a.parts; i += HELD_PARTS * GROUP_LANES) {
+                    float2 found[HELD_PARTS], of_round = make_float2(0.0f, 0.0f);
+                    request_parts<GROUP_LANES>(of_parts + i, 1, a.parts - i, found);
+                    each<HELD_PARTS>([&](int k) {
+                        of_round.x += found[k].x;
+                        of_round.y += found[k].y;
+                    });
+                    sum += of_round.x;
+                    product += of_round.y;
+                }
+                sum = sum_few(sum, GROUP_LANES);
+                product = sum_few(product, GROUP_LANES);
+                if (exists && lane == 0) {
+                    const float2 of_group = of_groups[group];
+                    sums.totals[group] = gradient_of_group(sum, product, of_group.x, of_group.y, a.share);
+                }
+            });
             /* Sums of channels arrive while results are written. */
             if (all_meet)
                 gradients.request();

@@ -67,11 +67,6 @@ template <typename T, int V, bool allowed> struct column_edges {
     {
         return allowed ? marks >> 12 : 0;
     }
-    /* Of what rows have one after the other from their first channel on: where a column is in it. */
-    __device__ __forceinline__ int of_group(int column, int channels) const
-    {
-        return column + (later() > 0 ? channels - later() : 0);
-    }
     /* Bytes from the thread's first vector to its first whole one. */
     __device__ __forceinline__ unsigned skipped() const
     {
