@@ -68,6 +68,17 @@ template <typename T, int V> struct column_cursor {
     }
 };
 
+/* work(k) for each of at most K, of which `left` are left and each takes `step`: one jump at their end. */
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_rows(int left, int step, Work &work)
+{
+    if constexpr (k < K) {
+        if (left > 0) {
+            work(k);
+            walk_rows<k + 1, K>(left - step, step, work);
+        }
+    }
+}
+
 /* What a thread has of a row: vectors of so many tensors. */
 template <int tensors> struct row_vectors {
     uint4 of[tensors];

@@ -197,22 +197,6 @@ template <typename T, int V, bool unaligned_samples> struct column_memory : bloc
                 finish_group(group, found.x, found.y);
         });
     }
-    /* The statistics of the block's groups, to memory. */
-    __device__ __forceinline__ void store_groups() const
-    {
-        const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
-        const int first_set = divide(first_channel, g.by_group);
-#pragma unroll 1
-        for (int group = (int)threadIdx.x; group < groups_here; group += step) {
-            const int set = first_set + group;
-            const double mean = of_means[group], count_all = (double)rows * (double)g.row_values;
-            const group_statistics<float> found = of_groups[group];
-            const double variance = store_statistics(a, n, set, by_channel ? set : n * p.groups + set, mean,
-                                                     found.variance, found.rstd, count_all);
-            if (p.has_running_momentum() && by_channel)
-                update_running<float>(p, set, mean, variance);
-        }
-    }
 };
 
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
@@ -317,8 +301,16 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         }
 
         /* ---- what others receive: after the results, which wait for nothing here ---- */
-        if (sums && block.part == 0)
-            of.store_groups();
+        const bool by_channel = p.sets == NORMFUSE_SETS_BATCH;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; sums && block.part == 0 && i < of.groups_here; i += of.step) {
+            const int set = divide(of.first_channel, g.by_group) + i;
+            const double mean = of.of_means[i], values = (double)of.rows * (double)g.row_values;
+            const double variance = store_statistics(a, of.n, set, by_channel ? set : of.n * p.groups + set, mean,
+                                                     of.of_groups[i].variance, of.of_groups[i].rstd, values);
+            if (p.has_running_momentum() && by_channel)
+                update_running<float>(p, set, mean, variance);
+        }
     } while (block.advance(g));
 }
 

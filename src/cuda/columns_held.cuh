@@ -151,17 +151,6 @@ template <int V, bool modulated = true> struct channel_parameters {
     }
 };
 
-/* work(k) for the rows that the thread has: one jump at their end. */
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_rows(int left, int at_once, Work &work)
-{
-    if constexpr (k < K) {
-        if (left > 0) {
-            work(k);
-            walk_rows<k + 1, K>(left - at_once, at_once, work);
-        }
-    }
-}
-
 /* Up to K vectors of x and, of two tensors, of dy, of every at_once-th row. `few`: of no hardswish and relu6. `lanes`:
  * of many samples one after the other, whose instructions are few: one loop of results for all but identity and SiLU.
  */

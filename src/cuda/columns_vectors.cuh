@@ -127,16 +127,6 @@ template <typename T, int V, bool unaligned_samples> struct column_results {
     }
 };
 
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_held(int count, Work &work)
-{
-    if constexpr (k < K) {
-        if (k < count) {
-            work(k);
-            walk_held<k + 1, K>(count, work);
-        }
-    }
-}
-
 /* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are
  * known when compiling. What a thread does not have it does not walk through. */
 template <int K, typename Work> __device__ __forceinline__ void walk(int count, int shared, Work work)
@@ -144,7 +134,7 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 #pragma unroll 1
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
-    walk_held<0, K>(count - shared, work);
+    ::walk_rows<0, K>(count - shared, 1, work);
 }
 
 /* A thread's vectors of so many tensors. `holds`: K of each in registers, and behind them what slots of shared memory
