@@ -213,42 +213,38 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
             slot = slot + 1 == K ? 0 : slot + 1;
         }
     }
-    /* Opens the pipeline where the thread's first and last vector have elements of others: zeros, or where x is alone
-     * values that the thread has of the same channels, so that their distance from the first ones is 0. */
-    template <typename Edges>
-    __device__ __forceinline__ void load_edges(cursors &from, const column_place &place, const Edges &edges) const
-    {
-        char *first[tensors];
-        uint4 fill = make_uint4(0, 0, 0, 0);
-        each<tensors>([&](int i) {
-            first[i] = from[i].base + from[i].at;
-            from[i].at += edges.skipped();
-        });
-        if (tensors == 1 && edges.edges() > 0 && edges.whole > 0)
-            fill = from[0].load();
-        open_pipeline(from, place, edges);
-        if (tensors == 1 && edges.edges() > 0 && edges.whole == 0)
-            fill = load_range<T>(first[0] + edges.at(1), 0, edges.finish(), fill);
-#pragma unroll 1
-        for (int k = 0; k < edges.edges(); k++)
-            each<tensors>([&](int i) {
-                const uint4 vector = load_range<T>(first[i] + edges.at(k), edges.begin(k), edges.finish(k), fill);
-                shared(k, i) = vector;
-                if (tensors == 1)
-                    fill = vector;
-            });
-    }
-    /* All that is held, or the first of the pipeline. */
+    /* All that is held, or the first of the pipeline; where the thread's first and last vector have elements of others,
+     * zeros in their place, or where x is alone values that the thread has of the same channels, so that their distance
+     * from the first ones is 0. */
     template <bool unaligned_samples, typename Edges>
     __device__ __forceinline__ void request(cursors &from, const column_place &place, const Edges &edges,
                                             int shared_slots, bool is_loaded)
     {
-        if constexpr (unaligned_samples)
-            load_edges(from, place, edges);
-        else if constexpr (!holds)
+        if constexpr (unaligned_samples) {
+            char *first[tensors];
+            uint4 fill = make_uint4(0, 0, 0, 0);
+            each<tensors>([&](int i) {
+                first[i] = from[i].base + from[i].at;
+                from[i].at += edges.skipped();
+            });
+            if (tensors == 1 && edges.edges() > 0 && edges.whole > 0)
+                fill = from[0].load();
             open_pipeline(from, place, edges);
-        else if (!is_loaded)
+            if (tensors == 1 && edges.edges() > 0 && edges.whole == 0)
+                fill = load_range<T>(first[0] + edges.at(1), 0, edges.finish(), fill);
+#pragma unroll 1
+            for (int k = 0; k < edges.edges(); k++)
+                each<tensors>([&](int i) {
+                    const uint4 vector = load_range<T>(first[i] + edges.at(k), edges.begin(k), edges.finish(k), fill);
+                    shared(k, i) = vector;
+                    if (tensors == 1)
+                        fill = vector;
+                });
+        } else if constexpr (!holds) {
+            open_pipeline(from, place, edges);
+        } else if (!is_loaded) {
             walk<K>(edges.count, shared_slots, [&](int slot) { load(from, place, slot); });
+        }
     }
 };
 
