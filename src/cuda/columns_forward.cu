@@ -96,16 +96,12 @@ template <typename T, int V, bool unaligned_samples> struct column_memory : bloc
         });
     }
 
-    __device__ __forceinline__ float values_of_group() const
-    {
-        return (float)rows * (float)g.row_values;
-    }
     /* `mean` is less the value that all know, which the statistics then replace. */
     __device__ __forceinline__ void finish_group(int group, float mean, float squares) const
     {
         group_statistics<float> of_group;
         const float base = of_groups[group].mean;
-        of_group.variance = squares / values_of_group();
+        of_group.variance = squares / ((float)rows * (float)g.row_values);
         of_group.rstd = inverse_root(of_group.variance + (float)p.eps);
         split_sum<T>(base, mean, of_group.mean, of_group.rest);
         in_all_rows(group, groups_here, groups, [&](int at) { of_groups[at] = of_group; });
@@ -183,19 +179,29 @@ template <typename T, int V, bool unaligned_samples> struct column_memory : bloc
     }
     /* The parts of each group, of which a lane reads max_pairs at once, become its statistics. How many values a part
      * has follows from its place. */
-    template <int max_pairs, typename Read>
-    __device__ __forceinline__ void join_parts(const float2 *pairs, Read read) const
+    template <int max_pairs>
+    __device__ __forceinline__ void join_parts(cluster_mailbox &mailbox, uint32_t grid_barrier_before) const
     {
-        share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
-            const float2 found = join_means<max_pairs, 4>(
-                g.parts, lane, lanes, [&](int i) { return read(pairs + group * g.parts + i); },
-                [&](float2, int i) {
-                    return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
-                },
-                [&](float sum) { return sum / values_of_group(); });
-            if (exists && lane == 0)
-                finish_group(group, found.x, found.y);
-        });
+        const auto join = [&](auto read) {
+            share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
+                const float2 found = join_means<max_pairs, 4>(
+                    g.parts, lane, lanes, [&](int i) { return read(group * g.parts + i); },
+                    [&](float2, int i) {
+                        return (float)max(0, min(part_rows, rows - i * part_rows)) * (float)g.row_values;
+                    },
+                    [&](float sum) { return sum / ((float)rows * (float)g.row_values); });
+                if (exists && lane == 0)
+                    finish_group(group, found.x, found.y);
+            });
+        };
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+            await_mailbox(mailbox);
+            join([&](int i) { return of_parts[i]; });
+        } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
+            synchronize_block_group(block.grid_barrier(a), block.part, g.parts, grid_barrier_before);
+            const float2 *const of_grid = block.parts_of<float2>(a, groups);
+            join([&](int i) { return __ldcg(of_grid + i); });
+        }
     }
 };
 
@@ -264,14 +270,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             of.join_subvectors(mailbox, applies);
             if (!applies)
                 return;
-            if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
-                await_mailbox(mailbox);
-                of.template join_parts<max_pairs>(of.of_parts, [](const float2 *of_part) { return *of_part; });
-            } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
-                synchronize_block_group(block.grid_barrier(a), block.part, g.parts, grid_barrier_before);
-                of.template join_parts<max_pairs>(block.parts_of<float2>(a, of.groups),
-                                                  [](const float2 *of_part) { return __ldcg(of_part); });
-            }
+            of.template join_parts<max_pairs>(mailbox, grid_barrier_before);
         }
 
         /* ---- results ---- */
