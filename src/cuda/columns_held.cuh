@@ -53,6 +53,7 @@ struct side_values {
         return i < split ? of[0] : of[1];
     }
 };
+
 enum columns_parameter { COLUMNS_WEIGHT, COLUMNS_BIAS, COLUMNS_SCALE, COLUMNS_SHIFT, COLUMNS_MEAN, COLUMNS_RSTD };
 
 __device__ __forceinline__ int type_of(const normfuse_cuda_columns &a, columns_parameter which)
@@ -163,7 +164,7 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
     const float act_param;
     uint4 held[K][tensors];
 
-    /* None is leaky_relu of slope 1. */
+    /* `few`: identity is leaky_relu of slope 1. */
     __device__ __forceinline__ held_rows(const normfuse_cuda_columns &a, int left, unsigned at)
         : a(a), left(left), at(at), step((unsigned)a.at_once * a.row_bytes),
           act_param(few && a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param)
