@@ -1222,7 +1222,7 @@ static bool is_spread(const char *kernel)
     return strstr(kernel, "_grid_registers_") != NULL;
 }
 
-/* One of columns_unaligned.cu, whose samples begin and end inside of vectors. */
+/* One of `unaligned` over columns, whose samples begin and end inside of vectors. */
 static bool is_unaligned_samples(const char *kernel)
 {
     return strstr(kernel, "_columns_unaligned_") != NULL;

@@ -68,44 +68,49 @@ template <typename T, int V> struct column_cursor {
     }
 };
 
-/* A vector is worked on in parts of four values: those of eight would be as many registers as two vectors more. */
+/* work(k) for each of at most K, of which `left` are left and each takes `step`: one jump at their end. */
+template <int k, int K, typename Work> __device__ __forceinline__ void walk_rows(int left, int step, Work &work)
+{
+    if constexpr (k < K) {
+        if (left > 0) {
+            work(k);
+            walk_rows<k + 1, K>(left - step, step, work);
+        }
+    }
+}
+
+/* What a thread has of a row: vectors of so many tensors. */
+template <int tensors> struct row_vectors {
+    uint4 of[tensors];
+};
+
+/* A vector is worked on in parts of four values where those of eight would be as many registers as two vectors more. */
 constexpr int values_a_part = 4;
 
-template <typename T, int V>
-__device__ __forceinline__ void unpack_part(const raw<T, V> &vector, int part, float (&values)[values_a_part])
+/* Part `part` of H values. */
+template <typename T, int V, int H>
+__device__ __forceinline__ void unpack_part(const uint4 &vector, int part, float (&values)[H])
 {
-    if constexpr (V == 8) {
+    if constexpr (H == V) {
+        unpack<T, V>(vector, values);
+    } else {
         const float2 low = pair_of(part == 0 ? vector.x : vector.z, T()),
                      high = pair_of(part == 0 ? vector.y : vector.w, T());
         values[0] = low.x;
         values[1] = low.y;
         values[2] = high.x;
         values[3] = high.y;
-    } else {
-        unpack<T, V>(vector, values);
     }
 }
-
-template <typename T, int V>
-__device__ __forceinline__ void pack_part(raw<T, V> &vector, int part, const float (&values)[values_a_part])
+template <typename T, int V, int H>
+__device__ __forceinline__ void pack_part(uint4 &vector, int part, const float (&values)[H])
 {
-    if constexpr (V == 8) {
-        const unsigned low = bits_of(values[0], values[1], T()), high = bits_of(values[2], values[3], T());
-        (part == 0 ? vector.x : vector.z) = low;
-        (part == 0 ? vector.y : vector.w) = high;
-    } else {
+    if constexpr (H == V) {
         vector = make_vector<T, V>(values);
+    } else {
+        (part == 0 ? vector.x : vector.z) = bits_of(values[0], values[1], T());
+        (part == 0 ? vector.y : vector.w) = bits_of(values[2], values[3], T());
     }
-}
-
-/* How many rows a part has. */
-__device__ __forceinline__ int rows_of(const normfuse_cuda_geometry &g, const column_place &place)
-{
-    const int rows = max(0, place.stop - place.first);
-    if (!g.interleaved)
-        return rows;
-    const int step = (int)g.by_row_step.divisor, whole = divide(rows, g.by_row_step);
-    return whole * place.rows_at_once + min(place.rows_at_once, rows - whole * step);
 }
 
 /* How many of `slots` vectors the thread has in a tile that begins at `row`. */
@@ -302,26 +307,68 @@ __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, in
          __hiloint2double(__float_as_int(value.y), __float_as_int(value.x)));
 }
 
+/* ---- the work on a vector's channels ----------------------------------------------------------------------------- */
+
+struct no_addition {
+    template <typename Values> __device__ __forceinline__ void operator()(Values &, int) const
+    {
+    }
+};
+
+/* The results of a vector of x: z = (x - means) slope + offset, to which add(z, 0) may add, activated. `plain`: see
+ * choose_activation(). */
+template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means,
+          typename Add = no_addition>
+__device__ __forceinline__ uint4 result_of(Chosen chosen, int activation, const Parameter &act_param,
+                                           const uint4 &vector, const Means &means, const float (&slope)[V],
+                                           const float (&offset)[V], Add add = {})
+{
+    float z[V];
+    unpack<T, V>(vector, z);
+    each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
+    add(z, 0);
+    activate<sizeof(T) == 2, plain>(z, chosen, activation, (float)act_param);
+    return make_vector<T, V>(z);
+}
+
+/* Of part `h` of vectors of x and dy, H values each: x - mean, and what of dy comes through the activation, for SiLU
+ * twice that. */
+template <typename T, int V, typename Means, bool plain = true, typename Parameter = float> struct channel_derivative {
+    const int &activation;
+    const Parameter &act_param;
+    const Means &means;
+    const float (&slope)[V], (&offset)[V];
+
+    template <typename Chosen, int H, typename Add = no_addition>
+    __device__ __forceinline__ void operator()(Chosen chosen, const uint4 &x_vector, const uint4 &dy_vector,
+                                               float (&x)[H], float (&dy)[H], int h = 0, Add add = {}) const
+    {
+        unpack_part<T, V>(x_vector, h, x);
+        unpack_part<T, V>(dy_vector, h, dy);
+        each<H>([&](int i) { x[i] -= means[h * H + i]; });
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY && (plain || activation != NORMFUSE_IDENTITY)) {
+            float z[H];
+            each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
+            add(z, h);
+            differentiate_by<sizeof(T) == 2>(dy, z, chosen, activation, (float)act_param);
+        }
+    }
+};
+
 /* ---- sums of threads -------------------------------------------------------------------------------------------- */
 
-/* Sums of distances from `about`, and of their squares. */
-template <int V, typename About>
-__device__ __forceinline__ void add_squares(const float (&value)[V], const About &about, float (&sum)[V],
+/* Sums of a vector's distances from `about`, and of their squares. */
+template <typename T, int V, typename About>
+__device__ __forceinline__ void add_squares(const uint4 &vector, const About &about, float (&sum)[V],
                                             float (&square)[V])
 {
+    float value[V];
+    unpack<T, V>(vector, value);
     each<V>([&](int i) {
         const float distance = value[i] - about[i];
         sum[i] += distance;
         square[i] += distance * distance;
     });
-}
-template <typename T, int V, typename About>
-__device__ __forceinline__ void add_squares_of(const uint4 &vector, const About &about, float (&sum)[V],
-                                               float (&square)[V])
-{
-    float value[V];
-    unpack<T, V>(vector, value);
-    add_squares<V>(value, about, sum, square);
 }
 
 /* Sums of dy' and of dy' (x - mean), of all channels of the thread or of part `h` of them. */
@@ -428,6 +475,15 @@ __device__ __forceinline__ float2 join_means(int count, int lane, int lanes, Rea
     for (int i = lane + held * lanes; i < count; i += lanes)
         add(read(i), i);
     return make_float2(mean, sum_few(squares, lanes));
+}
+
+/* A block's sums of a channel, to memory. */
+__device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments &a, int n, int64_t c, int part,
+                                                   double sum, double product)
+{
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : n) * a.problem.c + c;
+    reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2(sum, product);
 }
 
 /* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,

@@ -30,8 +30,8 @@ struct cluster_place : thread_place {
         first_channel = (cluster - samples * (int)a.by_blocks_wide.divisor) * a.width * V;
         const int first_row = part * a.part_rows;
         rows = min(a.part_rows, a.rows - first_row);
-        find_column(a);
-        left = beside < a.at_once ? rows - beside : 0;
+        thread_place::find(a);
+        left = has_rows(a) ? rows - beside : 0;
         at =
             (unsigned)(first_row + beside) * a.row_bytes + (unsigned)(first_channel + column * V) * (unsigned)sizeof(T);
     }
@@ -88,11 +88,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     cluster_place place = {};
     place.find<T, V>(a);
     const char *const sample = a.x + place.n * a.batch_bytes;
-    held_rows<K, false> rows(a, place.left, place.at);
-    rows.template request<false>(sample, sample);
+    held_rows<K, 1> rows(a, place.left, place.at);
+    rows.request(place.n);
     place.find_groups<V>(a);
     channel_parameters<V> parameters;
-    parameters.request(a, place.n, place.first_channel + place.column * V);
+    parameters.request_weights(a, place.first_channel + place.column * V);
+    parameters.request_modulation(a, place.n, place.first_channel + place.column * V);
     raw<T, 1> requested_base = raw<T, 1>();
     if (a.parts > 1) {
         /* A value of the group that all of its blocks know: its first. */
@@ -100,11 +101,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         open_only_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
     }
 
-    if (place.beside < a.at_once) {
+    if (place.has_rows(a)) {
         side_moments<T, V> own = {place, {{}, place.split}};
         if (place.left > 0) {
-            own.begin(rows.x[0]);
-            rows.walk([&](int k) { own.add(rows.x[k]); });
+            own.begin(rows.held[0][0]);
+            rows.walk([&](int k) { own.add(rows.held[k][0]); });
         }
         const float own_rows = (float)divide(max(0, place.left) + a.at_once - 1, a.of.cluster.by_at_once);
         each<2>([&](int side) {
@@ -138,22 +139,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     split_sum<T>(base, found.x, rounded, rest);
 
     /* ---- results ---- */
-    const side_values about = place.broadcast(a, rounded), rests = place.broadcast(a, rest),
+    const side_values means = place.broadcast(a, rounded), rests = place.broadcast(a, rest),
                       rstds = place.broadcast(a, rstd);
-    float slope[V], offset[V];
-    parameters.receive(a, slope, offset);
-    centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
     if (place.part == 0 && threadIdx.x >= blockDim.x - 32 && place.has_group && place.of_group == 0)
         store_group(a, place.n, divide(place.first_channel, a.by_group) + place.group, (double)base + (double)found.x,
                     rstd);
-    rows.forget();
-    char *to = a.out + place.n * a.batch_bytes + place.at;
-    choose_activation<true, true>(a.activation, [&](auto chosen) {
-        rows.walk([&](int k) {
-            store_result<T, V>(a, chosen, rows.x[k], about, slope, offset, to);
-            to += rows.step;
-        });
-    });
+    store_results<T, V>(a, rows, parameters, means, rests, rstds, a.out + place.n * a.batch_bytes, true);
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -164,8 +155,8 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
  * has any of them adds, or a later kernel. */
 template <int V>
 static __device__ __forceinline__ void finish_channels(const normfuse_cuda_arguments &all, const cluster_place &place,
-                                                       cluster_mailbox &mailbox, float4 *of_ranks, const float *plain,
-                                                       const float *centred, float rest, float rstd)
+                                                       cluster_mailbox &mailbox, float4 *of_ranks,
+                                                       const block_sums &sums, float rest, float rstd)
 {
     const normfuse_cuda_columns &a = all.columns;
     const normfuse_cuda_problem &p = all.problem;
@@ -177,7 +168,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
     for (int round = 0; round < quads; round += beside) {
         const int quad = min(round + (place.lane & (beside - 1)), quads - 1);
         float sum[4] = {}, product[4] = {};
-        sum_rows(plain, centred, quad, quads, place.lane / beside, a.at_once, 32 / beside, sum, product);
+        sum_rows(sums, quad, quads, place.lane / beside, a.at_once, 32 / beside, sum, product);
         for (int distance = beside; distance < 32; distance *= 2) {
             each<4>([&](int i) {
                 sum[i] += __shfl_xor_sync(full_mask, sum[i], distance);
@@ -207,9 +198,7 @@ static __device__ __forceinline__ void finish_channels(const normfuse_cuda_argum
             }
         } else {
             each<4>([&](int i) {
-                const int64_t channel = (int64_t)place.n * p.c + place.first_channel + 4 * quad + i;
-                reinterpret_cast<double2 *>(all.sums)[channel * all.geometry.sum_slots + place.part] =
-                    make_double2((double)sum[i], (double)product[i]);
+                store_channel_sums(all, place.n, place.first_channel + 4 * quad + i, place.part, sum[i], product[i]);
             });
         }
     }
@@ -246,22 +235,22 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
      * a group; of each block of the cluster the channels that this one adds up. */
     const normfuse_cluster_layout at = normfuse_lay_out_cluster_backward(
         a.width, channels, a.groups, a.at_once, a.parts, a.of.cluster.samples ? ranks : 0, gives);
-    float2 *const entries = reinterpret_cast<float2 *>(dynamic);
-    float *const of_plain = in_shared<float>(dynamic, at.plain);
-    float *const of_centred = in_shared<float>(dynamic, at.centred);
+    const block_sums sums = {reinterpret_cast<float2 *>(dynamic), in_shared<float>(dynamic, at.plain),
+                             in_shared<float>(dynamic, at.centred)};
     float4 *const of_ranks = in_shared<float4>(dynamic, at.ranks);
     float2 *const of_parts = in_shared<float2>(dynamic, at.parts);
 
     cluster_place place = {};
     place.find<T, V>(a);
-    held_rows<K, false> rows(a, place.left, place.at);
-    rows.template request<true>(a.x + place.n * a.batch_bytes, a.dy + place.n * a.batch_bytes);
+    held_rows<K, 2> rows(a, place.left, place.at);
+    rows.request(place.n);
     place.find_groups<V>(a);
     const int set = divide(place.first_channel, a.by_group) + (place.has_group ? place.group : 0);
     const double saved_mean = load_value<double>(a.mean, place.n * a.mean_batch + set, type_of(a, COLUMNS_MEAN));
     const float rstd = load_value<float>(a.rstd, place.n * a.rstd_batch + set, type_of(a, COLUMNS_RSTD));
     channel_parameters<V> parameters;
-    parameters.request(a, place.n, place.first_channel + place.column * V);
+    parameters.request_weights(a, place.first_channel + place.column * V);
+    parameters.request_modulation(a, place.n, place.first_channel + place.column * V);
     if (ranks > 1) {
         const int owned = (channels / 4 + ranks - 1 - place.rank) / ranks;
         open_mailbox(mailbox, a.groups * a.parts * (int)sizeof(float2));
@@ -269,42 +258,36 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         announce_mailboxes();
     }
 
-    float mean, rest, slope[V], offset[V];
+    float mean, rest;
     split_mean<T>(saved_mean, mean, rest);
-    const side_values about = place.broadcast(a, mean), rests = place.broadcast(a, rest),
+    const side_values means = place.broadcast(a, mean), rests = place.broadcast(a, rest),
                       rstds = place.broadcast(a, rstd);
-    parameters.receive(a, slope, offset);
-    const float factor = factor_of<T>(a.activation);
-    centre<V>(slope, offset, rests, rstds, factor);
-    const channel_derivative<T, V, side_values> differentiate = {a.activation, a.act_param, about, slope, offset};
-
-    /* ---- sums ---- */
-    float first[V] = {}, second[V] = {};
-    rows.sum_gradients(differentiate, first, second);
-    if (place.beside < a.at_once)
-        write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, entries, of_plain, of_centred);
-    __syncthreads();
-    if (ranks > 1)
-        await_open_mailboxes();
-    if (gives && threadIdx.x >= blockDim.x - 32) {
-        finish_channels<V>(all, place, channel_mailbox, of_ranks, of_plain, of_centred, rest, rstd);
-        return;
-    }
-
-    /* ---- the totals of the groups ---- */
-    int begin, count;
-    place.entries_of_lane<V>(a, begin, count);
-    const int lanes = 1 << a.lane_bits;
-    float2 found = sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return entries[begin + i]; });
-    if (a.parts > 1) {
-        const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
-        found = sum_pairs<2>(a.parts, place.of_group, lanes, [&](int i) { return of_group[i]; });
-    }
-    const float2 of_gradient = gradient_of_group(found.x, found.y, rest, rstd, a.share);
-
-    /* ---- results ---- */
-    const side_values of_x = place.broadcast(a, of_gradient.x), level = place.broadcast(a, of_gradient.y);
-    rows.template store_gradients<T, V>(a.out + place.n * a.batch_bytes, true, differentiate, slope, of_x, level);
+    const auto join = [&](auto &slope, auto &first, auto &second, float factor, auto &of_x, auto &level) {
+        if (place.has_rows(a))
+            write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
+        __syncthreads();
+        if (ranks > 1)
+            await_open_mailboxes();
+        if (gives && threadIdx.x >= blockDim.x - 32) {
+            finish_channels<V>(all, place, channel_mailbox, of_ranks, sums, rest, rstd);
+            return false;
+        }
+        /* ---- the totals of the groups ---- */
+        int begin, count;
+        place.entries_of_lane<V>(a, begin, count);
+        const int lanes = 1 << a.lane_bits;
+        float2 found =
+            sum_pairs<4, held_entries>(count, place.of_group, lanes, [&](int i) { return sums.entries[begin + i]; });
+        if (a.parts > 1) {
+            const float2 *const of_group = exchange(a, place, mailbox, of_parts, found);
+            found = sum_pairs<2>(a.parts, place.of_group, lanes, [&](int i) { return of_group[i]; });
+        }
+        const float2 of_gradient = gradient_of_group(found.x, found.y, rest, rstd, a.share);
+        of_x = place.broadcast(a, of_gradient.x);
+        level = place.broadcast(a, of_gradient.y);
+        return true;
+    };
+    store_gradients<T, V>(a, rows, parameters, means, rests, rstds, a.out + place.n * a.batch_bytes, true, join);
 }
 
 NORMFUSE_KERNELS_COLUMNS_CLUSTER(NORMFUSE_INSTANCE)

@@ -12,7 +12,6 @@
  * grid_registers: the backward of all samples at once, each spread over as many blocks as have a multiprocessor, whose
  * threads hold their rows in registers. A cluster's blocks are narrow, which memory is slow at, and a pipeline that one
  * thread fills takes longer to begin. */
-#include "columns_held.cuh"
 #include "pipeline.cuh"
 
 /* What threads, then blocks found of a group is joined by so many lanes of a warp. */
@@ -55,7 +54,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - 32;
-    consumer_place place;
+    thread_place place;
     channel_parameters<V> parameters = {};
     if ((int)threadIdx.x < consumers) {
         place.find(a);
@@ -82,7 +81,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     }
 
     place.find_groups<V>(a, place.column);
-    tile_consumer consumer = {a, barriers, dynamic, own, place};
+    tile_consumer<1> consumer = {a, barriers, dynamic, own, place};
     int parity = 0;
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
@@ -98,7 +97,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         side_moments<T, V> found = {place, {{}, place.split}};
         consumer.sum_moments(found);
-        if (place.has_rows()) {
+        if (place.has_rows(a)) {
             entries[place.entry(a, 0)] = found.entry(0, found.found[0]);
             if (place.split < V)
                 entries[place.entry(a, 1)] = found.entry(1, found.found[1]);
@@ -158,13 +157,11 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
         /* ---- results ---- */
         const float4 of_first = of_groups[place.groups[0]], of_second = of_groups[place.groups[1]];
-        float slope[V], offset[V];
-        parameters.receive(a, slope, offset);
-        const side_values means = {{of_first.x, of_second.x}, place.split};
-        centre<V>(slope, offset, side_values{{of_first.y, of_second.y}, place.split},
-                  side_values{{of_first.z, of_second.z}, place.split}, factor_of<T>(a.activation));
-        consumer.store_results<T, V>(a.out + n * a.batch_bytes, n + a.of.grid.block_groups >= a.n, means, slope,
-                                     offset);
+        const side_values means = {{of_first.x, of_second.x}, place.split},
+                          rests = {{of_first.y, of_second.y}, place.split},
+                          rstds = {{of_first.z, of_second.z}, place.split};
+        store_results<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes,
+                            n + a.of.grid.block_groups >= a.n);
     }
 }
 
@@ -231,31 +228,8 @@ template <typename Number> struct channel_gradients {
             requested[i].request(place(block), c < channels && block < (int)gridDim.x);
         });
     }
-    /* What was requested. */
-    __device__ __forceinline__ void give() const
-    {
-        const int lane = (int)threadIdx.x % 32;
-        double sums[4] = {};
-        each<requested_blocks>([&](int i) { requested[i].add_to(sums); });
-#pragma unroll 1
-        for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
-            channel_pairs<Number> more;
-            more.request(place(block), true);
-            more.add_to(sums);
-        }
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2)
-            each<4>([&](int i) { sums[i] += __shfl_xor_sync(full_mask, sums[i], distance); });
-        /* A lane each, so that what they need of the arguments is waited for once. */
-        if (lane < 4)
-            write_gradient(all->problem, lane % 2 == 0 ? all->problem.dbias() : all->problem.dweight(), 0, c + lane / 2,
-                           lane == 0   ? sums[0]
-                           : lane == 1 ? sums[1]
-                           : lane == 2 ? sums[2]
-                                       : sums[3]);
-    }
     /* All of the warp's channels, the next requested before these are added. */
-    __device__ __forceinline__ void give_all()
+    __device__ __forceinline__ void give()
     {
 #pragma unroll 1
         while (c < channels) {
@@ -263,7 +237,26 @@ template <typename Number> struct channel_gradients {
             next.c += step;
             if (next.c < channels)
                 next.request();
-            give();
+            const int lane = (int)threadIdx.x % 32;
+            double sums[4] = {};
+            each<requested_blocks>([&](int i) { requested[i].add_to(sums); });
+#pragma unroll 1
+            for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
+                channel_pairs<Number> more;
+                more.request(place(block), true);
+                more.add_to(sums);
+            }
+#pragma unroll
+            for (int distance = 16; distance > 0; distance /= 2)
+                each<4>([&](int i) { sums[i] += __shfl_xor_sync(full_mask, sums[i], distance); });
+            /* A lane each, so that what they need of the arguments is waited for once. */
+            if (lane < 4)
+                write_gradient(all->problem, lane % 2 == 0 ? all->problem.dbias() : all->problem.dweight(), 0,
+                               c + lane / 2,
+                               lane == 0   ? sums[0]
+                               : lane == 1 ? sums[1]
+                               : lane == 2 ? sums[2]
+                                           : sums[3]);
             *this = next;
         }
     }
@@ -272,9 +265,8 @@ template <typename Number> struct channel_gradients {
 /* In shared memory: of each row and channel two sums, one after the other; two sums of each thread in a group; of each
  * group what its mean leaves out and rstd, of a pipeline of this sample and of the one before; and what dx takes of
  * x - mean and what else. */
-struct backward_sums {
-    float *plain, *centred;
-    float2 *entries, *groups, *totals;
+struct backward_sums : block_sums {
+    float2 *groups, *totals;
 };
 
 /* The block's sums of channels into memory, one block's beside one another: every step-th four from the first-th on.
@@ -290,7 +282,7 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
         char *const to =
             reinterpret_cast<char *>(all.sums) + ((int64_t)blockIdx.x * quads + quad) * (int)(8 * sizeof(Number));
         float sum[4] = {}, product[4] = {};
-        sum_rows(sums.plain, sums.centred, quad, quads, 0, a.at_once, 1, sum, product);
+        sum_rows(sums, quad, quads, 0, a.at_once, 1, sum, product);
         channel_pairs<Number> pairs[2];
         each<4>([&](int i) {
             const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
@@ -307,35 +299,6 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
             pairs[i].store(to_pair);
         });
     }
-}
-
-/* What all blocks of the sample found, into what dx takes. */
-template <int others>
-__device__ __forceinline__ void join_totals(const normfuse_cuda_arguments &all, const grid_part &own, int parity,
-                                            const float2 *of_groups, float2 *of_totals)
-{
-    const normfuse_cuda_columns &a = all.columns;
-    share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
-        const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll 1
-        for (int i = lane; i < a.parts; i += HELD_PARTS * GROUP_LANES) {
-            float2 found[HELD_PARTS], of_round = make_float2(0.0f, 0.0f);
-            request_parts<GROUP_LANES>(of_parts + i, 1, a.parts - i, found);
-            each<HELD_PARTS>([&](int k) {
-                of_round.x += found[k].x;
-                of_round.y += found[k].y;
-            });
-            sum += of_round.x;
-            product += of_round.y;
-        }
-        sum = sum_few(sum, GROUP_LANES);
-        product = sum_few(product, GROUP_LANES);
-        if (exists && lane == 0) {
-            const float2 of_group = of_groups[group];
-            of_totals[group] = gradient_of_group(sum, product, of_group.x, of_group.y, a.share);
-        }
-    });
 }
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
@@ -381,7 +344,7 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
         __syncwarp();
         channel_gradients<double> gradients(all, channels, 0, 1);
         gradients.request();
-        gradients.give_all();
+        gradients.give();
     }
 }
 
@@ -397,8 +360,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     __shared__ pipeline_barriers barriers;
     const int consumers = (int)blockDim.x - others, channels = a.width * V;
     const bool gives = all.sums != nullptr;
-    consumer_place place;
-    channel_parameters<V> parameters;
+    thread_place place;
+    channel_parameters<V, false> parameters;
     if ((int)threadIdx.x < consumers) {
         place.find(a);
         parameters.request_weights(a, place.column * V);
@@ -407,8 +370,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_grid_layout at =
         normfuse_lay_out_grid(pipelined ? 2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors : 0, a.width,
                               a.groups, a.at_once, gives ? channels : 0, true, pipelined);
-    const backward_sums sums = {in_shared<float>(dynamic, at.plain), in_shared<float>(dynamic, at.centred),
-                                in_shared<float2>(dynamic, at.entries), in_shared<float2>(dynamic, at.groups),
+    const backward_sums sums = {{in_shared<float2>(dynamic, at.entries), in_shared<float>(dynamic, at.plain),
+                                 in_shared<float>(dynamic, at.centred)},
+                                in_shared<float2>(dynamic, at.groups),
                                 in_shared<float2>(dynamic, at.totals)};
     if (pipelined && (int)threadIdx.x >= consumers) {
         produce_backward(all, barriers, dynamic, own, sums, channels);
@@ -427,8 +391,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     request_statistics(own.block_group);
     const auto differentiate_sample = [&](auto &consumer, int n, bool is_first, bool is_last, int parity) {
         float2 *const of_groups = sums.groups + parity * a.groups;
-        side_values about = {{}, place.split}, rests = about, rstds = about;
-        float slope[V], offset[V];
+        side_values means = {{}, place.split}, rests = means, rstds = means;
         /* Where registers hold all samples, and parameters want gradients, blocks of all samples meet. */
         const bool all_meet = !pipelined && gives;
         const grid_meeting meeting(all.grid_barriers + (all_meet ? 0 : own.block_group) * grid_barrier_stride);
@@ -441,61 +404,74 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 mean = load_value<double>(a.mean, n * a.mean_batch + place.groups[side], mean_type);
                 rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
             }
-            split_mean<T>(mean, about.of[side], rests.of[side]);
+            split_mean<T>(mean, means.of[side], rests.of[side]);
         });
-        if (place.has_rows() && place.beside == 0) {
+        if (place.has_rows(a) && place.beside == 0) {
             of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
             of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
         }
-        parameters.receive_weights(a, slope, offset);
-        const float factor = factor_of<T>(a.activation);
-        centre<V>(slope, offset, rests, rstds, factor);
-        const float act_param = !pipelined && a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param;
-        const channel_derivative<T, V, side_values> differentiate = {a.activation, act_param, about, slope, offset};
-
-        /* ---- sums ---- */
-        float first[V] = {}, second[V] = {};
-        consumer.sum_gradients(differentiate, first, second);
-        /* What the producer's warp reads of the sample before is not written over. */
-        if (pipelined && gives && !is_first)
-            meet(CHANNELS_ARE_PUT, (int)blockDim.x);
-        if (place.has_rows())
-            write_thread_sums<V>(a, place, slope, first, second, factor, gives, channels, sums.entries, sums.plain,
-                                 sums.centred);
-        if (pipelined && gives)
-            announce(SUMS_ARE_THERE, (int)blockDim.x);
-        meet(MEETING_OF_CONSUMERS, consumers);
-
-        /* ---- the totals of the groups ---- */
-        share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
-            int begin, count;
-            entries_of_group<V>(a, group, begin, count);
-            const float2 found = sum_pairs<4>(count, lane, GROUP_LANES, [&](int i) { return sums.entries[begin + i]; });
-            if (exists && lane == 0)
-                __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
-        });
-        if (all_meet)
-            write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
-        meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
-        join_totals<others>(all, own, parity, of_groups, sums.totals);
-        /* Sums of channels arrive while results are written. */
         channel_gradients<float> gradients(all, channels, (int)threadIdx.x / 32, consumers / 32);
-        if (all_meet)
-            gradients.request();
-        meet(MEETING_OF_CONSUMERS, consumers);
+        const auto join = [&](auto &slope, auto &first, auto &second, float factor, auto &of_x, auto &level) {
+            /* What the producer's warp reads of the sample before is not written over. */
+            if (pipelined && gives && !is_first)
+                meet(CHANNELS_ARE_PUT, (int)blockDim.x);
+            if (place.has_rows(a))
+                write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
+            if (pipelined && gives)
+                announce(SUMS_ARE_THERE, (int)blockDim.x);
+            meet(MEETING_OF_CONSUMERS, consumers);
 
-        /* ---- results ---- */
-        if (pipelined && !is_last)
-            request_statistics(n + a.of.grid.block_groups);
-        const float2 of_first = sums.totals[place.groups[0]], of_second = sums.totals[place.groups[1]];
-        const side_values of_x = {{of_first.x, of_second.x}, place.split};
-        const side_values level = {{of_first.y, of_second.y}, place.split};
-        consumer.template store_gradients<T, V>(a.out + n * a.batch_bytes, is_last, differentiate, slope, of_x, level);
+            /* ---- the totals of the groups ---- */
+            share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+                int begin, count;
+                entries_of_group<V>(a, group, begin, count);
+                const float2 found =
+                    sum_pairs<4>(count, lane, GROUP_LANES, [&](int i) { return sums.entries[begin + i]; });
+                if (exists && lane == 0)
+                    __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
+            });
+            if (all_meet)
+                write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
+            meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
+            /* ---- of all blocks: what dx takes ---- */
+            share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+                const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
+                float sum = 0.0f, product = 0.0f;
+#pragma unroll 1
+                for (int i = lane; i < a.parts; i += HELD_PARTS * GROUP_LANES) {
+                    float2 found[HELD_PARTS], of_round = make_float2(0.0f, 0.0f);
+                    request_parts<GROUP_LANES>(of_parts + i, 1, a.parts - i, found);
+                    each<HELD_PARTS>([&](int k) {
+                        of_round.x += found[k].x;
+                        of_round.y += found[k].y;
+                    });
+                    sum += of_round.x;
+                    product += of_round.y;
+                }
+                sum = sum_few(sum, GROUP_LANES);
+                product = sum_few(product, GROUP_LANES);
+                if (exists && lane == 0) {
+                    const float2 of_group = of_groups[group];
+                    sums.totals[group] = gradient_of_group(sum, product, of_group.x, of_group.y, a.share);
+                }
+            });
+            /* Sums of channels arrive while results are written. */
+            if (all_meet)
+                gradients.request();
+            meet(MEETING_OF_CONSUMERS, consumers);
+            if (pipelined && !is_last)
+                request_statistics(n + a.of.grid.block_groups);
+            const float2 of_first = sums.totals[place.groups[0]], of_second = sums.totals[place.groups[1]];
+            of_x = {{of_first.x, of_second.x}, place.split};
+            level = {{of_first.y, of_second.y}, place.split};
+            return true;
+        };
+        store_gradients<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes, is_last, join);
         if (all_meet)
-            gradients.give_all();
+            gradients.give();
     };
     if constexpr (pipelined) {
-        tile_consumer consumer = {a, barriers, dynamic, own, place};
+        tile_consumer<2> consumer = {a, barriers, dynamic, own, place};
         int parity = 0;
 #pragma unroll 1
         for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1)
@@ -503,10 +479,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     } else {
         const int n = own.block_group;
         const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
-        held_rows<K, true> consumer(a, place.has_rows() ? rows - place.beside : 0,
-                                    own.at + (unsigned)place.beside * a.row_bytes +
-                                        (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
-        consumer.template request<true>(a.x + n * a.batch_bytes, a.dy + n * a.batch_bytes);
+        held_rows<K, 2, true> consumer(a, place.has_rows(a) ? rows - place.beside : 0,
+                                       own.at + (unsigned)place.beside * a.row_bytes +
+                                           (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
+        consumer.request(n);
         differentiate_sample(consumer, n, true, true, 0);
     }
 }

@@ -8,8 +8,22 @@
  *
  * The lanes of a segment are the vectors of a group, rounded up to a power of two, times the rows that are beside one
  * another. Where groups are less than a vector a thread has several, each channel with the sums of its group. */
-#include "columns_parameters.cuh"
+#include "columns_held.cuh"
 #include "gradients.cuh"
+
+/* A number for each of the thread's channels, of their group: one for all, or one for each. */
+template <int S> struct lane_values {
+    float of[S];
+
+    __device__ __forceinline__ const float &operator[](int i) const
+    {
+        return of[S == 1 ? 0 : i];
+    }
+    __device__ __forceinline__ float &operator[](int i)
+    {
+        return of[S == 1 ? 0 : i];
+    }
+};
 
 /* `S`: sums that a vector has: one, or one for each channel. */
 template <typename T, int V, int S> struct lanes_place {
@@ -52,7 +66,7 @@ template <typename T, int V, int S> struct lanes_place {
         }
     }
     /* What all lanes of each group have together. */
-    __device__ __forceinline__ void join(const normfuse_cuda_columns &a, float (&value)[S]) const
+    __device__ __forceinline__ void join(const normfuse_cuda_columns &a, lane_values<S> &value) const
     {
         walk_spans(a, [&](int i, int k) { value[i] = value[k] = value[i] + value[k]; });
         value[0] = sum_few(value[0], lanes);
@@ -65,55 +79,46 @@ template <typename T, int V, int S> struct lanes_place {
     {
         return S == 1 || a.group >= V ? unit : unit * (V >> (a.group >> 1)) + (i >> (a.group >> 1));
     }
-    /* The first value of each group. */
-    __device__ __forceinline__ void find_base(const normfuse_cuda_columns &a, const float (&x)[V],
-                                              float (&base)[S]) const
-    {
-        each<S>([&](int i) { base[i] = __shfl_sync(full_mask, x[i], first_lane); });
-        walk_spans(a, [&](int i, int k) { base[k] = base[i]; });
-    }
 };
-
-/* Sums of a thread's values, of all its channels or of each. */
-template <int S, int V> __device__ __forceinline__ void add_to(float (&sums)[S], const float (&values)[V])
-{
-    each<V>([&](int i) { sums[S == 1 ? 0 : i] += values[i]; });
-}
 
 /* The samples of a block, `M` at a time, of each `K` vectors a thread and tensor. The next ones are on their way
  * meanwhile; backward their statistics, too. */
 template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
     static constexpr int S = K == 1 ? 1 : V;
+    using rows_of = held_rows<K, tensors, false, true>;
     const normfuse_cuda_columns &a;
     const int part;
     const lanes_place<T, V, S> place;
     const int samples_apart;
-    const unsigned step;
-    uint4 requested[tensors][M][K] = {}, here[tensors][M][K];
+    uint4 requested[M][K][tensors] = {};
     saved_statistic requested_mean[M]; /* of the first channel's group */
-    float requested_rstd[M], rstd[M];
-    double mean[M];
-    float weight[V], bias[V], factor;
+    float requested_rstd[M], weight[V], bias[V];
 
     __device__ __forceinline__ explicit lanes_samples(const normfuse_cuda_columns &a)
         : a(a), part(divide((int)blockIdx.x, a.by_blocks_wide)),
-          place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor), samples_apart(a.parts * a.of.lanes.samples),
-          step((unsigned)a.at_once * a.row_bytes)
+          place(a, (int)blockIdx.x - part * (int)a.by_blocks_wide.divisor), samples_apart(a.parts * a.of.lanes.samples)
     {
         request(part * a.of.lanes.samples);
-        channel_parameters<V> parameters;
+        channel_parameters<V, false> parameters;
         parameters.request_weights(a, place.left > 0 ? place.channel : 0);
-        parameters.receive_weights(a, weight, bias);
-        factor = factor_of<T>(a.activation);
+        parameters.receive(a, weight, bias);
+    }
+    __device__ __forceinline__ void receive(const normfuse_cuda_columns &, float (&slope)[V], float (&offset)[V]) const
+    {
+        each<V>([&](int i) {
+            slope[i] = weight[i];
+            offset[i] = bias[i];
+        });
     }
     __device__ __forceinline__ void request(int first)
     {
+        const unsigned step = (unsigned)a.at_once * a.row_bytes;
         each<M>([&](int m) {
             const int n = first + m * samples_apart + place.sample, clamped = min(n, a.n - 1);
             const int64_t at = n * a.batch_bytes + place.at;
             each<K>([&](int k) {
                 each<tensors>([&](int i) {
-                    load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, requested[i][m][k],
+                    load_vector_where<T, V>(n < a.n && place.left > k * a.at_once, requested[m][k][i],
                                             (i == 0 ? a.x : a.dy) + at + k * step);
                 });
             });
@@ -125,152 +130,134 @@ template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
             }
         });
     }
-    /* work(m, n, rows from the thread's first one on) for sample n, whose vectors are here[...][m]. */
+    /* work(n, the thread's rows of sample n, the saved mean, rstd) */
     template <typename Work> __device__ __forceinline__ void walk(Work work)
     {
 #pragma unroll 1
         for (int first = part * a.of.lanes.samples; first < a.n; first += M * samples_apart) {
+            uint4 here[M][K][tensors];
+            double mean[M];
+            float rstd[M];
             each<M>([&](int m) {
-                each<K>([&](int k) { each<tensors>([&](int i) { here[i][m][k] = requested[i][m][k]; }); });
+                each<K>([&](int k) { each<tensors>([&](int i) { here[m][k][i] = requested[m][k][i]; }); });
                 mean[m] = requested_mean[m].receive(type_of(a, COLUMNS_MEAN));
                 rstd[m] = requested_rstd[m];
             });
             request(first + M * samples_apart);
             each<M>([&](int m) {
                 const int n = first + m * samples_apart + place.sample;
-                work(m, n, n < a.n ? place.left : 0);
+                rows_of rows(a, n < a.n ? place.left : 0, place.at);
+                each<K>([&](int k) { each<tensors>([&](int i) { rows.held[k][i] = here[m][k][i]; }); });
+                work(n, rows, mean[m], rstd[m]);
             });
         }
     }
-    /* work(k, bytes from the thread's first vector) for the thread's vectors of a sample. */
-    template <typename Work> __device__ __forceinline__ void walk_vectors(int left, Work work) const
-    {
-        each<K>([&](int k) {
-            if (left > k * a.at_once)
-                work(k, k * step);
-        });
-    }
 };
 
-template <typename T, int V, int M, int K>
-__device__ __forceinline__ void lanes_forward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr int S = K == 1 ? 1 : V;
-    lanes_samples<T, V, M, K, 1> samples(a);
+    lanes_samples<T, V, 4 / K, K, 1> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
 
-    samples.walk([&](int m, int n, int left) {
-        const uint4(&here)[K] = samples.here[0][m];
-        float x[V], base[S], sum[S] = {}, square[S] = {};
-        unpack<T, V>(here[0], x);
-        place.find_base(a, x, base);
-        samples.walk_vectors(left, [&](int k, unsigned) {
-            unpack<T, V>(here[k], x);
-            each<V>([&](int i) { x[i] -= base[S == 1 ? 0 : i]; });
-            add_to(sum, x);
+    samples.walk([&](int n, auto &rows, double, float) {
+        float x[V];
+        lane_values<S> base, sum = {}, square = {}, about, rest;
+        unpack<T, V>(rows.held[0][0], x);
+        /* The first value of each group. */
+        each<S>([&](int i) { base[i] = __shfl_sync(full_mask, x[i], place.first_lane); });
+        place.walk_spans(a, [&](int i, int k) { base[k] = base[i]; });
+        rows.walk([&](int k) {
+            unpack<T, V>(rows.held[k][0], x);
+            each<V>([&](int i) { sum[i] += x[i] - base[i]; });
         });
         place.join(a, sum);
         each<S>([&](int i) { sum[i] *= a.share; });
         /* About the mean, which cannot cancel. */
-        samples.walk_vectors(left, [&](int k, unsigned) {
-            unpack<T, V>(here[k], x);
+        rows.walk([&](int k) {
+            unpack<T, V>(rows.held[k][0], x);
             each<V>([&](int i) {
-                x[i] = (x[i] - base[S == 1 ? 0 : i]) - sum[S == 1 ? 0 : i];
-                x[i] *= x[i];
+                const float distance = (x[i] - base[i]) - sum[i];
+                square[i] += distance * distance;
             });
-            add_to(square, x);
         });
         place.join(a, square);
-        float about[S], rest[S];
         each<S>([&](int i) {
             square[i] = inverse_root(square[i] * a.share + a.eps);
             split_sum<T>(base[i], sum[i], about[i], rest[i]);
         });
-        if (place.is_first && left > 0) {
+        if (place.is_first && rows.left > 0) {
             each<S>([&](int i) {
                 if (S == 1 || (a.group >= V ? i == 0 : (i & (a.group - 1)) == 0))
                     store_group(a, n, place.set_of(a, i), (double)base[i] + (double)sum[i], square[i]);
             });
         }
-        float slope[V], offset[V];
-        each<V>([&](int i) {
-            slope[i] = samples.weight[i];
-            offset[i] = samples.bias[i];
-        });
-        centre<V>(slope, offset, lane_values<S>{rest}, lane_values<S>{square}, samples.factor);
-        char *const to = a.out + n * a.batch_bytes + place.at;
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            samples.walk_vectors(left, [&](int k, unsigned at) {
-                store_result<T, V>(a, chosen, here[k], lane_values<S>{about}, slope, offset, to + at);
-            });
-        });
+        store_results<T, V>(a, rows, samples, about, rest, square, a.out + n * a.batch_bytes, true);
     });
 }
 
-template <typename T, int V, int M, int K>
-__device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &all)
+template <typename T, int V, int K, normfuse_cuda_schedule>
+__device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
     constexpr int S = K == 1 ? 1 : V;
-    lanes_samples<T, V, M, K, 2> samples(a);
+    lanes_samples<T, V, 2 / K, K, 2> samples(a);
     const lanes_place<T, V, S> &place = samples.place;
     float plain[V] = {}, normalized[V] = {};
 
-    samples.walk([&](int m, int n, int left) {
-        float about[S], rest[S], rstd[S], slope[V], offset[V];
-        split_mean<T>(samples.mean[m], about[0], rest[0]);
-        rstd[0] = samples.rstd[m];
-#pragma unroll
-        for (int i = 1; i < S; i++) {
-            about[i] = about[0];
-            rest[i] = rest[0];
-            rstd[i] = rstd[0];
-        }
+    samples.walk([&](int n, auto &rows, double mean, float rstd) {
+        lane_values<S> means, rests, rstds;
+        split_mean<T>(mean, means[0], rests[0]);
+        each<S>([&](int i) {
+            means[i] = means[0];
+            rests[i] = rests[0];
+            rstds[i] = rstd;
+        });
         if (S > 1 && a.group < V) {
             const int clamped = min(n, a.n - 1);
 #pragma unroll
             for (int i = 1; i < S; i++) {
                 split_mean<T>(
                     load_value<double>(a.mean, clamped * a.mean_batch + place.set_of(a, i), type_of(a, COLUMNS_MEAN)),
-                    about[i], rest[i]);
-                rstd[i] = reinterpret_cast<const float *>(a.rstd)[clamped * a.rstd_batch + place.set_of(a, i)];
+                    means[i], rests[i]);
+                rstds[i] = reinterpret_cast<const float *>(a.rstd)[clamped * a.rstd_batch + place.set_of(a, i)];
             }
         }
+        float slope[V], offset[V];
+        const float factor = factor_of<T>(a.activation);
         each<V>([&](int i) {
-            slope[i] = samples.weight[i] * rstd[S == 1 ? 0 : i] * samples.factor;
-            offset[i] = samples.bias[i] * samples.factor - rest[S == 1 ? 0 : i] * slope[i];
+            slope[i] = samples.weight[i] * rstds[i] * factor;
+            offset[i] = samples.bias[i] * factor - rests[i] * slope[i];
         });
-        const lane_values<S> means = {about};
         const channel_derivative<T, V, lane_values<S>> differentiate = {a.activation, a.act_param, means, slope,
                                                                         offset};
-        const uint4(&x_here)[K] = samples.here[0][m], (&dy_here)[K] = samples.here[1][m];
         choose_activation<true, false>(a.activation, [&](auto chosen) {
-            float of_dy[V] = {}, of_both[V] = {}, sum[S] = {}, product[S] = {}, x[V], dy[V];
-            samples.walk_vectors(left, [&](int k, unsigned) {
-                differentiate(chosen, x_here[k], dy_here[k], x, dy);
-                add_products(x, dy, of_dy, of_both);
+            float first[V] = {}, second[V] = {}, x[V], dy[V];
+            lane_values<S> sum = {}, product = {};
+            rows.walk([&](int k) {
+                differentiate(chosen, rows.held[k][0], rows.held[k][1], x, dy);
+                add_products(x, dy, first, second);
             });
             each<V>([&](int i) {
-                const int s = S == 1 ? 0 : i;
-                sum[s] += slope[i] * of_dy[i];
-                product[s] += slope[i] * of_both[i];
-                plain[i] += samples.factor * of_dy[i];
-                normalized[i] += (of_both[i] - rest[s] * of_dy[i]) * (rstd[s] * samples.factor);
+                sum[i] += slope[i] * first[i];
+                product[i] += slope[i] * second[i];
+                plain[i] += factor * first[i];
+                normalized[i] += (second[i] - rests[i] * first[i]) * (rstds[i] * factor);
             });
             place.join(a, sum);
             place.join(a, product);
             each<S>([&](int i) {
-                const float2 of_group = gradient_of_group(sum[i], product[i], rest[i], rstd[i], a.share);
+                const float2 of_group = gradient_of_group(sum[i], product[i], rests[i], rstds[i], a.share);
                 product[i] = of_group.x;
                 sum[i] = of_group.y;
             });
-            char *const to = a.out + n * a.batch_bytes + place.at;
-            samples.walk_vectors(left, [&](int k, unsigned at) {
-                differentiate(chosen, x_here[k], dy_here[k], x, dy);
-                store_gradient<T, V>(slope, lane_values<S>{product}, lane_values<S>{sum}, x, dy, to + at);
+            rows.store(a.out + n * a.batch_bytes, true, [&](const uint4 *vectors, char *to) {
+                differentiate(chosen, vectors[0], vectors[1], x, dy);
+                store_gradient<T, V>(slope, product, sum, x, dy, to);
             });
         });
     });
@@ -302,18 +289,8 @@ __device__ __forceinline__ void lanes_backward(const normfuse_cuda_arguments &al
                 sum += (double)of_plain[at];
                 product += (double)of_normalized[at];
             }
-        reinterpret_cast<double2 *>(all.sums)[(int64_t)(first_channel + c) * all.geometry.sum_slots + samples.part] =
-            make_double2(sum, product);
+        store_channel_sums(all, 0, first_channel + c, samples.part, sum, product);
     }
 }
 
-/* Vectors of each tensor that a thread has at a time. */
-constexpr int vectors_forward = 4, vectors_backward = 2;
-
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
-    extern "C" __global__ void __launch_bounds__(threads, 65536 / (threads * registers))                               \
-        NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors)                                     \
-    {                                                                                                                  \
-        lanes_##direction<type, elements, vectors_##direction / vectors, vectors>(a);                                  \
-    }
-NORMFUSE_KERNELS_COLUMNS_LANES(INSTANCE)
+NORMFUSE_KERNELS_COLUMNS_LANES(NORMFUSE_INSTANCE)

@@ -67,11 +67,6 @@ template <typename T, int V, bool allowed> struct column_edges {
     {
         return allowed ? marks >> 12 : 0;
     }
-    /* Of what rows have one after the other from their first channel on: where a column is in it. */
-    __device__ __forceinline__ int of_group(int column, int channels) const
-    {
-        return column + (later() > 0 ? channels - later() : 0);
-    }
     /* Bytes from the thread's first vector to its first whole one. */
     __device__ __forceinline__ unsigned skipped() const
     {
@@ -132,16 +127,6 @@ template <typename T, int V, bool unaligned_samples> struct column_results {
     }
 };
 
-template <int k, int K, typename Work> __device__ __forceinline__ void walk_held(int count, Work &work)
-{
-    if constexpr (k < K) {
-        if (k < count) {
-            work(k);
-            walk_held<k + 1, K>(count, work);
-        }
-    }
-}
-
 /* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are
  * known when compiling. What a thread does not have it does not walk through. */
 template <int K, typename Work> __device__ __forceinline__ void walk(int count, int shared, Work work)
@@ -149,7 +134,7 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 #pragma unroll 1
     for (int k = 0; k < min(shared, count); k++)
         work(-1 - k);
-    walk_held<0, K>(count - shared, work);
+    ::walk_rows<0, K>(count - shared, 1, work);
 }
 
 /* A thread's vectors of so many tensors. `holds`: K of each in registers, and behind them what slots of shared memory
@@ -157,16 +142,27 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 template <typename T, int V, int K, int tensors, bool holds> struct column_vectors {
     using cursors = column_cursor<T, V>[tensors];
     const int threads = (int)blockDim.x;
-    raw<T, V> held[holds ? K : 1][tensors];
+    row_vectors<tensors> held[holds ? K : 1];
 
     __device__ __forceinline__ uint4 &shared(int slot, int tensor) const
     {
         NORMFUSE_DYNAMIC_SHARED(dynamic);
         return dynamic[(tensors * slot + tensor) * threads + (int)threadIdx.x];
     }
-    __device__ __forceinline__ raw<T, V> read(int slot, int tensor) const
+    __device__ __forceinline__ row_vectors<tensors> read_shared(int slot) const
     {
-        return slot < 0 ? shared(-1 - slot, tensor) : held[slot < 0 ? 0 : slot][tensor];
+        row_vectors<tensors> found;
+        each<tensors>([&](int i) { found.of[i] = shared(slot, i); });
+        return found;
+    }
+    __device__ __forceinline__ row_vectors<tensors> read(int slot) const
+    {
+        return slot < 0 ? read_shared(-1 - slot) : held[slot < 0 ? 0 : slot];
+    }
+    /* What was held is not what the sums made of it. */
+    __device__ __forceinline__ void forget()
+    {
+        each<(holds ? K : 0)>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k].of[i]); }); });
     }
     __device__ __forceinline__ void load(cursors &from, const column_place &place, int slot)
     {
@@ -174,7 +170,7 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
             if (slot < 0)
                 copy_once(&shared(-1 - slot, i), from[i].base + from[i].at, 0);
             else
-                held[slot < 0 ? 0 : slot][i] = from[i].load();
+                held[slot < 0 ? 0 : slot].of[i] = from[i].load();
         });
         each<tensors>([&](int i) { from[i].advance(place); });
     }
@@ -193,67 +189,67 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
             commit_copies();
         });
     }
-    /* work(read(slot), left): of vectors that are read once, `left` before the end, as many are on their way as the
-     * pipeline has slots. Where blocks begin with more than a load or two, as here, registers did worse: 1x64x2039x1021
-     * bf16 221 us for 210, backward 338 for 328; a warp has six counters for what it waits for, and two loads on one
-     * are waited for together. */
-    template <typename Read, typename Work>
-    __device__ __forceinline__ void walk_pipeline(cursors &from, const column_place &place, int count, Read read,
-                                                  Work work) const
+    /* work(vectors, slot, left) for each row of the thread. Of vectors that are read once, `left` before the end, as
+     * many are on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here,
+     * registers did worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what
+     * it waits for, and two loads on one are waited for together. */
+    template <typename Work>
+    __device__ __forceinline__ void walk_rows(cursors &from, const column_place &place, int count, int shared_slots,
+                                              Work work) const
     {
+        if constexpr (holds) {
+            walk<K>(count, shared_slots, [&](int slot) { work(read(slot), slot, 0); });
+            return;
+        }
         int slot = 0;
 #pragma unroll 1
         for (int left = count; left > 0; left--) {
             wait_for_older_copies<K - 1>();
-            auto values = read(slot);
+            const row_vectors<tensors> vectors = read_shared(slot);
             if (left > K)
                 copy(from, place, slot);
             commit_copies();
-            work(values, left);
+            work(vectors, slot, left);
             slot = slot + 1 == K ? 0 : slot + 1;
         }
     }
-    /* Opens the pipeline where the thread's first and last vector have elements of others: zeros, or where x is alone
-     * values that the thread has of the same channels, so that their distance from the first ones is 0. */
-    template <typename Edges>
-    __device__ __forceinline__ void load_edges(cursors &from, const column_place &place, const Edges &edges) const
-    {
-        char *first[tensors];
-        uint4 fill = make_uint4(0, 0, 0, 0);
-        each<tensors>([&](int i) {
-            first[i] = from[i].base + from[i].at;
-            from[i].at += edges.skipped();
-        });
-        if (tensors == 1 && edges.edges() > 0 && edges.whole > 0)
-            fill = from[0].load();
-        open_pipeline(from, place, edges);
-        if (tensors == 1 && edges.edges() > 0 && edges.whole == 0)
-            fill = load_range<T>(first[0] + edges.at(1), 0, edges.finish(), fill);
-#pragma unroll 1
-        for (int k = 0; k < edges.edges(); k++)
-            each<tensors>([&](int i) {
-                const uint4 vector = load_range<T>(first[i] + edges.at(k), edges.begin(k), edges.finish(k), fill);
-                shared(k, i) = vector;
-                if (tensors == 1)
-                    fill = vector;
-            });
-    }
-    /* All that is held, or the first of the pipeline. */
+    /* All that is held, or the first of the pipeline; where the thread's first and last vector have elements of others,
+     * zeros in their place, or where x is alone values that the thread has of the same channels, so that their distance
+     * from the first ones is 0. */
     template <bool unaligned_samples, typename Edges>
     __device__ __forceinline__ void request(cursors &from, const column_place &place, const Edges &edges,
                                             int shared_slots, bool is_loaded)
     {
-        if constexpr (unaligned_samples)
-            load_edges(from, place, edges);
-        else if constexpr (!holds)
+        if constexpr (unaligned_samples) {
+            char *first[tensors];
+            uint4 fill = make_uint4(0, 0, 0, 0);
+            each<tensors>([&](int i) {
+                first[i] = from[i].base + from[i].at;
+                from[i].at += edges.skipped();
+            });
+            if (tensors == 1 && edges.edges() > 0 && edges.whole > 0)
+                fill = from[0].load();
             open_pipeline(from, place, edges);
-        else if (!is_loaded)
+            if (tensors == 1 && edges.edges() > 0 && edges.whole == 0)
+                fill = load_range<T>(first[0] + edges.at(1), 0, edges.finish(), fill);
+#pragma unroll 1
+            for (int k = 0; k < edges.edges(); k++)
+                each<tensors>([&](int i) {
+                    const uint4 vector = load_range<T>(first[i] + edges.at(k), edges.begin(k), edges.finish(k), fill);
+                    shared(k, i) = vector;
+                    if (tensors == 1)
+                        fill = vector;
+                });
+        } else if constexpr (!holds) {
+            open_pipeline(from, place, edges);
+        } else if (!is_loaded) {
             walk<K>(edges.count, shared_slots, [&](int slot) { load(from, place, slot); });
+        }
     }
 };
 
-/* The channels and norm groups of a block. What follows from the geometry is found here, not ahead of all loops and
- * loads. */
+/* The channels and norm groups of a block, and what shared memory has of them, in this order behind the vectors. What
+ * follows from the geometry is found here, not ahead of all loops and loads. */
 struct block_channels {
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
@@ -262,6 +258,9 @@ struct block_channels {
     const column_place &place;
     int n, step, width, at_once, group_bits, subvector_bits;
     int channels, first_channel, here, groups, groups_here;
+    group_statistics<float> *of_groups;
+    channel_values of_channels;
+    float2 *of_parts; /* of each block of a cluster the pair of a group */
 
     __device__ __forceinline__ block_channels(const normfuse_cuda_arguments &a, const block_turns &block,
                                               const column_place &place, int V)
@@ -292,6 +291,71 @@ struct block_channels {
 #pragma unroll 1
         for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
             hold(i, request(i));
+    }
+    /* Where statistics are given, what threads need of each channel, by one: those of a block have each many times.
+     * Backward also what the mean leaves out, in place of shifts, and of groups that are `centred` rstd. */
+    template <typename T, bool backward> __device__ __forceinline__ void know_given(int later, bool centred) const
+    {
+        const int n = backward && g.all_samples ? 0 : this->n;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < here; i += step) {
+            const int c = first_channel + i;
+            float rstd = 1.0f, rounded, rest;
+            double mean = 0.0;
+            const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
+            float slope = parameter<float>(p.weight(), n, c, 1.0f) * scale;
+            const float offset =
+                parameter<float>(p.bias(), n, c, 0.0f) * scale + parameter<float>(p.shift(), n, c, 0.0f);
+            if (a.source == NORMFUSE_SOURCE_RUNNING) {
+                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
+                rstd = scaled_by_running(p, c, backward ? 1.0f : slope);
+            } else if (backward && a.source == NORMFUSE_SOURCE_SAVED) {
+                const int set = divide(c, g.by_set_channels);
+                rstd = parameter<float>(p.rstd(), n, set, 1.0f);
+                mean = parameter<double>(p.mean(), n, set, 0.0);
+            } else if (!backward && a.source == NORMFUSE_SOURCE_SCRATCH) {
+                const int set = p.sets == NORMFUSE_SETS_BATCH ? c : n * p.groups + divide(c, g.by_set_channels);
+                rstd = (float)a.statistics[set].rstd;
+                mean = a.statistics[set].mean;
+            }
+            /* Weight over a running root is rounded once, but backward rstd is needed alone. */
+            slope = !backward && a.source == NORMFUSE_SOURCE_RUNNING ? rstd : slope * rstd;
+            split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), n, c, 0.0f), rounded, rest);
+            in_all_rows(first_place(i, later, here), here, channels, [&](int at) {
+                of_channels.means[at] = rounded;
+                of_channels.slopes[at] = slope;
+                of_channels.offsets[at] = offset - rest * slope;
+                if (backward)
+                    of_channels.shifts[at] = rest;
+            });
+            if (backward && centred)
+                of_groups[divide(i, g.by_group)].rstd = rstd;
+        }
+    }
+    /* What a later exchange needs: mailboxes, or what the grid barrier says before, to thread 0. */
+    __device__ __forceinline__ uint32_t open_exchange(cluster_mailbox &mailbox) const
+    {
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+            open_only_mailbox(mailbox, groups_here * g.parts * (int)sizeof(float2));
+        return block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0
+                   ? look_at_grid_barrier(block.grid_barrier(a))
+                   : 0;
+    }
+    /* What the block found of a group, to all blocks that share it, by the grid through of_grid(); where none does,
+     * finish(). */
+    template <typename Grid, typename Finish>
+    __device__ __forceinline__ void send_part(cluster_mailbox &mailbox, int group, int lane, int lanes, float2 found,
+                                              Grid of_grid, Finish finish) const
+    {
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
+            for (int other = lane; other < g.parts; other += lanes)
+                send(mailbox, of_parts + group * g.parts + block.part, other, found);
+        } else if (lane == 0) {
+            if (block.exchange == NORMFUSE_EXCHANGE_GRID)
+                of_grid()[group * g.parts + block.part] = found;
+            else
+                finish();
+        }
     }
 };
 

@@ -102,44 +102,35 @@ __device__ __forceinline__ uint32_t count_block(const normfuse_cuda_arguments &a
                : 0;
 }
 
-/* All threads. */
-__device__ __forceinline__ bool is_last(const normfuse_cuda_arguments &a, uint32_t before)
-{
-    return __syncthreads_or(threadIdx.x == 0 && before == (uint32_t)a.geometry.contributors - 1) != 0;
-}
-
-/* One thread, of one channel; other blocks wrote, so not from L1. */
-__device__ __forceinline__ void write_gradients(const normfuse_cuda_arguments &a, int64_t c)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    double weight = 0.0, bias = 0.0;
-    for (int64_t n = 0; n < (a.geometry.sums_by_channel ? 1 : p.n); n++) {
-        const channel_parts parts = parts_of(a, n, c);
-        const double rstd = rstd_of(p, n, c);
-        double plain = 0.0, centred = 0.0;
-        /* Requested together: each wait is as long as all of this. */
-#pragma unroll 16
-        for (int i = 0; i < parts.count; i++) {
-            const double2 pair = __ldcg(reinterpret_cast<const double2 *>(parts.pairs) + i);
-            plain += pair.x;
-            centred += pair.y;
-        }
-        const double scale = write_modulation(p, n, c, plain, centred * rstd);
-        weight += scale * (centred * rstd);
-        bias += scale * plain;
-    }
-    write_gradient(p, p.dweight(), 0, c, weight);
-    write_gradient(p, p.dbias(), 0, c, bias);
-}
-
 /* All threads: where the last of the blocks that count themselves finds the gradients, of so many channels. */
 __device__ __forceinline__ void write_last_gradients(const normfuse_cuda_arguments &a, uint32_t before, int first,
                                                      int channels)
 {
-    if (a.geometry.contributors > 0 && is_last(a, before)) {
+    const normfuse_cuda_problem &p = a.problem;
+    const int blocks = a.geometry.contributors;
+    if (blocks <= 0 || !__syncthreads_or(threadIdx.x == 0 && before == (uint32_t)blocks - 1))
+        return;
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x)
-            write_gradients(a, first + i);
+    for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x) {
+        const int64_t c = first + i;
+        double weight = 0.0, bias = 0.0;
+        for (int64_t n = 0; n < (a.geometry.sums_by_channel ? 1 : p.n); n++) {
+            const channel_parts parts = parts_of(a, n, c);
+            const double rstd = rstd_of(p, n, c);
+            double plain = 0.0, centred = 0.0;
+            /* Requested together: each wait is as long as all of this. Other blocks wrote, so not from L1. */
+#pragma unroll 16
+            for (int k = 0; k < parts.count; k++) {
+                const double2 pair = __ldcg(reinterpret_cast<const double2 *>(parts.pairs) + k);
+                plain += pair.x;
+                centred += pair.y;
+            }
+            const double scale = write_modulation(p, n, c, plain, centred * rstd);
+            weight += scale * (centred * rstd);
+            bias += scale * plain;
+        }
+        write_gradient(p, p.dweight(), 0, c, weight);
+        write_gradient(p, p.dbias(), 0, c, bias);
     }
 }
 

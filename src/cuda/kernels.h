@@ -101,7 +101,7 @@ struct normfuse_cuda_divisor {
  * `folded` rows that are adjacent in memory are walked as one of folded C channels, which are: each vector then has the
  * same channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides
  * that the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end
- * inside of vectors (columns_unaligned.cu) the first wide row begins with the vector that a sample begins in.
+ * inside of vectors (`unaligned`) the first wide row begins with the vector that a sample begins in.
  *
  * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows each (rounded
  * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in

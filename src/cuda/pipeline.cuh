@@ -5,7 +5,7 @@
 #ifndef NORMFUSE_CUDA_PIPELINE_CUH
 #define NORMFUSE_CUDA_PIPELINE_CUH
 
-#include "columns_parameters.cuh"
+#include "columns_held.cuh"
 #include "gradients.cuh"
 
 constexpr int max_stages = 32;
@@ -36,15 +36,11 @@ struct grid_part {
         const int rows = a.rows - first;
         stages = a.of.grid.stages;
         tile_vectors = tile_rows * a.width;
-        if (a.of.grid.interleaved) {
-            tiles = divide(rows + a.parts * tile_rows - 1, a.of.grid.by_turn);
-            vectors = rows * a.width;
-            apart = a.parts * tile_vectors;
-        } else {
-            tiles = divide(min(rows, a.part_rows) + tile_rows - 1, a.of.grid.by_tile);
-            vectors = min(rows, a.part_rows) * a.width;
-            apart = tile_vectors;
-        }
+        const bool turns = a.of.grid.interleaved;
+        tiles = turns ? divide(rows + a.parts * tile_rows - 1, a.of.grid.by_turn)
+                      : divide(min(rows, a.part_rows) + tile_rows - 1, a.of.grid.by_tile);
+        vectors = (turns ? rows : min(rows, a.part_rows)) * a.width;
+        apart = turns ? a.parts * tile_vectors : tile_vectors;
         at = (unsigned)first * a.row_bytes;
     }
     __device__ __forceinline__ int vectors_of(int tile) const
@@ -134,31 +130,19 @@ template <int tensors> struct tile_producer {
     }
 };
 
-/* A consumer's place. */
-struct consumer_place : thread_place {
-    int vectors_at_once; /* of all threads */
-    int first;           /* the thread's first vector of adjacent rows; beyond all where it has none */
-
-    __device__ __forceinline__ void find(const normfuse_cuda_columns &a)
-    {
-        find_column(a);
-        vectors_at_once = a.at_once * a.width;
-        first = beside < a.at_once ? (int)threadIdx.x : 1 << 30;
-    }
-    __device__ __forceinline__ bool has_rows() const
-    {
-        return first < 1 << 30;
-    }
-};
-
 /* The others. */
-struct tile_consumer {
+template <int tensors> struct tile_consumer {
+    static constexpr int at_a_time = 4 / tensors;
+    static constexpr bool has_few_loops = false;
     const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
     const uint4 *pipeline;
     const grid_part &own;
-    const consumer_place &place;
-    stage_parities here;
+    const thread_place &place;
+    const float act_param = a.act_param;
+    const int step = a.at_once * a.width;                             /* vectors of all threads */
+    const int first = place.has_rows(a) ? (int)threadIdx.x : 1 << 30; /* the thread's first of adjacent rows */
+    stage_parities here = {};
 
     __device__ __forceinline__ void leave(int stage)
     {
@@ -203,20 +187,17 @@ struct tile_consumer {
     }
     /* work(vectors, place) for each of the thread's places of a tile, `at_a_time` of them on their way together: the
      * vector of x, or those of x and dy. */
-    template <int at_a_time, int tensors, typename Work>
-    __device__ __forceinline__ void walk_vectors(int tile, int stage, Work work) const
+    template <typename Work> __device__ __forceinline__ void walk_vectors(int tile, int stage, Work work) const
     {
-        struct in_place {
-            uint4 of[tensors];
-        };
+        using in_place = row_vectors<tensors>;
         const uint4 *const from = pipeline + tensors * stage * own.tile_vectors;
         const auto read = [&](int i) {
             in_place here;
             each<tensors>([&](int k) { here.of[k] = from[k * own.tile_vectors + i]; });
             return here;
         };
-        const int step = place.vectors_at_once, vectors = own.vectors_of(tile);
-        int i = place.first;
+        const int vectors = own.vectors_of(tile);
+        int i = first;
 #pragma unroll 1
         for (; i + (at_a_time - 1) * step < vectors; i += at_a_time * step) {
             in_place here[at_a_time];
@@ -232,62 +213,40 @@ struct tile_consumer {
     {
         int until_fold = a.of.grid.chunk_tiles;
         walk_sums([&](int tile, int stage) {
-            if (tile == 0 && place.first < own.vectors_of(tile))
-                found.begin(pipeline[stage * own.tile_vectors + place.first]);
-            walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
+            if (tile == 0 && first < own.vectors_of(tile))
+                found.begin(pipeline[stage * own.tile_vectors + first]);
+            walk_vectors(tile, stage, [&](const uint4 *vector, int) { found.add(*vector); });
             if (--until_fold == 0 || tile + 1 == own.tiles) {
                 found.fold();
                 until_fold = a.of.grid.chunk_tiles;
             }
         });
     }
-    /* The results of all of the thread's vectors: of a sample from `to` on. */
-    template <typename T, int V, typename Means>
-    __device__ __forceinline__ void store_results(char *to, bool is_last, const Means &means, const float (&slope)[V],
-                                                  const float (&offset)[V])
+    /* As those of held_rows; sums are of each tile, then of tiles, so that none is long. */
+    template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const
     {
-        choose_activation<true, true>(a.activation, [&](auto chosen) {
-            walk_results(is_last, [&](int tile, int stage) {
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<4, 1>(tile, stage, [&](const uint4 *vector, int i) {
-                    store_result<T, V>(a, chosen, *vector, means, slope, offset, to_tile + i * 16);
-                });
+        choose_activation<true, false>(a.activation, work);
+    }
+    template <int V, typename Work>
+    __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
+    {
+        walk_sums([&](int tile, int stage) {
+            float of_tile[V] = {}, other_of_tile[V] = {};
+            walk_vectors(tile, stage, [&](const uint4 *vectors, int) { work(vectors, of_tile, other_of_tile); });
+            each<V>([&](int k) {
+                first[k] += of_tile[k];
+                second[k] += other_of_tile[k];
             });
         });
     }
-    /* Sums of dy' and of dy' (x - mean), of each tile, then of tiles, so that none is long. */
-    template <int V, typename Differentiate>
-    __device__ __forceinline__ void sum_gradients(Differentiate differentiate, float (&first)[V], float (&second)[V])
+    __device__ __forceinline__ void forget() const
     {
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            walk_sums([&](int tile, int stage) {
-                float of_tile[V] = {}, centred_of_tile[V] = {};
-                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int) {
-                    float x[V], dy[V];
-                    differentiate(chosen, vectors[0], vectors[1], x, dy);
-                    add_products(x, dy, of_tile, centred_of_tile);
-                });
-                each<V>([&](int k) {
-                    first[k] += of_tile[k];
-                    second[k] += centred_of_tile[k];
-                });
-            });
-        });
     }
-    /* dx of all of the thread's vectors. */
-    template <typename T, int V, typename Differentiate, typename Values>
-    __device__ __forceinline__ void store_gradients(char *to, bool is_last, Differentiate differentiate,
-                                                    const float (&slope)[V], const Values &of_x, const Values &level)
+    template <typename Work> __device__ __forceinline__ void store(char *to, bool is_last, Work work)
     {
-        choose_activation<true, false>(a.activation, [&](auto chosen) {
-            walk_results(is_last, [&](int tile, int stage) {
-                char *const to_tile = to + own.place_of(tile);
-                walk_vectors<2, 2>(tile, stage, [&](const uint4 *vectors, int i) {
-                    float x[V], dy[V];
-                    differentiate(chosen, vectors[0], vectors[1], x, dy);
-                    store_gradient<T, V>(slope, of_x, level, x, dy, to_tile + i * 16);
-                });
-            });
+        walk_results(is_last, [&](int tile, int stage) {
+            char *const to_tile = to + own.place_of(tile);
+            walk_vectors(tile, stage, [&](const uint4 *vectors, int i) { work(vectors, to_tile + i * 16); });
         });
     }
 };
