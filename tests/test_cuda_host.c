@@ -661,8 +661,9 @@ static void test_plan_in_words(void)
     harness_skip("a fork: ThreadSanitizer cannot follow the child");
 #else
     plan_in_words("NVIDIA H200", 90, ": by figures of this kind of GPU and the table of NVIDIA H200\n");
-    plan_in_words("NVIDIA A100-SXM4-80GB", 80, "none below 9.0 was measured and the nearest table, of NVIDIA H200\n");
-    plan_in_words("NVIDIA B200", 100, "the newest measured and the nearest table, of NVIDIA H200\n");
+    plan_in_words("NVIDIA H100 80GB HBM3", 90, ": by figures of this kind of GPU and the table of NVIDIA H100\n");
+    plan_in_words("NVIDIA A100-SXM4-80GB", 80, "none below 9.0 was measured and the nearest table, of NVIDIA H100\n");
+    plan_in_words("NVIDIA B200", 100, "the newest measured and the nearest table, of NVIDIA H100\n");
     normfuse_cuda_built_for = "90a 90-general-PTX";
     plan_in_words("NVIDIA R100", 130, ": the library has the general kernels alone for this GPU, as PTX\n");
     normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;

@@ -461,9 +461,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             meet(MEETING_OF_CONSUMERS, consumers);
             if (pipelined && !is_last)
                 request_statistics(n + a.of.grid.block_groups);
-            const float2 of_first = sums.totals[place.groups[0]], of_second = sums.totals[place.groups[1]];
-            of_x = {{of_first.x, of_second.x}, place.split};
-            level = {{of_first.y, of_second.y}, place.split};
+            const float2 *const totals = sums.totals;
+            of_x = {{totals[place.groups[0]].x, totals[place.groups[1]].x}, place.split};
+            level = {{totals[place.groups[0]].y, totals[place.groups[1]].y}, place.split};
             return true;
         };
         store_gradients<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes, is_last, join);
