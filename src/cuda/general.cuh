@@ -169,6 +169,11 @@ template <typename T, int V, bool columns> struct general_ranges {
     }
 };
 
+template <typename T, int V> __host__ __device__ constexpr bool is_through_shared()
+{
+    return V * sizeof(T) == 16;
+}
+
 /* Where a thread is in every tensor, in bytes from its first element. */
 struct general_place {
     int64_t at, step, jump;
@@ -183,6 +188,11 @@ struct general_place {
         step = a.geometry.unit_lanes * row;
         jump = x.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
         left = each = tile.each;
+        /* A batch is of one sample: many of few positions are walked as one. */
+        if (!columns && !is_through_shared<T, V>() && each == 1) {
+            step = jump;
+            left = each = tile.samples;
+        }
         if constexpr (V > 1) {
             make_opaque(step);
             make_opaque(jump);
@@ -213,11 +223,6 @@ template <typename T, int V, int B, int N> struct general_batch {
     int64_t at, step; /* bytes from a tensor's first element to the first vector, and from one to the next */
     int count;
 };
-
-template <typename T, int V> __host__ __device__ constexpr bool is_through_shared()
-{
-    return V * sizeof(T) == 16;
-}
 
 template <typename T, int V, int B, int M>
 __device__ __forceinline__ void unpack_batch(const raw<T, V> (&vectors)[B], compute<T> (&values)[M])

@@ -244,7 +244,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     /* 24x2048x1082 bf16 NCHW, 64 groups, hardswish backward with post_add: 489 us, in two passes 367. */
-    const double vectors = shape->wide && shape->direction == BACKWARD ? 1.3 : 1.1;
+    const double vectors = shape->elements == 8 && shape->direction == BACKWARD ? 1.3 : 1.1;
     const double narrow = shape->wide || shape->problem->columns ? vectors : 4.0;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
@@ -260,11 +260,12 @@ static double estimate(const struct shape *given, const struct step *step)
     const double row = step->geometry.width * vector_bytes(shape);
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
     const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
-    /* Over rows a thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5
-     * f16 with PReLU, 48 blocks 50.2 us, in two passes 23.9. Over columns clusters win though threads walk far. */
-    const double each = (shape->elements == 1 ? 0.22 : 0.9) * (holds ? 0.7 : 1.0) *
-                        (shape->direction == BACKWARD ? 1.5 : 1.0);
-    const double walk = shape->problem->columns ? 0.0 : each * waves * (double)vectors_of_thread(&step->geometry);
+    /* A thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5 f16 with
+     * PReLU, 48 blocks 50.2 us, in two passes 23.9; instance norm 48x611x60 f16 NHWC backward with both additions, 144
+     * blocks whose threads have 60, 26.4, tiles 18.2. */
+    const double of_vector = shape->problem->columns ? 0.15 : shape->elements == 1 ? 0.22 : 0.9;
+    const double each = of_vector * (holds ? 0.7 : 1.0) * (shape->direction == BACKWARD ? 1.5 : 1.0);
+    const double walk = each * waves * (double)vectors_of_thread(&step->geometry);
     const double bandwidth = shape->policy->bytes_a_microsecond * reach;
     double time = fmax(walk, moved / bandwidth * unaligned_samples * narrow * derivative * thin) + 3.0 + first +
                   once * (waves - 1.0);

@@ -45,9 +45,10 @@ static bool pays(const struct shape *shape)
     /* Additions over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
     if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && has_additions(p))))
         return true;
-    /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. */
+    /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. In general kernels each sample has
+     * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. */
     if (has_additions(p))
-        return values <= FEW_VALUES;
+        return values <= FEW_VALUES || (p->columns && p->s == 1);
     /* The backward of rows goes through its channels one after the other. */
     if (rows)
         return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
