@@ -13,48 +13,57 @@
 #include "columns_held.cuh"
 #include "gradients.cuh"
 
-__device__ __forceinline__ set_statistics<float> given_statistics(const normfuse_cuda_arguments &a, int n, int set)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    if (a.source == NORMFUSE_SOURCE_SAVED)
-        return {parameter<double>(p.mean(), n, set, 0.0), 0.0f, parameter<float>(p.rstd(), n, set, 1.0f)};
-    const normfuse_cuda_statistics *const of =
-        a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
-    return {of->mean, 0.0f, (float)of->rstd};
-}
-
-/* A thread's rows of x, backward of dy, and with a residual of what is added, K of them on their way together; and of
- * its channels z = (x - about) slope + offset, `factor` times. */
-template <typename T, int V, int K, bool backward, bool residual> struct elementwise_tile {
-    static constexpr int tensors = 1 + backward + residual;
-    const normfuse_cuda_arguments &a;
-    const normfuse_cuda_problem &p;
-    const int block, block_group, part;
-    const column_place place;
-    const int row, count, n, c;
-    const float factor;
-    const char *from[tensors];
-    unsigned at; /* bytes from there to the next row to request */
-    row_vectors<tensors> held[K];
-    float slope[V], offset[V], about[V];
-
-    /* Requests all that it can, then receives the channels' parameters. */
-    __device__ __forceinline__ explicit elementwise_tile(const normfuse_cuda_arguments &a)
-        : a(a), p(a.problem),
-          block((int)(!backward && residual && a.geometry.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x)),
-          block_group(divide(block, a.geometry.by_parts)), part(block - block_group * a.geometry.parts),
-          place(place_of<T, V>(a, block_group, part)), row(place.first + place.beside),
-          count(slots_of(a, place, row, 1 << 30)), n(place.n), c(place.active ? place.c : 0),
-          factor(factor_of<T>(p.activation))
+/* Of the thread's channels: z = (x - shift) * slope + offset. */
+template <typename T, int V> struct elementwise_channels {
+    channel_words<V> weight, bias;
+    /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
+    __device__ __forceinline__ static channel_words<V> request_of(const normfuse_cuda_problem &p,
+                                                                  const normfuse_parameter &of, int n, int c)
     {
-        each<tensors>([&](int i) {
-            char *const data = i == 0 ? p.x().data : backward && i == 1 ? p.dy().data : p.post_add().data;
-            const column_cursor<T, V> first(data, p.x(), place, row);
-            from[i] = first.base;
-            at = first.at;
+        const int64_t at = n * of.batch * (of.type == NORMFUSE_F32 ? 4 : 2);
+        return request_channels<V, true>(of.data ? of.data + at : p.x().data, of.data ? c : 0,
+                                         of.data ? of.type : NORMFUSE_F16);
+    }
+    __device__ __forceinline__ void request(const normfuse_cuda_problem &p, int n, int c)
+    {
+        weight = request_of(p, p.weight(), n, c);
+        bias = request_of(p, p.bias(), n, c);
+    }
+    /* The statistics of the sets that the channels are of; a vector of one group requests once. */
+    __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
+                                                  float (&offset)[V], float (&about)[V])
+    {
+        const int first = divide(c, a.geometry.by_set_channels);
+        const bool several = divide(c + V - 1, a.geometry.by_set_channels) != first;
+        float rest = 0.0f, rstd = 0.0f;
+        each<V>([&](int i) {
+            if (i == 0 || several) {
+                const set_statistics<float> of =
+                    statistics_of(a, n, i == 0 ? first : divide(c + i, a.geometry.by_set_channels));
+                split_mean<T>(of.mean, about[i], rest);
+                rstd = of.rstd;
+            } else {
+                about[i] = about[0];
+            }
+            slope[i] *= rstd;
+            offset[i] -= rest * slope[i];
         });
-        request_first<K>(held, count, *this);
-        const channel_words<V> weight = request_of(p.weight()), bias = request_of(p.bias());
+    }
+    __device__ __forceinline__ static set_statistics<float> statistics_of(const normfuse_cuda_arguments &a, int n,
+                                                                          int set)
+    {
+        const normfuse_cuda_problem &p = a.problem;
+        if (a.source == NORMFUSE_SOURCE_SAVED)
+            return {parameter<double>(p.mean(), n, set, 0.0), 0.0f, parameter<float>(p.rstd(), n, set, 1.0f)};
+        const normfuse_cuda_statistics *const of =
+            a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
+        return {of->mean, 0.0f, (float)of->rstd};
+    }
+    template <bool residual>
+    __device__ __forceinline__ void receive(const normfuse_cuda_arguments &a, int n, int c, float factor,
+                                            float (&slope)[V], float (&offset)[V], float (&about)[V]) const
+    {
+        const normfuse_cuda_problem &p = a.problem;
         each<V>([&](int i) {
             slope[i] = 1.0f;
             offset[i] = about[i] = 0.0f;
@@ -63,39 +72,34 @@ template <typename T, int V, int K, bool backward, bool residual> struct element
             receive_channels<V>(weight, p.weight().type, slope);
         if (p.bias().data)
             receive_channels<V>(bias, p.bias().type, offset);
+        /* work(i, value), of what is seldom there. */
+        const auto take = [&](const normfuse_parameter &from, auto work) {
+            if (from.data) {
+                float of[V];
+                receive_channels<V>(request_of(p, from, n, c), from.type, of);
+                each<V>([&](int i) { work(i, of[i]); });
+            }
+        };
         take(p.scale(), [&](int i, float scale) {
             slope[i] *= 1.0f + scale;
             offset[i] *= 1.0f + scale;
         });
         take(p.shift(), [&](int i, float shift) { offset[i] += shift; });
         if (p.evaluate()) {
-            const channel_words<V> mean = request_of(p.running_mean());
-            take(p.running_var(), [&](int i, float variance) {
-                slope[i] = (float)((double)slope[i] / sqrt((double)variance + p.eps)); /* as scaled_by_running */
+            float of[V];
+            const channel_words<V> mean = request_of(p, p.running_mean(), 0, c);
+            receive_channels<V>(request_of(p, p.running_var(), 0, c), p.running_var().type, of);
+            each<V>([&](int i) {
+                slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
             });
-            receive_channels<V>(mean, p.running_mean().type, about);
+            receive_channels<V>(mean, p.running_mean().type, of);
             each<V>([&](int i) {
                 float rest;
-                split_mean<T>(about[i], about[i], rest);
+                split_mean<T>(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
             });
         } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
-            /* Of the sets that the channels are of; a vector of one group requests once. */
-            const normfuse_cuda_divisor &by_set = a.geometry.by_set_channels;
-            const int first = divide(c, by_set);
-            const bool several = divide(c + V - 1, by_set) != first;
-            float rest = 0.0f, rstd = 0.0f;
-            each<V>([&](int i) {
-                if (i == 0 || several) {
-                    const set_statistics<float> of = given_statistics(a, n, i == 0 ? first : divide(c + i, by_set));
-                    split_mean<T>(of.mean, about[i], rest);
-                    rstd = of.rstd;
-                } else {
-                    about[i] = about[0];
-                }
-                slope[i] *= rstd;
-                offset[i] -= rest * slope[i];
-            });
+            centre(a, n, c, slope, offset, about);
         }
         take(p.pre_bias(), [&](int i, float added) {
             float left;
@@ -104,38 +108,11 @@ template <typename T, int V, int K, bool backward, bool residual> struct element
         });
         multiply(slope, offset, factor);
     }
-    /* The next row, for request_first() and walk_passing(). */
-    __device__ __forceinline__ void operator()(row_vectors<tensors> &of, bool wanted)
-    {
-        each<tensors>([&](int i) { load_vector_where<T, V>(wanted, of.of[i], from[i] + at); });
-        at += place.step;
-    }
-    /* An absent one is read where x is: a branch would wait at its end for what was requested in it. */
-    __device__ __forceinline__ channel_words<V> request_of(const normfuse_parameter &of) const
-    {
-        const int64_t begin = n * of.batch * (of.type == NORMFUSE_F32 ? 4 : 2);
-        return request_channels<V, true>(of.data ? of.data + begin : p.x().data, of.data ? c : 0,
-                                         of.data ? of.type : NORMFUSE_F16);
-    }
-    /* work(i, value), of what is seldom there. */
-    template <typename Work> __device__ __forceinline__ void take(const normfuse_parameter &from, Work work) const
-    {
-        if (from.data) {
-            float of[V];
-            receive_channels<V>(request_of(from), from.type, of);
-            each<V>([&](int i) { work(i, of[i]); });
-        }
-    }
-    /* What was added to z, in part h. */
-    template <int H>
-    __device__ __forceinline__ void add_residual(const row_vectors<tensors> &row, float (&z)[H], int h) const
-    {
-        if constexpr (residual) {
-            float more[H];
-            unpack_part<T, V>(row.of[tensors - 1], h, more);
-            each<H>([&](int i) { z[i] = backward && p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
-        }
-    }
+};
+
+/* What a thread requests together. */
+template <int N> struct vectors_of {
+    uint4 of[N];
 };
 
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
@@ -143,14 +120,45 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 {
     follow_kernel();
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
+    using cursor = column_cursor<T, V>;
+    using vectors = vectors_of<residual ? 2 : 1>; /* x, what is added */
+    constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
-    elementwise_tile<T, V, K, false, residual> tile(a);
-    column_cursor<T, V> y(p.y().data, p.x(), tile.place, tile.row);
+    const normfuse_cuda_geometry &g = a.geometry;
+    const int block = (int)(residual && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    const int block_group = divide(block, g.by_parts), part = block - block_group * g.parts;
+    const column_place place = place_of<T, V>(a, block_group, part);
+    const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
+    if (count == 0)
+        return;
+    vectors held[K];
+    cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row),
+        other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
+    const auto request_vector = [&](vectors &of, bool wanted) {
+        load_vector_where<T, V>(wanted, of.of[0], x.base + x.at);
+        if constexpr (residual)
+            load_vector_where<T, V>(wanted, of.of[1], other.base + x.at);
+        x.advance(place);
+    };
+    request_first<K>(held, count, request_vector);
+    elementwise_channels<T, V> parameters;
+    parameters.request(p, place.n, place.c);
+    float slope[V], offset[V], about[V];
+    const float factor = factor_of<T>(p.activation);
+    parameters.template receive<residual>(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(tile.held, tile.count, tile, [&](const row_vectors<1 + residual> &row) {
-            y.store(result_of<T, V>(chosen, p.activation, p.act_param, row.of[0], tile.about, tile.slope, tile.offset,
-                                    [&](float(&z)[V], int h) { tile.add_residual(row, z, h); }));
-            y.advance(tile.place);
+        walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
+            float z[V];
+            unpack<T, V>(of.of[0], z);
+            each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
+            if constexpr (residual) {
+                float more[V];
+                unpack<T, V>(of.of[1], more);
+                each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
+            }
+            activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
+            y.store(make_vector<T, V>(z));
+            y.advance(place);
         });
     });
 }
@@ -162,31 +170,63 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 {
     follow_kernel();
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
+    using cursor = column_cursor<T, V>;
+    using channels_of = elementwise_channels<T, V>;
+    using vectors = vectors_of<residual ? 3 : 2>; /* x, dy, what was added */
+    constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
+    const int block_group = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - block_group * g.parts;
+    const column_place place = place_of<T, V>(a, block_group, part);
+    const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     const bool writes_dx = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && p.dx().data;
-    elementwise_tile<T, V, K, true, residual> tile(a);
-    const column_place &place = tile.place;
-    column_cursor<T, V> dx(p.dx().data, p.x(), place, tile.row), dresidual(p.dpost_add().data, p.x(), place, tile.row);
-    float first[V] = {}, second[V] = {};
-    const channel_derivative<T, V, float[V], true, double> differentiate = {p.activation, p.act_param, tile.about,
-                                                                            tile.slope, tile.offset};
+    vectors held[K];
+    cursor x_at(p.x().data, p.x(), place, row), dy_at(p.dy().data, p.x(), place, row),
+        dx(p.dx().data, p.x(), place, row);
+    cursor residual_at(residual ? p.post_add().data : p.x().data, p.x(), place, row),
+        dresidual(p.dpost_add().data, p.x(), place, row);
+    const auto request_vector = [&](vectors &of, bool wanted) {
+        load_vector_where<T, V>(wanted, of.of[0], x_at.base + x_at.at);
+        load_vector_where<T, V>(wanted, of.of[1], dy_at.base + dy_at.at);
+        if constexpr (residual)
+            load_vector_where<T, V>(wanted, of.of[2], residual_at.base + x_at.at);
+        x_at.advance(place);
+        dy_at.advance(place);
+    };
+    request_first<K>(held, count, request_vector);
+    channels_of parameters;
+    const int c = place.active ? place.c : 0;
+    parameters.request(p, place.n, c);
+    float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
+    const float factor = factor_of<T>(p.activation);
+    parameters.template receive<residual>(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
-        walk_passing<K>(tile.held, tile.count, tile, [&](const row_vectors<2 + residual> &row) {
+        walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
             each<V / H>([&](int h) {
                 float x[H], dy[H];
-                differentiate(chosen, row.of[0], row.of[1], x, dy, h,
-                              [&](float(&z)[H], int h) { tile.add_residual(row, z, h); });
+                unpack_part<T, V>(of.of[0], h, x);
+                unpack_part<T, V>(of.of[1], h, dy);
+                each<H>([&](int i) { x[i] -= about[h * H + i]; });
+                if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
+                    float z[H];
+                    each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
+                    if constexpr (residual) {
+                        float more[H];
+                        unpack_part<T, V>(of.of[2], h, more);
+                        each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
+                    }
+                    differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
+                }
                 if constexpr (residual) {
                     float more[H];
-                    each<H>([&](int i) { more[i] = dy[i] * tile.factor; });
+                    each<H>([&](int i) { more[i] = dy[i] * factor; });
                     pack_part<T, V>(out_residual, h, more);
                 }
                 add_products(x, dy, first, second, h);
-                each<H>([&](int i) { dy[i] *= tile.slope[h * H + i]; });
+                each<H>([&](int i) { dy[i] *= slope[h * H + i]; });
                 pack_part<T, V>(out, h, dy);
             });
             if (writes_dx)
@@ -205,7 +245,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     float *const of_plain = reinterpret_cast<float *>(dynamic), *const of_centred =
                                                                     of_plain + place.rows_at_once * channels;
     if (place.active) {
-        multiply(first, second, tile.factor);
+        multiply(first, second, factor);
         const int at = place.beside * channels + place.column * V;
         write_values<V>(of_plain + at, first);
         write_values<V>(of_centred + at, second);
@@ -217,12 +257,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         if (p.evaluate())
             split_mean<T>(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
         else if (residual && p.sets != NORMFUSE_SETS_NONE)
-            split_mean<T>(given_statistics(a, place.n, divide(c, g.by_set_channels)).mean, rounded, rest);
+            split_mean<T>(channels_of::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded, rest);
         if (p.pre_bias().data) {
             (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
             rest += left;
         }
-        store_channel_sums(a, place.n, c, tile.part, sum, product - rest * sum);
+        product -= rest * sum;
+        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
+        reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
     };
     sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits, store);
 }
