@@ -60,11 +60,11 @@ class Unsupported(Exception):
 # ---- problems -------------------------------------------------------------------------------------------------------
 
 def parse(line, additions=False):
-    """additions: also what no peer has, the words +pre_add, +u, +post_add, +scale and weight_dtype="""
+    """additions: also what no peer has, the words +pre_add, +u, +post_add, +scale, weight_dtype=, and prelu with +one_slope"""
     words = line.split()
     keys = {"dtype": "f32", "layout": "nchw", "act": "identity", "dir": "fwd", "eps": "1e-5", "mode": "train",
             "per": "channel", "act_param": "", "groups": "", **({"weight_dtype": ""} if additions else {"device": "cpu"})}
-    more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale")} if additions else {}
+    more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale", "one_slope")} if additions else {}
     pre_bias = {"+pre_bias": "channel", "+pre_bias=sample": "sample"}
     for word in words[2:]:
         if word in pre_bias or word.startswith("+") and word[1:] in more:
@@ -76,7 +76,8 @@ def parse(line, additions=False):
     shape = [int(size) for size in words[1].split("x")]
     op = words[0]
     groups = int(keys["groups"]) if op == "group_norm" else shape[1]
-    if op not in ("group_norm", "instance_norm", "batch_norm", "affine") or keys["act"] not in ACTIVATIONS:
+    activations = (*ACTIVATIONS, "prelu") if additions else ACTIVATIONS
+    if op not in ("group_norm", "instance_norm", "batch_norm", "affine") or keys["act"] not in activations:
         raise SystemExit(f"peers.py: {line!r}: unknown operator or activation")
     parameter = float(keys["act_param"]) if keys["act_param"] else {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0)
     return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],

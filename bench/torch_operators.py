@@ -39,6 +39,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"
 VARIANTS = ("eager", "compiled", "normfuse")
 TINY = ("group_norm 2x8x6x6 groups=4 act=silu", "group_norm 2x8x6x6 groups=4 layout=nhwc dtype=bf16 dir=bwd",
         "instance_norm 2x4x4x4x4 act=leaky_relu dir=bwd", "batch_norm 4x8x5x5 dir=bwd", "batch_norm 4x8x5x5 mode=eval",
+        "batch_norm 4x8x5x5 act=prelu dir=bwd", "affine 4x8x5x5 act=prelu +one_slope",
         "affine 4x8x5x5 per=sample", "affine 4x8x5x5 per=sample layout=nhwc dir=bwd", "group_norm 2x8x6x6 groups=4 +pre_bias dir=bwd",
         "batch_norm 4x8x5x5 +pre_bias=sample dir=bwd")
 
@@ -73,6 +74,9 @@ class Problem:
             sizes = shape[:2] if problem["pre_bias"] == "sample" else shape[1:2]
             for each in self.added:
                 each["pre_bias"] = torch.randn(sizes, device=device).to(small)
+        if problem["act"] == "prelu":
+            for each in self.added:
+                each["slope"] = torch.rand(1 if problem["one_slope"] else shape[1], device=device).to(small)
         parameters = shape[:2] if problem["per_sample"] else shape[1:2]
         one = {"device": device, "dtype": torch.float32}
         self.weight = (torch.rand(parameters, **one) + 0.5).to(small)
@@ -109,7 +113,8 @@ class Problem:
         y = {"identity": lambda: z, "relu": lambda: F.relu(z), "silu": lambda: F.silu(z), "gelu": lambda: F.gelu(z),
                 "leaky_relu": lambda: F.leaky_relu(z, slope), "hardswish": lambda: F.hardswish(z),
                 "gelu_tanh": lambda: F.gelu(z, approximate="tanh"), "elu": lambda: F.elu(z, slope),
-                "mish": lambda: F.mish(z), "relu6": lambda: F.relu6(z)}[problem["act"]]()
+                "mish": lambda: F.mish(z), "relu6": lambda: F.relu6(z),
+                "prelu": lambda: F.prelu(z, added["slope"])}[problem["act"]]()
         return (y, u) if problem.get("u") else y
 
     def ours(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, added: dict[str, Any]) -> Any:
@@ -119,7 +124,7 @@ class Problem:
         options = {"activation": act, "act_param": problem["act_param"] if act in ("leaky_relu", "elu") else None}
         if problem["op"] == "affine":  # whose function adds nothing before the weight
             u = self.sum(x, added)
-            y = nft.channel_affine(u, weight, bias, post_add=added.get("post_add"), **options)
+            y = nft.channel_affine(u, weight, bias, post_add=added.get("post_add"), slope=added.get("slope"), **options)
             return (y, u) if problem.get("u") else y
         options.update(added, return_sum=bool(problem.get("u")))
         if problem["op"] == "batch_norm":
@@ -204,7 +209,7 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
     eager_error = distance(made.calls("eager")(0), want)
     # In f64 eager is what is compared with. A z within its rounding of a kink has the derivative of either side.
     allowed = (64 if problem["dtype"] == "f64" else 4) * units[problem["dtype"]]
-    if problem["backward"] and problem["act"] in ("relu", "relu6", "leaky_relu", "elu", "hardswish"):
+    if problem["backward"] and problem["act"] in ("relu", "relu6", "leaky_relu", "elu", "hardswish", "prelu"):
         allowed += 4 / math.sqrt(max(1, math.prod(problem["shape"])))
     rows, calls = {}, {}
     for variant in variants:
