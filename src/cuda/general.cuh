@@ -384,15 +384,10 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
         }
         return found;
     }
-    /* Calls work(batch, range) for each, in order; elements of others, and vectors that a batch lacks, are `fill` and
-     * `fill_added` of x and pre_add, and 0 of all else. */
-    template <typename Work>
-    __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_vector<T, V>(),
-                                         raw<T, V> fill_added = zero_vector<T, V>())
+    /* Calls work(batch, range) for each, in order. Elements of others are `fill` of x and 0 of all else. Vectors that a
+     * batch lacks are the thread's first ones of x and pre_add, whose derivative is a number if the set's are, and 0. */
+    template <typename Work> __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_vector<T, V>())
     {
-        const auto fill_of = [fill, fill_added](int i) -> raw<T, V> {
-            return i == GENERAL_X ? fill : i == GENERAL_PRE_ADD ? fill_added : zero_vector<T, V>();
-        };
         if constexpr (through_shared) {
             general_ranges<T, V, columns> ranges(a, tile);
             general_place place;
@@ -415,7 +410,8 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 if constexpr (sizeof(T) <= 4) {
                     if (!range.whole)
                         each_read([&](int i) {
-                            held.of[i][0] = filled<T>(held.of[i][0], fill_of(i), range.begin(), range.end());
+                            held.of[i][0] = filled<T>(held.of[i][0], i == GENERAL_X ? fill : zero_vector<T, V>(),
+                                                      range.begin(), range.end());
                         });
                 }
                 held.at = place.at;
@@ -423,13 +419,17 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                 place.advance();
             }
         } else {
+            const raw<T, V> first_x = held.of[GENERAL_X][0], first_added = held.of[GENERAL_PRE_ADD][0];
 #pragma unroll 1
             for (int left = tile.count; left > 0;) {
                 if (held.count < B)
                     each_read([&](int i) {
 #pragma unroll
                         for (int k = 0; k < B; k++)
-                            held.of[i][k] = k < held.count ? held.of[i][k] : fill_of(i);
+                            if (k >= held.count)
+                                held.of[i][k] = i == GENERAL_X         ? first_x
+                                                : i == GENERAL_PRE_ADD ? first_added
+                                                                       : zero_vector<T, V>();
                     });
                 work(held, general_range<V>{true, 0, V});
                 left -= held.count;

@@ -224,7 +224,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
         const bool writes = !applies && adds && p.u().data;
         const general_result<T, V> u_to(p.u());
-        raw<T, V> fill = zero_vector<T, V>(), fill_added = fill;
+        raw<T, V> fill = zero_vector<T, V>();
         {
             const typename loader::batch begin = data.first();
             R u[values];
@@ -233,8 +233,6 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
                 for (int i = 0; i < V; i++)
                     shift[i] = u[i];
-                fill = begin.of[GENERAL_X][0];
-                fill_added = begin.of[GENERAL_PRE_ADD][0];
             } else {
                 /* The channel's own first one. */
                 const int begin = V > 1 && g.unaligned ? max(0, tile.lead - tile.row * V) : 0;
@@ -263,7 +261,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
                     second[i % sums_in_turn] += distance * distance;
                 }
             },
-            fill, fill_added);
+            fill);
         int numbers[W] = {};
         const general_ranges<T, V, columns> ranges(a, tile);
 #pragma unroll
