@@ -309,24 +309,15 @@ __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, in
 
 /* ---- the work on a vector's channels ----------------------------------------------------------------------------- */
 
-struct no_addition {
-    template <typename Values> __device__ __forceinline__ void operator()(Values &, int) const
-    {
-    }
-};
-
-/* The results of a vector of x: z = (x - means) slope + offset, to which add(z, 0) may add, activated. `plain`: see
- * choose_activation(). */
-template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means,
-          typename Add = no_addition>
+/* The results of a vector of x: (x - means) slope + offset, activated. `plain`: see choose_activation(). */
+template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means>
 __device__ __forceinline__ uint4 result_of(Chosen chosen, int activation, const Parameter &act_param,
                                            const uint4 &vector, const Means &means, const float (&slope)[V],
-                                           const float (&offset)[V], Add add = {})
+                                           const float (&offset)[V])
 {
     float z[V];
     unpack<T, V>(vector, z);
     each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
-    add(z, 0);
     activate<sizeof(T) == 2, plain>(z, chosen, activation, (float)act_param);
     return make_vector<T, V>(z);
 }
@@ -339,9 +330,9 @@ template <typename T, int V, typename Means, bool plain = true, typename Paramet
     const Means &means;
     const float (&slope)[V], (&offset)[V];
 
-    template <typename Chosen, int H, typename Add = no_addition>
+    template <typename Chosen, int H>
     __device__ __forceinline__ void operator()(Chosen chosen, const uint4 &x_vector, const uint4 &dy_vector,
-                                               float (&x)[H], float (&dy)[H], int h = 0, Add add = {}) const
+                                               float (&x)[H], float (&dy)[H], int h = 0) const
     {
         unpack_part<T, V>(x_vector, h, x);
         unpack_part<T, V>(dy_vector, h, dy);
@@ -349,7 +340,6 @@ template <typename T, int V, typename Means, bool plain = true, typename Paramet
         if (decltype(chosen)::constant != NORMFUSE_IDENTITY && (plain || activation != NORMFUSE_IDENTITY)) {
             float z[H];
             each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
-            add(z, h);
             differentiate_by<sizeof(T) == 2>(dy, z, chosen, activation, (float)act_param);
         }
     }

@@ -110,18 +110,13 @@ template <typename T, int V> struct elementwise_channels {
     }
 };
 
-/* What a thread requests together. */
-template <int N> struct vectors_of {
-    uint4 of[N];
-};
-
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = vectors_of<residual ? 2 : 1>; /* x, what is added */
+    using vectors = row_vectors<residual ? 2 : 1>; /* x, what is added */
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -172,7 +167,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
     using channels_of = elementwise_channels<T, V>;
-    using vectors = vectors_of<residual ? 3 : 2>; /* x, dy, what was added */
+    using vectors = row_vectors<residual ? 3 : 2>; /* x, dy, what was added */
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
@@ -262,9 +257,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
             rest += left;
         }
-        product -= rest * sum;
-        const int64_t channel = (int64_t)(g.sums_by_channel ? 0 : place.n) * p.c + c;
-        reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2((double)sum, (double)product);
+        store_channel_sums(a, place.n, c, part, sum, product - rest * sum);
     };
     sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits, store);
 }

@@ -36,9 +36,9 @@ static int32_t rows_of_words(const struct normfuse_problem *p)
     return p->x.position == p->c && rows_of(p) % 2 == 0 ? 2 : 0;
 }
 
-/* The shape as these kernels see it. Over columns a thread has one or two channels, and two
- * rows of an odd number of halves are words. Over rows vectors of 16 bytes need
- * tensors that begin where one does; where channels of a sample are no whole number of them they are unaligned. */
+/* The shape as these kernels see it. Over columns a thread has one or two channels, and two rows of an odd number of
+ * halves are words. Over rows vectors of 16 bytes need tensors that begin where one does; where channels of a sample are
+ * no whole number of them they are unaligned. */
 static struct shape general_of(const struct shape *shape)
 {
     enum { MAX_VALUES = 1 << 30 };
@@ -241,7 +241,7 @@ static double estimate(const struct shape *given, const struct step *step)
     /* Forwards over columns request less at a time: 32x30x61x67 f32 NHWC, 128 blocks 39.4 us, in two passes 26.2. */
     const double reaching = shape->problem->columns && shape->direction == FORWARD ? 640.0 : 320.0;
     const double reach = fmin(1.0, running * step->launch.threads / (reaching * shape->device->multiprocessors));
-    const double unaligned_samples = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
+    const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
     /* 24x2048x1082 bf16 NCHW, 64 groups, hardswish backward with post_add: 489 us, in two passes 367. */
     const double vectors = shape->elements == 8 && shape->direction == BACKWARD ? 1.3 : 1.1;
@@ -267,7 +267,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double each = of_vector * (holds ? 0.7 : 1.0) * (shape->direction == BACKWARD ? 1.5 : 1.0);
     const double walk = each * waves * (double)vectors_of_thread(&step->geometry);
     const double bandwidth = shape->policy->bytes_a_microsecond * reach;
-    double time = fmax(walk, moved / bandwidth * unaligned_samples * narrow * derivative * thin) + 3.0 + first +
+    double time = fmax(walk, moved / bandwidth * uneven * narrow * derivative * thin) + 3.0 + first +
                   once * (waves - 1.0);
     if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
         time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
@@ -281,9 +281,9 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     const struct shape general = general_of(shape);
     /* Of doubles: batch norm 151x1600x38 NCHW with both additions 277 us, in one kernel 219. */
-    const double factor = !general.wide && !shape->problem->columns   ? 4.0
-                            : shape->problem->type == NORMFUSE_F64 ? 1.5
-                                                                 : 1.15;
+    const double factor = !general.wide && !shape->problem->columns ? 4.0
+                          : shape->problem->type == NORMFUSE_F64    ? 1.5
+                                                                    : 1.15;
     /* Of small problems: 4x320x32x32 f16 NHWC with post_add 12.5 us, backward 20.3. */
     static const double starts[2][2] = {{14.0, 20.0}, {11.5, 22.0}};
     double start = starts[shape->problem->columns][shape->direction];
@@ -293,7 +293,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     /* A rare derivative is found in both passes: 10x1024x52x22 f32 NHWC with gelu_tanh 119 us, in one kernel, whose few
      * warps wait for it, 171. */
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 1.3 : 1.0;
-    /* Sums that are joined by a later kernel: instance norm 200x607x48 bf16 NHWC, in eight rows folded, 238 us. */
+    /* Sums that are joined by a later kernel. */
     const double joined = shape->direction == FORWARD ? 2e-4 * (double)sets_of(shape->problem) : 0.0;
     /* Each sample has blocks of its own: [199463, 91] bf16 backward 2341 us, [5331, 384] 216. */
     const double waves = (double)shape->problem->n / (3.0 * shape->device->multiprocessors);
@@ -309,6 +309,22 @@ const struct schedule normfuse_cuda_general = {
 const struct schedule normfuse_cuda_general_passes = {
     .name = "general, two passes", GENERAL, .estimate = estimate_passes};
 
+/* The `size` of choose_block() where blocks need not have whole norm groups. */
+static int64_t size_of_pass(const struct shape *shape)
+{
+    enum { SECTOR_BYTES = 32 };
+    const struct normfuse_problem *const p = shape->problem;
+    /* Of rows that do not begin where a sector of memory does, adjacent threads read more. */
+    const bool in_sectors = p->x.position * (int64_t)normfuse_type_bytes(p->type) % SECTOR_BYTES == 0;
+    if (p->columns)
+        return maximum(in_sectors ? 32 : 512 / (int64_t)vector_bytes(shape), THREADS / maximum(1, rows_of(p)));
+    /* Threads that share a channel have some vectors each. */
+    int64_t size = 1;
+    while (2 * size <= minimum(THREADS, divide_up(p->s / shape->elements, 8)))
+        size *= 2;
+    return size;
+}
+
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
     const struct shape general = general_of(given), *const shape = &general;
@@ -317,21 +333,16 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
     *step = (struct step){0};
     const bool joins =
         sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
-    /* Columns: of rows that do not begin where a sector of memory does, adjacent threads read more. */
-    const int64_t row_bytes = p->x.position * (int64_t)normfuse_type_bytes(p->type);
-    int64_t size = row_bytes % 32 == 0 ? 32 : 512 / (int64_t)vector_bytes(shape);
-    size = maximum(size, THREADS / maximum(1, rows_of(p)));
-    /* Threads that share a channel have some vectors each. */
-    if (!p->columns)
-        for (size = 1; 2 * size <= minimum(THREADS, divide_up(p->s / shape->elements, 8)); size *= 2)
-            continue;
+    const int64_t size = size_of_pass(shape);
     if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
         choose_block(shape, g, false, size);
     /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = samples_of(p), of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
-    const int64_t fewest = (p->columns ? 4 : 2) * ahead, max_of_thread = minimum(max_vectors(shape), p->columns ? 256 : 96);
-    const int64_t blocks_wanted = (sums ? (p->columns ? 6 : 4) : p->columns ? 12 : 16) * shape->device->multiprocessors;
+    const int64_t fewest = (p->columns ? 4 : 2) * ahead;
+    const int64_t max_of_thread = minimum(max_vectors(shape), p->columns ? 256 : 96);
+    static const int64_t blocks[2][2] = {{16, 4}, {12, 6}}; /* of results and of sums: a multiprocessor */
+    const int64_t blocks_wanted = blocks[p->columns][sums] * shape->device->multiprocessors;
     const int64_t all = of_sample * samples * g->all_block_groups;
     int64_t of_thread =
         maximum(divide_up(all, blocks_wanted), minimum(fewest, divide_up(all, 2 * shape->device->multiprocessors)));
