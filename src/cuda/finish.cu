@@ -196,7 +196,10 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
     const shared_item item(g.lanes, g.items);
     const int set = item.index, n = by_channel ? 0 : divide(set, g.by_groups);
     const int channels = (int)g.by_set_channels.divisor, c = by_channel ? set : (set - n * (int)p.groups) * channels;
-    const int64_t apart = a.sums ? g.sum_slots : 1, first = a.sums && g.sums_by_channel ? c : n * p.c + c;
+    const int64_t slots = a.sums ? g.sum_slots : 1, first = a.sums && g.sums_by_channel ? c : n * p.c + c;
+    /* A channel's sums of each sample, or those of a group's channels. */
+    const int samples = by_channel && a.sums && !g.sums_by_channel ? (int)p.n : 1;
+    const int64_t apart = by_channel ? p.c * slots : slots;
     const double rstd = rstd_of(p, n, c);
     const double *const sums = a.sums ? a.sums : p.sums;
     follow_kernel();
@@ -206,10 +209,10 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
     };
     double2 total = {0.0, 0.0}; /* plain, centred */
     walk_pairs(
-        a, item, item.exists ? channels : 0, sums + first * apart * PAIR, apart,
+        a, item, !item.exists ? 0 : by_channel ? samples : channels, sums + first * slots * PAIR, apart,
         [&](int outer) { return a.sums ? sum_slots_of(a, by_channel ? 0 : outer) : 1; },
         [&](int outer, bool wanted) {
-            const int64_t of = c + outer;
+            const int64_t of = by_channel ? c : c + outer;
             return weights{request_at_once(p.weight(), n * p.weight().batch + of * p.weight().channel, wanted),
                            request_at_once(p.scale(), n * p.scale().batch + of * p.scale().channel, wanted)};
         },

@@ -110,6 +110,31 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
     return at;
 }
 
+/* elementwise of rows. `slots`: bytes of what threads have of the tensors, which come first. */
+struct normfuse_run_layout {
+    int32_t rows;    /* four floats each */
+    int32_t changes; /* backward: two floats each, and */
+    int32_t rests;   /* one */
+    int32_t ended;   /* three each; forward sums have no `rows`, and results none of these */
+    int32_t open;    /* three of each warp */
+    int32_t bytes;
+};
+
+NORMFUSE_LAYOUT struct normfuse_run_layout normfuse_lay_out_run(int32_t slots, int32_t rows, int32_t warps,
+                                                                bool backward)
+{
+    struct normfuse_run_layout at = {0};
+    at.rows = slots;
+    at.changes = at.rows + 16 * rows;
+    at.rests = at.changes + 8 * rows;
+    at.ended = backward ? at.rests + 4 * rows : slots;
+    at.open = at.ended + 12 * rows;
+    at.bytes = at.open + 12 * warps;
+    if (!backward && at.bytes < at.changes)
+        at.bytes = at.changes;
+    return at;
+}
+
 /* general. `slots` first: what threads have of the tensors, which a block holds, or reads no more when it joins sums.
  */
 struct normfuse_general_sizes {

@@ -77,7 +77,7 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
 {
     const int64_t slots = maximum(1, plan->sums_geometry.sum_slots);
     const int64_t samples = plan->sums_geometry.sums_by_channel ? 1 : p->n;
-    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, group_of(p) * slots);
+    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, (p->sets == NORMFUSE_SETS_BATCH ? samples : group_of(p)) * slots);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* A sample that gets something has a lane of its own, or a warp. */
     g->gradient_lanes = (int32_t)lanes_of(p->c, maximum(samples * slots, 4 * minimum(samples, 32)));
@@ -139,15 +139,10 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
         shape = narrowed(given);
     else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation))
         shape.plain = shape.compact = shape.few_rows = shape.batch = false;
-    /* Rows whose gradients the other kernels would sum channel by channel, one after the other: 277x1003x1x2 f32 in
-     * evaluation 106 us where the memory takes 3. */
-    const bool is_short = !p->columns && shape.direction == BACKWARD && p->sets == NORMFUSE_SETS_NONE &&
-                          shape.wants_gradients && p->s < 64 * (int64_t)(16 / normfuse_type_bytes(p->type));
-    bool (*const pass)(const struct shape *, struct step *, bool) =
+    bool (*const pass)(const struct shape *, struct step *, bool, bool) =
         p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows;
-    const bool passes = (shape.plain || shape.residual) && !is_short;
     if (!(holds ? normfuse_cuda_hold(&shape, step)
-                : (passes && pass(&shape, step, !applies)) || normfuse_cuda_pass_general(&shape, step, sums, applies)))
+                : pass(&shape, step, sums, applies) || normfuse_cuda_pass_general(&shape, step, sums, applies)))
         return false;
     if (shape.explains)
         fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
@@ -195,7 +190,9 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, false))
             return false;
         const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
-        parts = d / g->group * g->parts * maximum(1, g->copies);
+        const bool is_run = !p->columns && is_of(&plan->steps[0], OF(elementwise));
+        parts = is_run ? (p->sets == NORMFUSE_SETS_BATCH ? p->n : d) * g->sum_slots
+                       : d / g->group * g->parts * maximum(1, g->copies);
         plan->partials = (size_t)(sets * parts) * 24;
     }
     if (!holds && sets > 0)

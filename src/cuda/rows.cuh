@@ -224,7 +224,7 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
 
     __device__ __forceinline__ explicit row_kernel(const normfuse_cuda_arguments &a)
         : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH),
-          shared(many || streams ? 0 : g.held_shared), block(a, whole, split || unaligned, !holds && g.backwards)
+          shared(many || streams ? 0 : g.held_shared), block(a, whole, split || unaligned, false)
     {
     }
     __device__ __forceinline__ tensor of(const normfuse_view &view) const
@@ -260,7 +260,7 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
 
     /* The forward deals vectors to the threads of a block in turn. The backward, which has to know what each channel
      * sums to, gives each warp adjacent ones, so that a warp meets few channels. */
-    __device__ __forceinline__ void find_vectors(int tile)
+    __device__ __forceinline__ void find_vectors()
     {
         if (many) {
             vectors.step = 1 << g.lane_bits;
@@ -271,10 +271,9 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
         } else {
             vectors.set = block.set;
             vectors.end = min(g.rows, (block.part + 1) * g.part_rows);
-            int first = block.part * g.part_rows;
+            const int first = block.part * g.part_rows;
             if (N == 1) {
                 vectors.step = (int)blockDim.x;
-                first += tile * g.segment_rows * vectors.step;
                 vectors.index = first + (int)threadIdx.x;
             } else {
                 vectors.step = 32;

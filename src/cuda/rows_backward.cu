@@ -14,10 +14,9 @@ template <typename R> struct row_gradient {
     R shift, rest, slope, offset;
 };
 
-/* dx = slope dy' + share (x - shift) + level; without a centre the first alone */
+/* dx = slope dy' + share (x - shift) + level */
 template <typename R> struct row_level {
     R level, share;
-    bool is_needed;
 };
 
 /* What a channel is given, as it is in memory: requested ahead of the vectors. Behind them it would come last, and what
@@ -38,7 +37,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     /* Beside lanes unaligned tiles alone have the rare derivatives, by a call in each vector. */
     static constexpr bool all = many || unaligned;
     /* Channels of a set then have levels of their own, which the others have no registers for. */
-    static constexpr bool takes_bias = schedule == NORMFUSE_SCHEDULE_two_pass || (split && sizeof(T) > 2);
+    static constexpr bool takes_bias = split && sizeof(T) > 2;
     const int segment, lanes, lane; /* the thread's, its size, and the thread's lane of it */
     row_gradient<R> *coefficients;  /* of the block's channels, and those of the segment */
     const row_gradient<R> *own;
@@ -77,12 +76,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         const R factor = half();
         this->share_channels((int)threadIdx.x, [&](int i, int n, int c) {
             const int group = by_sample ? c : divide(c, g.by_outer);
-            bits<double> saved_mean = 0;
-            bits<R> saved_rstd = 0;
-            if (a.source == NORMFUSE_SOURCE_SAVED) {
-                saved_mean = request_bits<double>(p.mean(), n * p.mean().batch + group * p.mean().channel);
-                saved_rstd = request_bits<R>(p.rstd(), n * p.rstd().batch + group * p.rstd().channel);
-            }
+            const auto saved_mean = request_bits<double>(p.mean(), n * p.mean().batch + group * p.mean().channel);
+            const auto saved_rstd = request_bits<R>(p.rstd(), n * p.rstd().batch + group * p.rstd().channel);
             const auto request = [&](const normfuse_parameter &of) {
                 return of.data ? request_bits<R>(of, n * of.batch + c * of.channel) : bits<R>(0);
             };
@@ -91,14 +86,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
             } const weights = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
             R slope, offset;
             weigh(p, weights, slope, offset);
-            double mean = 0.0;
-            if (a.source == NORMFUSE_SOURCE_SAVED) {
-                mean = receive<double>(saved_mean, p.mean().type);
-                slope *= receive<R>(saved_rstd, p.rstd().type);
-            } else if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
-                slope = scaled_by_running(p, c, slope);
-            }
+            const double mean = receive<double>(saved_mean, p.mean().type);
+            slope *= receive<R>(saved_rstd, p.rstd().type);
             coefficients[i] = gradient_of(less_bias(mean, n, c), slope, offset, factor);
         });
     }
@@ -317,11 +306,11 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     }
 
     /* ---- results ---- */
-    __device__ __forceinline__ void store_gradients(const tensor &post, const row_level<R> &level, bool writes_dy,
-                                                    bool applies, pairs &held, int64_t next) const
+    __device__ __forceinline__ void store_gradients(const tensor &post, const row_level<R> &level, pairs &held,
+                                                    int64_t next) const
     {
         /* Lanes find it where it is needed: before the loop 16-bit vectors spilled. */
-        const bool writes_dx = !many && p.dx().data && applies;
+        const bool writes_dx = !many && p.dx().data;
         const normfuse_view dx_view = p.dx().data ? p.dx() : p.x(), du_view = many && p.du().data ? p.du() : p.x();
         const normfuse_view dpost_view = many && p.dpost_add().data ? p.dpost_add() : p.x();
         const tensor dx = this->of(dx_view), du = this->of(du_view), dpost = this->of(dpost_view);
@@ -335,13 +324,12 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                 unpack<T, V>(x_vector, x);
                 unpack<T, V>(dy_vector, dy);
                 differentiate(chosen, post, coefficient, index, stretch, x, dy);
-                if (writes_dy)
+                if (many && p.dpost_add().data)
                     store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
-                if (many ? p.dx().data && applies : writes_dx) {
+                if (many ? p.dx().data != nullptr : writes_dx) {
                     const R constant = takes_bias ? level.level - level.share * coefficient.rest : level.level;
                     each<V>([&](int i) {
-                        const R rest = level.is_needed ? fma(level.share, x[i], constant) : R(0);
-                        x[i] = fma(coefficient.slope, dy[i], rest);
+                        x[i] = fma(coefficient.slope, dy[i], fma(level.share, x[i], constant));
                     });
                     if (many && p.du().data) {
                         R more[V];
@@ -368,9 +356,6 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
     __shared__ R rstd_of_set;
-    const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
-    const bool centred = holds || p.sets != NORMFUSE_SETS_NONE;
     kernel of(a);
     row_block &block = of.block;
     const row_vectors &vectors = of.vectors;
@@ -378,7 +363,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     block.open(g, mailbox, PAIR);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     do {
-        of.find_vectors(0);
+        of.find_vectors();
 
         /* ---- load ---- */
         const uint32_t grid_barrier = look_at_grid_barrier_where(
@@ -388,7 +373,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             first = of.request_gradient((int)threadIdx.x);
         of.template load<holds>(is_requested, {of.of(p.x()), of.of(p.dy())}, held);
         bits<R> saved_rstd = 0;
-        if (!holds && centred && applies && vectors.end > 0) {
+        if (!holds && vectors.end > 0) {
             const int group = of.by_sample ? vectors.c : divide(vectors.c, g.by_outer);
             saved_rstd = request_bits<R>(p.rstd(), vectors.n * p.rstd().batch + group * p.rstd().channel);
         }
@@ -414,40 +399,24 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         const auto post = of.post_add();
 
         /* ---- sums ---- */
-        totals<R> met = {R(0), R(0)};
-        if (sums)
-            met = of.sum_channels(post, held);
+        const totals<R> met = of.sum_channels(post, held);
         /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
         const auto write_sums = [&] {
             if (a.sums)
                 of.store_channels();
         };
-        /* In place of dy it must not be written before dy was read for the last time. */
-        const bool writes_dy = many && p.dpost_add().data && (applies || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
-        const bool exchanges = sums && applies && centred && !many;
-        if (sums && !exchanges) {
+        if (many) {
             __syncthreads();
             write_sums();
         }
-        if (!applies && !writes_dy)
-            return;
 
         /* ---- the totals of the set ---- */
-        row_level<R> level = {R(0), R(0), centred};
-        if (centred && applies) {
-            if (sums) {
-                const totals<R> total = of.join_set(met, mailbox, write_sums);
-                level.level = total.plain;
-                level.share = total.centred;
-            } else if (vectors.end > 0) {
-                level.level = (R)a.totals[(int64_t)vectors.set * PAIR];
-                level.share = (R)a.totals[(int64_t)vectors.set * PAIR + 1];
-            }
-            if (vectors.end > 0) {
-                const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd().type);
-                level.share = -(level.share * rstd) * (rstd * portion);
-                level.level = -level.level * portion - (kernel::takes_bias ? R(0) : level.share * of.own->rest);
-            }
+        const totals<R> total = of.join_set(met, mailbox, write_sums);
+        row_level<R> level = {total.plain, total.centred};
+        if (vectors.end > 0) {
+            const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd().type);
+            level.share = -(level.share * rstd) * (rstd * portion);
+            level.level = -level.level * portion - (kernel::takes_bias ? R(0) : level.share * of.own->rest);
         }
 
         uint32_t counted = 0;
@@ -471,7 +440,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             if (is_requested)
                 next = typename kernel::tensor(a, p.x(), n, c).data - of.of(p.x()).data;
         }
-        of.store_gradients(post, level, writes_dy, applies, held, next);
+        of.store_gradients(post, level, held, next);
 
         /* ---- the parameters' gradients ---- */
         if (!many)

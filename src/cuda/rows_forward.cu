@@ -13,7 +13,6 @@ template <typename R> struct row_coefficient {
 
 /* What values of a set are centred by: shift + remainder is the mean. */
 template <typename R> struct row_centre {
-    bool is_needed;
     R shift, remainder, rstd;
 
     __device__ __forceinline__ void find(double mean, R of_rstd)
@@ -32,7 +31,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     using R = compute<T>;
     static constexpr bool plain = !many;
     /* The others have no registers for it: 3 to 8 % of the time of calls without one. */
-    static constexpr bool takes_bias = split || streams;
+    static constexpr bool takes_bias = split;
 
     row_coefficient<R> *coefficients;
 
@@ -56,19 +55,8 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             const R scale = R(1) + parameter<R>(p.scale(), n, c, R(0));
             R slope = parameter<R>(p.weight(), n, c, R(1)) * scale;
             R offset = parameter<R>(p.bias(), n, c, R(0)) * scale + parameter<R>(p.shift(), n, c, R(0));
-            R shift = R(0), added = R(0), left = R(0);
-            if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                const double mean = parameter<double>(p.running_mean(), 0, c, 0.0);
-                slope = scaled_by_running(p, c, slope);
-                shift = (R)mean;
-                offset -= (R)(mean - (double)shift) * slope;
-            }
-            if (is_biased()) {
-                added = parameter<R>(p.pre_bias(), n, c, R(0));
-                shift = add_exactly(shift, -added, left);
-                offset -= left * slope;
-            }
-            coefficients[i] = {shift, slope * factor, offset * factor, added};
+            const R added = is_biased() ? parameter<R>(p.pre_bias(), n, c, R(0)) : R(0);
+            coefficients[i] = {R(0), slope * factor, offset * factor, added};
         });
     }
     /* The same with the statistics of the set and pre_bias, which is a part of a channel's mean. */
@@ -263,12 +251,8 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         const auto normalize = [&](raw<T, V> &vector, int index, R(&z)[V]) {
             const int stretch = this->stretch_of(index);
             const row_coefficient<R> coefficient = coefficients[before + stretch * step];
-            R slope = coefficient.slope, offset = coefficient.offset, about = coefficient.shift;
-            if (centre.is_needed) {
-                slope *= centre.rstd;
-                offset -= centre.remainder * slope;
-                about = by_channel ? about : centre.shift;
-            }
+            const R slope = coefficient.slope * centre.rstd, about = by_channel ? coefficient.shift : centre.shift;
+            const R offset = coefficient.offset - centre.remainder * slope;
             unpack<T, V>(vector, z);
             each<V>([&](int i) { z[i] = fma(z[i] - about, slope, offset); });
             return y.at(g, index, stretch);
@@ -325,21 +309,18 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     }
 };
 
+/* Of `two_pass` the sums alone, to memory. */
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
     using kernel = forward_rows<T, V, K, schedule>;
-    constexpr bool many = kernel::many, holds = kernel::holds, split = kernel::split, streams = kernel::streams;
+    constexpr bool many = kernel::many, split = kernel::split, streams = kernel::streams;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
     __shared__ set_statistics<R> of_set;
-    const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
-    const bool applies = holds || (a.phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool centred = sums || a.source == NORMFUSE_SOURCE_SCRATCH;
-    const int passes = holds || streams ? 1 : g.passes;
     kernel of(a);
     row_block &block = of.block;
     const row_vectors &vectors = of.vectors;
@@ -348,122 +329,103 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     do {
         moments<R> met = {R(0), R(0), R(0)};
-        R common = R(0); /* the shift of the whole block, or segment */
-        for (int pass = 0; pass < passes; pass++) {
-            of.find_vectors(!holds && g.backwards ? passes - 1 - pass : pass);
-
-            /* ---- load ---- */
+        of.find_vectors();
+        if constexpr (streams) {
             /* The vector that is requested next, and how many there are. */
-            int next = vectors.index, count = max(0, (vectors.end - next + vectors.step - 1) / vectors.step);
+            int next = vectors.index, index = next;
+            const int count = max(0, (vectors.end - next + vectors.step - 1) / vectors.step);
             const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
                 load_vector_where<T, V>(wanted, vector, of.of(p.x()).at(g, next, of.stretch_of(next)));
                 next += vectors.step;
             };
-            if constexpr (streams)
-                request_first<K>(held[0], count, request_vector);
-            else
-                of.template load<false>(is_requested, {of.of(p.x())}, held);
-            if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
-                grid_barrier_before() = look_at_grid_barrier(block.grid_barrier(a));
-            if (sums && pass == 0)
-                common = of.first_value();
-            /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then.
-             */
-            const bool centres_biased = centred && of.is_biased(), biased = sums && centres_biased;
-            const bool later = split && block.exchange != NORMFUSE_EXCHANGE_NONE && !biased;
-            const auto prepare_later = [&] {
-                if (split && later)
-                    of.prepare_coefficients(((int)threadIdx.x >= 32 ? 0 : (int)blockDim.x) + (int)threadIdx.x - 32);
-            };
-            if (biased)
-                __syncthreads(); /* those of the set, or the pass, before are read no more */
-            if ((applies || biased) && !later && (pass == 0 || !many))
-                of.prepare_coefficients((int)threadIdx.x);
-            if (biased) {
-                __syncthreads();
-                common = pass == 0 ? of.with_bias(common) : common;
-            }
-            if (of.shared > 0)
-                wait_for_copies();
-            /* The vectors in shared memory; where nothing is held, all that the thread has. */
-            const auto walk_shared = [&](auto work, const char *next_set = nullptr) {
-                int index = vectors.index;
+            request_first<K>(held[0], count, request_vector);
+            const R common = of.first_value();
+            const auto walk = [&](auto work) {
                 compiler_barrier(index);
-                if constexpr (streams)
-                    walk_passing<K>(held[0], count, request_vector, [&](raw<T, V> &vector) {
-                        work(vector, index);
-                        index += vectors.step;
-                    });
-                else if constexpr (!many)
-                    of.walk_slots(index, next_set, work);
-            };
-            const auto walk_registers = [&](auto work) { of.template walk_held<streams ? 0 : K>(held, work); };
-            if (many && p.pre_add().data) {
-                const bool writes = p.u().data && (sums || !(p.phases() & NORMFUSE_PHASE_STATISTICS));
-                /* Perhaps in place of x or of its residual, so not before all have read the value that they share. */
-                if (writes && sums && pass == 0)
-                    __syncthreads();
-                of.add_residual(writes, walk_registers);
-            }
-
-            /* ---- sums ---- */
-            if (sums) {
-                /* Those in shared memory and those in registers each about a value of their own. */
-                if constexpr (streams)
-                    of.add_moments(common, held[0][0], vectors.index, walk_shared, met);
-                if constexpr (!streams && !many)
-                    if (of.shared > 0)
-                        of.add_moments(common, of.place_of_slot(0, 0), vectors.index, walk_shared, met);
-                if constexpr (!streams)
-                    of.add_moments(common, held[0][0], vectors.index + of.shared * vectors.step, walk_registers, met);
-            }
-            if (!applies)
-                continue;
-
-            /* ---- the statistics of the set ---- */
-            row_centre<R> centre = {centred, R(0), R(0), R(1)};
-            if (sums) {
-                const set_statistics<R> found = of.join_set(met, common, mailbox, prepare_later);
-                if (!split)
-                    of.store_set(found);
-                else if (threadIdx.x == 0)
-                    of_set = found;
-                centre.find(found.mean, found.rstd);
-            } else {
-                if (centred && vectors.end > 0)
-                    centre.find(a.statistics[vectors.set].mean, (R)a.statistics[vectors.set].rstd);
-                __syncthreads();
-            }
-            if (centres_biased) {
-                of.finish_coefficients(centre);
-                __syncthreads();
-                centre = {centred, R(0), R(0), R(1)};
-            }
-
-            /* ---- results ---- */
-            if (p.y().data) {
-                each<(streams ? 0 : K)>([&](int k) { compiler_barrier(held[0][k]); });
-                /* The set after this one, whose vectors take the places of those that were read. */
-                const char *next = nullptr;
-                if constexpr (split) {
-                    int n, c;
-                    is_requested = block.find_next(a, n, c);
-                    if (is_requested)
-                        next = typename kernel::tensor(a, p.x(), n, c).data;
-                }
-                of.store_results(centre, centres_biased, [&](auto store) {
-                    walk_shared(store, next);
-                    walk_registers(store);
+                walk_passing<K>(held[0], count, request_vector, [&](raw<T, V> &vector) {
+                    work(vector, index);
+                    index += vectors.step;
                 });
-            }
-            if (split && sums)
-                of.store_set(of_set);
-            if (pass + 1 < passes)
-                __syncthreads();
+            };
+            of.add_moments(common, held[0][0], vectors.index, walk, met);
+            of.store_part(kernel::join_block(met), common);
+            return;
         }
 
-        if (!applies)
-            of.store_part(kernel::join_block(met), common);
+        /* ---- load ---- */
+        of.template load<false>(is_requested, {of.of(p.x())}, held);
+        if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
+            grid_barrier_before() = look_at_grid_barrier(block.grid_barrier(a));
+        R common = of.first_value(); /* the shift of the whole block, or segment */
+        /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then. */
+        const bool biased = of.is_biased(), later = split && block.exchange != NORMFUSE_EXCHANGE_NONE && !biased;
+        const auto prepare_later = [&] {
+            if (split && later)
+                of.prepare_coefficients(((int)threadIdx.x >= 32 ? 0 : (int)blockDim.x) + (int)threadIdx.x - 32);
+        };
+        if (biased)
+            __syncthreads(); /* those of the set before are read no more */
+        if (!later)
+            of.prepare_coefficients((int)threadIdx.x);
+        if (biased) {
+            __syncthreads();
+            common = of.with_bias(common);
+        }
+        if (of.shared > 0)
+            wait_for_copies();
+        const auto walk_shared = [&](auto work, const char *next_set = nullptr) {
+            int index = vectors.index;
+            compiler_barrier(index);
+            if constexpr (!many)
+                of.walk_slots(index, next_set, work);
+        };
+        const auto walk_registers = [&](auto work) { of.template walk_held<K>(held, work); };
+        if (many && p.pre_add().data) {
+            /* Perhaps in place of x or of its residual, so not before all have read the value that they share. */
+            if (p.u().data)
+                __syncthreads();
+            of.add_residual(p.u().data != nullptr, walk_registers);
+        }
+
+        /* ---- sums ---- */
+        /* Those in shared memory and those in registers each about a value of their own. */
+        if constexpr (!many)
+            if (of.shared > 0)
+                of.add_moments(common, of.place_of_slot(0, 0), vectors.index, walk_shared, met);
+        of.add_moments(common, held[0][0], vectors.index + of.shared * vectors.step, walk_registers, met);
+
+        /* ---- the statistics of the set ---- */
+        row_centre<R> centre;
+        const set_statistics<R> found = of.join_set(met, common, mailbox, prepare_later);
+        if (!split)
+            of.store_set(found);
+        else if (threadIdx.x == 0)
+            of_set = found;
+        centre.find(found.mean, found.rstd);
+        if (biased) {
+            of.finish_coefficients(centre);
+            __syncthreads();
+            centre = {R(0), R(0), R(1)};
+        }
+
+        /* ---- results ---- */
+        if (p.y().data) {
+            each<K>([&](int k) { compiler_barrier(held[0][k]); });
+            /* The set after this one, whose vectors take the places of those that were read. */
+            const char *next = nullptr;
+            if constexpr (split) {
+                int n, c;
+                is_requested = block.find_next(a, n, c);
+                if (is_requested)
+                    next = typename kernel::tensor(a, p.x(), n, c).data;
+            }
+            of.store_results(centre, biased, [&](auto store) {
+                walk_shared(store, next);
+                walk_registers(store);
+            });
+        }
+        if (split)
+            of.store_set(of_set);
     } while (block.advance(g));
 }
 

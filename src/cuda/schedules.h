@@ -70,10 +70,11 @@ bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
 /* Whether the schedule, of one variant, would hold this. */
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape);
-/* Two passes: a kernel that only sums, or one that writes from given statistics. False: it does not fit. */
-bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums);
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums);
-/* The same by the general kernels; where no norm group is shared, both at once. */
+/* Two passes: a kernel that only sums, or one that writes from given statistics; where no norm group is shared, both at
+ * once. False: it does not fit. */
+bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums, bool applies);
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums, bool applies);
+/* The same by the general kernels. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
 enum { MAX_STEPS = 6 };
@@ -135,9 +136,32 @@ static inline int64_t resident_blocks(const struct shape *shape, const struct st
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    if (shape->unaligned && !p->columns && ((OF(block) | OF(split) | OF(two_pass)) >> schedule & 1) != 0)
+    if (shape->unaligned && !p->columns && ((OF(block) | OF(split)) >> schedule & 1) != 0)
         schedule = NORMFUSE_SCHEDULE_unaligned;
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+}
+
+/* Tensors that are walked through, and those that are written. */
+static inline int tensors_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool forward = shape->direction == FORWARD;
+    return 1 + (p->pre_add.data != NULL) + !forward + (!forward && p->du.data != NULL && p->dx.data != NULL) +
+           (p->post_add.data != NULL && (forward || p->activation != NORMFUSE_IDENTITY));
+}
+
+static inline int results_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
+}
+
+/* Whether a first pass writes dz, which the second then goes on from. */
+static inline bool stores_dz(const struct shape *shape, bool sums, bool applies)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return sums && !applies && shape->direction == BACKWARD && has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE &&
+           p->dpost_add.data != NULL && p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
 }
 
 /* What most schedules begin with; most variants are refused before they need it. */

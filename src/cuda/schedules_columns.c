@@ -221,6 +221,13 @@ static double estimate(const struct shape *shape, const struct step *step)
  * takes shared memory. Backward of group norm 1x1952x35x7x35 bf16 81 us; whole rows, a block a multiprocessor, 110. */
 enum { WIDEST = 64 };
 
+static const char *refuse_two_pass(const struct shape *shape)
+{
+    return shape->problem->columns ? (shape->plain ? NULL : "it takes plain tensors")
+           : shape->run            ? NULL
+                                   : "the tensor has gaps, or is not aligned";
+}
+
 /* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */
 static double estimate_two_pass(const struct shape *shape, const struct step *step)
 {
@@ -233,7 +240,11 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
                           : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
                                                       : 0.0;
-    return shape->bytes * policy->twice[shape->direction] * wide / policy->bytes_a_microsecond +
+    /* x, or x and dy, are read twice and one is written; over rows additions are read twice, and written once, too. */
+    const double tensors = p->columns ? 3.0 * shape->tensors - (shape->direction == BACKWARD)
+                                      : 2.0 * tensors_of(shape) + results_of(shape);
+    const double plain = shape->direction == FORWARD ? 3.0 : 5.0;
+    return shape->bytes * policy->twice[shape->direction] * wide * (tensors / plain) / policy->bytes_a_microsecond +
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
 
@@ -310,7 +321,7 @@ static const char *configure_split(const struct shape *shape, struct step *step)
 }
 
 const struct schedule normfuse_cuda_two_pass = {
-    .name = "two_pass", .needs = NEEDS_PLAIN | TAKES_BIAS, .estimate = estimate_two_pass};
+    .name = "two_pass", .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
 static const struct schedule lanes = {
     .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
 #define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
@@ -369,9 +380,12 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
     return true;
 }
 
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums)
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums, bool applies)
 {
     const struct normfuse_problem *const p = shape->problem;
+    if (!shape->plain && !shape->residual)
+        return false;
+    sums = sums && !applies;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
     const int64_t vectors = vectors_of_row(shape), d = shape->residual ? 1 : group_of(p);
     const int64_t unit = vectors_of_unit(shape, d);

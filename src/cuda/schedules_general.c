@@ -70,21 +70,6 @@ static int64_t largest_divisor(int64_t value, int64_t at_most)
     return divisor;
 }
 
-/* Tensors that are walked through, and those that are written. */
-static int tensors_of(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool forward = shape->direction == FORWARD;
-    return 1 + (p->pre_add.data != NULL) + !forward + (!forward && p->du.data != NULL && p->dx.data != NULL) +
-           (p->post_add.data != NULL && (forward || p->activation != NORMFUSE_IDENTITY));
-}
-
-static int results_of(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
-}
-
 /* Vectors of a thread whose values one sum may have, by docs/numerics.md. Over columns each channel has four sums, of
  * words two. */
 static int64_t max_vectors(const struct shape *shape)
@@ -187,6 +172,11 @@ static const char *refuse(const struct shape *shape)
     /* Lines and tiles, which take small norm groups over rows, have no pre_bias. */
     const bool biased = shape->problem->pre_bias.data != NULL && !shape->problem->columns;
     return shape->plain && !biased ? "others take what nothing is added to" : NULL;
+}
+
+static const char *refuse_passes(const struct shape *shape)
+{
+    return shape->run ? "two_pass does it" : refuse(shape);
 }
 
 /* Rows folded have channels of a norm group in two places: only two passes join these. */
@@ -303,11 +293,12 @@ static double estimate_passes(const struct shape *shape, const struct step *step
                        shape->policy->bytes_a_microsecond;
 }
 
-#define GENERAL .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse
 const struct schedule normfuse_cuda_general = {
-    .name = "general", GENERAL, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
-const struct schedule normfuse_cuda_general_passes = {
-    .name = "general, two passes", GENERAL, .estimate = estimate_passes};
+    .name = "general", .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
+const struct schedule normfuse_cuda_general_passes = {.name = "general, two passes",
+                                                       .needs = TAKES_BIAS | IS_GENERAL,
+                                                       .refuse = refuse_passes,
+                                                       .estimate = estimate_passes};
 
 /* The `size` of choose_block() where blocks need not have whole norm groups. */
 static int64_t size_of_pass(const struct shape *shape)
@@ -355,9 +346,6 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
     g->interleaved = p->columns;
     g->backwards = !sums;
-    /* The second pass then goes on from it. */
-    g->stores_dz = sums && !applies && shape->direction == BACKWARD && has_both_phases(p) &&
-                   p->sets != NORMFUSE_SETS_NONE && p->dpost_add.data != NULL && p->pre_add.data == NULL &&
-                   p->dx.data != NULL && is_dz_exact(p);
+    g->stores_dz = stores_dz(shape, sums, applies);
     return settle(shape, step, sums, applies);
 }

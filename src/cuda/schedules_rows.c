@@ -25,14 +25,12 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
-    /* Two passes forward hold nothing: a thread walks any number of vectors. */
     step->launch.kernel = kernel_of(shape, schedule);
-    const bool holds = !(forward && is_of(step, OF(two_pass)));
     step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(forward ? each : 32 * each);
-    g->held_shared = holds ? (int32_t)maximum(0, each - vectors_of(shape, schedule)) : 0;
+    g->held_shared = (int32_t)maximum(0, each - vectors_of(shape, schedule));
     g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
@@ -253,44 +251,89 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                : NULL;
 }
 
-/* Tiles that only sum, or that only write from given statistics. */
-bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums)
+/* Forward sums of whole vectors that nothing is added to: they go through registers, from tile to tile. Those of
+ * rows_elementwise.cu take 1.04 times as long (group norm 1x249x469x952), of short rows 1.2 (batch norm 3x1536x32x32). */
+static bool sum_vectors(const struct shape *shape, struct step *step)
 {
-    const bool biased = shape->problem->pre_bias.data != NULL;
-    if (!sums && !biased && configure_lanes(shape, step) == NULL)
-        return true;
+    enum { THREADS = 128, MAX_SUMMED = 128 }; /* vectors of a thread, by docs/numerics.md */
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    if (g->rows == 0)
+    const int64_t slots = vectors_of(shape, NORMFUSE_SCHEDULE_two_pass), tile_rows = THREADS * slots;
+    /* Norm groups that leave threads of a block without vectors: instance norm 512x512x8x8 362 us. */
+    if (g->rows < tile_rows)
         return false;
-    const bool forward = shape->direction == FORWARD, streams = forward && !shape->unaligned;
-    const enum normfuse_cuda_schedule schedule = NORMFUSE_SCHEDULE_two_pass;
-    /* Vectors in shared memory are requested with the others: more in flight for each wait. */
-    const int64_t slots =
-        vectors_of(shape, schedule) + (streams ? 0 : shape->policy->passing_slots[shape->direction][sums]);
-    /* Affine 64x256x64x64 backward: 128 threads 220 us, 256 260; forward, two tiles: 64 132.2, 256 142. */
-    const int64_t threads = minimum(streams && !sums ? 64 : 128, whole_warps(divide_up(g->rows, slots)));
-    const int64_t tile_rows = threads * slots, tiles = divide_up(g->rows, tile_rows);
-    const int64_t all = tiles * g->all_block_groups;
-    /* Forward sums go on in registers from tile to tile. */
-    step->launch.kernel = kernel_of(shape, schedule);
-    step->launch.threads = (uint32_t)threads;
-    step->launch.shared = 1024;
-    const int64_t wanted = streams ? (sums ? 1 : 4) * maximum(1, resident_blocks(shape, step))
-                                   : 8 * (int64_t)shape->device->multiprocessors;
-    const int64_t at_most = streams && !sums ? 2 : forward && sums ? 128 / slots : 1;
-    int64_t passes = maximum(1, minimum(all / wanted, streams ? minimum(at_most, tiles) : at_most));
-    /* Sums have no coefficients to keep, whatever the number of channels, but pre_bias. */
-    const bool keeps = !sums || biased;
-    if (!settle_rows(shape, step, schedule, streams && keeps ? tile_rows * passes : tile_rows, (uint32_t)threads))
-        return false;
-    g->part_rows = (int32_t)minimum(tile_rows * passes, INT32_MAX / 4);
-    g->segment_rows = (int32_t)(forward ? slots : 32 * slots);
-    g->passes = (int32_t)passes;
+    const int64_t all = divide_up(g->rows, tile_rows) * g->all_block_groups;
+    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_two_pass);
+    step->launch.threads = THREADS;
+    g->passes = (int32_t)maximum(1, minimum(all / maximum(1, resident_blocks(shape, step)), MAX_SUMMED / slots));
+    g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
-    if (g->sums_by_channel)
-        g->sum_slots = g->parts;
     step->launch.grid = (int64_t)g->all_block_groups * g->parts;
+    return true;
+}
+
+/* Rows that so many values may be of, and the one behind them. */
+static int64_t rows_of_run(const struct normfuse_problem *p, int64_t values)
+{
+    return (values - 1) / p->s + 3;
+}
+
+/* The whole tensor as one run of vectors. */
+static void configure_run(const struct shape *given, struct step *step, bool sums, bool applies)
+{
+    enum { MAX_ROWS = 600, MAX_EACH = 16, FEW = 4 };
+    struct shape shape = *given;
+    const struct normfuse_problem *const p = shape.problem;
+    const bool backward = shape.direction == BACKWARD;
+    shape.elements = (int)(16 / normfuse_type_bytes(p->type));
+    struct normfuse_cuda_geometry *const g = begin_step(step);
+    step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_elementwise);
+    /* Some waves of blocks, whose rows' parameters have room. In twice as many affine 228x256x8x4 f16 takes 1.2 times
+     * as long; in half as many of 16 vectors a thread group norm 1x4x152x70x242 backward 1.06. */
+    const int64_t vectors = divide_up(p->n * p->c * p->s, shape.elements);
+    int64_t threads = 128, each = MAX_EACH;
+    while (each > 1 && (vectors < (each > FEW ? 8 : 4) * shape.device->multiprocessors * threads * each ||
+                        rows_of_run(p, threads * each * shape.elements) > MAX_ROWS))
+        each /= 2;
+    while (threads > 32 && rows_of_run(p, threads * each * shape.elements) > MAX_ROWS)
+        threads /= 2;
+    g->spans = (int32_t)p->s;
+    g->outer = (int32_t)p->c;
+    g->rows = (int32_t)(p->n * p->c * p->s);
+    g->segment_rows = (int32_t)each;
+    g->part_rows = (int32_t)(threads * each * shape.elements);
+    /* A block has whole short rows, each of which then has one sum. */
+    const int64_t aligned = common_multiple(p->s, shape.elements), whole = g->part_rows / aligned * aligned;
+    const bool has_whole = sums && (double)whole >= 0.85 * g->part_rows;
+    if (has_whole)
+        g->part_rows = (int32_t)whole;
+    g->sum_slots = has_whole ? 1 : (g->spans - 1) / g->part_rows + 2;
+    g->parts = (int32_t)divide_up(g->rows, g->part_rows);
+    g->coefficients = (int32_t)rows_of_run(p, g->part_rows);
     g->backwards = !sums;
+    g->stores_dz = stores_dz(&shape, sums, applies);
+    step->launch.threads = (uint32_t)threads;
+    step->launch.grid = g->parts;
+    const bool reads_post = p->post_add.data != NULL && (backward ? p->activation != NORMFUSE_IDENTITY : !sums);
+    const int64_t tensors = shape.tensors + (p->pre_add.data != NULL) + reads_post +
+                            (backward && applies && p->dx.data != NULL && p->du.data != NULL);
+    const int64_t slots = tensors * 16 * threads * vectors_of(&shape, NORMFUSE_SCHEDULE_elementwise);
+    step->launch.shared =
+        (size_t)normfuse_lay_out_run((int32_t)slots, g->coefficients, (int32_t)threads / 32, backward).bytes;
+}
+
+bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums, bool applies)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool forward = shape->direction == FORWARD;
+    if (forward && sums && shape->plain && shape->wide && p->pre_bias.data == NULL && sum_vectors(shape, step))
+        return true;
+    /* Vectors that are summed, or of gradients, have values of two rows at most. Where all samples count together the
+     * general kernels find fewer sums of short rows: batch norm 500x1024x11 f16 0.73 of the time. */
+    const int64_t elements = 16 / (int64_t)normfuse_type_bytes(p->type);
+    const int64_t shortest = sums && takes_all_samples(p) ? 2 * elements : sums || !forward ? elements : 1;
+    if (!shape->run || p->s < shortest)
+        return false;
+    configure_run(shape, step, sums, applies);
     return true;
 }
 

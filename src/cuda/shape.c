@@ -132,6 +132,10 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
     shape->residual = shape->wide && !shape->plain && weights && modulation && !shape->device->general_alone &&
                       takes_residual(p, shape);
+    shape->run = !p->columns && p->type != NORMFUSE_F64 && !shape->device->general_alone && are_aligned(p, 16) &&
+                 (p->s <= 1 || p->x.position == 1) && (p->c <= 1 || p->x.channel == p->s) &&
+                 (p->n <= 1 || p->x.batch == p->c * p->s) &&
+                 (double)p->n * (double)p->c * (double)p->s < INT32_MAX - (1 << 24);
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);

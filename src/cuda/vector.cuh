@@ -125,6 +125,35 @@ template <typename T, int V> __device__ __forceinline__ raw<T, V> make_vector(co
     }
 }
 
+/* A vector is worked on in parts of four values where those of eight would be as many registers as two vectors more. */
+constexpr int values_a_part = 4;
+
+/* Part `part` of H values. */
+template <typename T, int V, int H>
+__device__ __forceinline__ void unpack_part(const uint4 &vector, int part, float (&values)[H])
+{
+    if constexpr (H == V) {
+        unpack<T, V>(vector, values);
+    } else {
+        const float2 low = pair_of(part == 0 ? vector.x : vector.z, T()),
+                     high = pair_of(part == 0 ? vector.y : vector.w, T());
+        values[0] = low.x;
+        values[1] = low.y;
+        values[2] = high.x;
+        values[3] = high.y;
+    }
+}
+template <typename T, int V, int H>
+__device__ __forceinline__ void pack_part(uint4 &vector, int part, const float (&values)[H])
+{
+    if constexpr (H == V) {
+        vector = make_vector<T, V>(values);
+    } else {
+        (part == 0 ? vector.x : vector.z) = bits_of(values[0], values[1], T());
+        (part == 0 ? vector.y : vector.w) = bits_of(values[2], values[3], T());
+    }
+}
+
 template <typename T, int V> __device__ __forceinline__ raw<T, V> zero_vector()
 {
     const compute<T> zeros[V] = {};

@@ -47,7 +47,7 @@ struct index {
 extern index thread, block, threads, blocks;
 
 uint4 *shared_memory();
-/* All that `mask` names call; the value of lane `from`, or of WARP_ANY whether one of them has a value. */
+/* All that `mask` names call; the value of lane `from`, or of WARP_ANY the bits that one of them has. */
 uint64_t meet_warp(warp_meeting what, unsigned mask, uint64_t value, unsigned from);
 /* `expected` 0: all threads of the block. Whether any of them was `true`. */
 bool meet_block(int which, int expected, bool value);
@@ -123,6 +123,7 @@ template <typename T> inline T __ldg(const T *address) { return *address; }
 template <typename T> inline void __stcg(T *address, T value) { *address = value; }
 template <typename T> inline void __stcs(T *address, T value) { *address = value; }
 
+inline int __ffs(int value) { return __builtin_ffs(value); }
 inline int64_t clock64() { return emulator::cycles(); }
 inline void __trap() { emulator::fail("a kernel gives up: __trap"); }
 inline void __syncthreads() { (void)emulator::meet_block(0, 0, false); }
@@ -131,6 +132,10 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) { (void)emulator::meet_warp(
 inline int __any_sync(unsigned mask, int value)
 {
     return emulator::meet_warp(emulator::WARP_ANY, mask, value != 0, 0) != 0;
+}
+inline unsigned __ballot_sync(unsigned mask, int value)
+{
+    return (unsigned)emulator::meet_warp(emulator::WARP_ANY, mask, value != 0 ? 1u << threadIdx.x % 32 : 0, 0);
 }
 template <typename T> inline T __shfl_sync(unsigned mask, T value, int from)
 {
@@ -143,6 +148,18 @@ template <typename T> inline T __shfl_sync(unsigned mask, T value, int from)
 template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int distance)
 {
     return __shfl_sync(mask, value, (int)(threadIdx.x % 32 ^ (unsigned)distance));
+}
+
+template <typename T> inline T __shfl_up_sync(unsigned mask, T value, int distance)
+{
+    const int lane = (int)(threadIdx.x % 32);
+    return __shfl_sync(mask, value, lane < distance ? lane : lane - distance);
+}
+
+template <typename T> inline T __shfl_down_sync(unsigned mask, T value, int distance)
+{
+    const int lane = (int)(threadIdx.x % 32);
+    return __shfl_sync(mask, value, lane + distance > 31 ? lane : lane + distance);
 }
 
 /* ---- ptx.cuh ----------------------------------------------------------------------------------------------------- */
