@@ -1171,7 +1171,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
     grid_launches, short_launches, spread_launches, unaligned_samples_launches, added_launches, line_launches,
-    tile_launches;
+    tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1215,6 +1215,12 @@ static bool is_line(const char *kernel)
 static bool is_tile(const char *kernel)
 {
     return strstr(kernel, "_rows_tile_") != NULL;
+}
+
+/* One of rows_elementwise.cu, which walk the whole tensor as one run. */
+static bool is_run(const char *kernel)
+{
+    return strstr(kernel, "_rows_elementwise_") != NULL;
 }
 
 /* One of columns_grid.cu whose blocks are the whole grid and keep all vectors. */
@@ -1345,6 +1351,12 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t of_sums = up(p->n, (int64_t)g->parts * g->sets_a_block) + 6 -
                                 (int64_t)tolerance_sample_additions(&cuda, p->columns || p->s == 1, p->n, p->s);
         return (double)(backward && a->sums != NULL && of_sums > of_set ? of_sums : of_set);
+    }
+    if (is_run(kernel)) {
+        /* In a thread; lanes up to the end of a row, and those of what came before; a shift that moves; warps and
+         * blocks, in double or backward one after the other. */
+        const int64_t in_thread = g->segment_rows * (int64_t)(vector_elements + 1);
+        return (double)((in_thread < p->s ? in_thread : p->s) + 6 + 6 + 4 + (backward ? threads / 32 : 0));
     }
     if (is_tile(kernel)) {
         /* In a thread, its mean; what a lane joins, lanes; parts. Sums of channels are joined in double. */
@@ -1713,6 +1725,57 @@ static void count_elements(const struct normfuse_cuda_arguments *a, int vector_e
                     of_elements[(n * p->c + c) * p->s + position]++;
             }
         }
+}
+
+/* A run of vectors has every element once, and each row has its sums. */
+static void check_run(const struct plan_case *test, const struct fake_launch *launch,
+                      const struct normfuse_cuda_arguments *a, int vector_elements, int held)
+{
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
+    const bool sums = (a->phases & first) != 0, applies = (a->phases & ~first) != 0, backward = test->backward;
+    const int64_t all = p->n * p->c * p->s;
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    const struct normfuse_view *const views[] = {&p->x,  &p->y,        &p->dy,        &p->dx, &p->pre_add,
+                                                 &p->du, &p->post_add, &p->dpost_add, &p->u};
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        HOLDS(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 &&
+                                         (p->n == 1 || views[i]->batch == p->c * p->s) &&
+                                         (p->c == 1 || views[i]->channel == p->s) &&
+                                         (p->s == 1 || views[i]->position == 1)));
+    HOLDS(!p->columns && g->rows == all && g->spans == p->s && g->outer == p->c);
+    /* Blocks follow one another, and so do their warps. */
+    const int64_t of_warp = (int64_t)g->segment_rows * 32 * vector_elements, warps = launch->threads / 32;
+    HOLDS(g->part_rows % vector_elements == 0 && g->part_rows <= warps * of_warp);
+    HOLDS((int64_t)launch->grid == up(all, g->part_rows) && g->parts == (int64_t)launch->grid);
+    /* Vectors have values of two rows at most where that matters. */
+    HOLDS((!sums && !backward) || p->s >= vector_elements);
+    int64_t most = 0, parts = 0;
+    for (int64_t i = 0; i < 1000 && i < launch->grid; i++) {
+        const int64_t block = i < 500 ? i : launch->grid - 1 - (i - 500), begin = block * g->part_rows;
+        const int64_t end = begin + g->part_rows < all ? begin + g->part_rows : all;
+        const int64_t rows = (end - 1) / p->s - begin / p->s + 1;
+        most = rows > most ? rows : most;
+    }
+    for (int64_t i = 0; i < 1000 && i < p->n * p->c; i++) {
+        const int64_t of_row = ((i + 1) * p->s - 1) / g->part_rows - i * p->s / g->part_rows + 1;
+        parts = of_row > parts ? of_row : parts;
+    }
+    HOLDS(g->coefficients >= most + 1 && (!sums || g->sum_slots >= parts));
+    HOLDS(!sums || (g->sum_slots == 1 ? g->part_rows % p->s == 0 : (g->part_rows & (g->part_rows - 1)) == 0));
+    HOLDS(!g->sums_by_channel && g->copies == 0);
+    const bool reads_post = p->post_add.data != NULL && (backward ? p->activation != 0 : applies);
+    const bool reads_du = backward && applies && p->dx.data != NULL && p->du.data != NULL;
+    const int64_t tensors = 1 + backward + (p->pre_add.data != NULL) + reads_post + reads_du;
+    HOLDS(launch->shared >= (size_t)normfuse_lay_out_run((int32_t)(tensors * 16 * held * (int64_t)launch->threads),
+                                                         g->coefficients, (int32_t)warps, backward)
+                                .bytes);
+    run_launches++;
+    sums_of_runs += sums;
+#undef HOLDS
 }
 
 static void check_unaligned(const struct plan_case *test, const struct fake_launch *launch,
@@ -2171,7 +2234,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     const bool unaligned = is_unaligned(launch->name), line = is_line(launch->name);
-    const bool tile = is_tile(launch->name), general = is_general(launch->name) || tile;
+    const bool tile = is_tile(launch->name), run = is_run(launch->name);
+    const bool general = is_general(launch->name) || tile || run; /* checked by themselves */
     HOLDS(backward == test->backward &&
           (line || tile || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
     HOLDS(vector_elements == 1 || unaligned || general ||
@@ -2208,7 +2272,9 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const int64_t vectors = unaligned ? g->spans : (p->columns ? p->c * g->folded : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
     const int64_t places = p->columns && !line ? p->n * g->rows * vectors : (int64_t)g->all_block_groups * g->rows;
-    if (tile) {
+    if (run) {
+        check_run(test, launch, &a, vector_elements, held);
+    } else if (tile) {
         check_tile(test, launch, &a, held);
         tile_launches++;
     } else if (general) {
@@ -2309,13 +2375,15 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t groups = p->columns ? (int64_t)g->width * vector_elements / g->group : 1;
     const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
-    const int64_t split = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups / g->group : 1;
+    const int64_t split = p->sets == NORMFUSE_SETS_GROUP && !run ? p->c / p->groups / g->group : 1;
+    const int64_t rows_of_set = p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c / (p->groups > 0 ? p->groups : 1);
+    const int64_t triples = run ? rows_of_set * g->sum_slots : split * g->parts * (g->copies > 1 ? g->copies : 1);
     const size_t word = backward ? 16 : 24;
     size_t used = 0;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
         used = end_of(a.partials, (size_t)(2 * groups * g->block_groups * g->parts) * word);
     else if (gathers && !backward && !(a.phases & NORMFUSE_PHASE_APPLY))
-        used = end_of(a.partials, (size_t)(all_sets * split * g->parts * (g->copies > 1 ? g->copies : 1)) * word);
+        used = end_of(a.partials, (size_t)(all_sets * triples) * word);
     HOLDS(used == 0 || a.partials != NULL);
     HOLDS(a.statistics == NULL || end_of(a.statistics, 0) >= used);
     used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
@@ -2759,6 +2827,8 @@ static void test_plans(void)
         }
     }
     CHECK(line_launches > 500, "kernels of adjacent norm groups were launched %d times", line_launches);
+    CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
+          sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);

@@ -265,6 +265,7 @@ static bool sum_vectors(const struct shape *shape, struct step *step)
     step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_two_pass);
     step->launch.threads = THREADS;
     g->passes = (int32_t)maximum(1, minimum(all / maximum(1, resident_blocks(shape, step)), MAX_SUMMED / slots));
+    g->segment_rows = (int32_t)slots;
     g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
     g->parts = (int32_t)divide_up(g->rows, g->part_rows);
     step->launch.grid = (int64_t)g->all_block_groups * g->parts;
