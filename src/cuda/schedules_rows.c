@@ -338,7 +338,15 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
     return true;
 }
 
-#define IN_ORDER .refuse = refuse, .estimate = normfuse_cuda_estimate_once, .in_order = true
+/* A rare derivative is a call for each vector: group norm 35x1472x22x39x12 bf16 with mish, 64 groups, backward 2270 us;
+ * in two passes 1.7 times the floor of 741. */
+static double estimate(const struct shape *shape, const struct step *step)
+{
+    const bool calls = shape->direction == BACKWARD && is_rare(shape->problem->activation);
+    return normfuse_cuda_estimate_once(shape, step) * (calls ? 2.2 : 1.0);
+}
+
+#define IN_ORDER .refuse = refuse, .estimate = estimate, .in_order = true
 const struct schedule normfuse_cuda_lanes_of_rows = {.name = "lanes", .configure = configure_lanes, IN_ORDER};
 #define PLAIN .needs = NEEDS_PLAIN | TAKES_BIAS, IN_ORDER
 static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
