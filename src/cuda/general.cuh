@@ -15,14 +15,13 @@
 
 /* The part of a tensor that a block has, and the thread's share of it. */
 template <typename T, int V, bool columns> struct general_tile {
-    static constexpr int channels = columns ? V : 1; /* of a unit */
+    static constexpr int channels = V;               /* of a unit */
     int rank, part;                                  /* of the blocks that exchange; of the parts of the sums */
     int first_channel, here;                         /* of the block; with rows folded, of all of them together */
     int unit, lane;                                  /* in the block; of those that share the unit */
     int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
     int each, count;                                 /* vectors of the thread, of a sample and of all */
     bool active;
-    int lead; /* unaligned: elements of its first vector that are before the channel's of the sample */
 
     __device__ __forceinline__ explicit general_tile(const normfuse_cuda_arguments &a)
     {
@@ -55,16 +54,10 @@ template <typename T, int V, bool columns> struct general_tile {
         const int rows = min(g.rows, (chunk + 1) * g.part_rows) - row;
         each = active && rows > 0 ? divide(rows + lanes - 1, g.by_rows_at_once) : 0;
         count = each * samples;
-        lead = g.unaligned ? lead_of(a, n) : 0;
     }
     __device__ __forceinline__ int channel() const
     {
         return first_channel + unit * channels;
-    }
-    __device__ __forceinline__ int lead_of(const normfuse_cuda_arguments &a, int sample) const
-    {
-        const normfuse_view x = a.problem.x();
-        return (int)((sample * x.batch + channel() * x.channel) & (V - 1));
     }
     /* The channel of the block's i-th, and which copy of it that is where rows are folded. */
     __device__ __forceinline__ int channel_at(const normfuse_cuda_arguments &a, int i, int &copy) const
@@ -75,105 +68,6 @@ template <typename T, int V, bool columns> struct general_tile {
     }
 };
 
-/* The elements of a vector that are its channel's: [begin, end); of most vectors all. */
-template <int V> struct general_range {
-    bool whole;
-    int element, length; /* of the channel, in the vector's place 0; of all of it. Not where it is whole. */
-
-    __device__ __forceinline__ int begin() const
-    {
-        return max(0, -element);
-    }
-    __device__ __forceinline__ int end() const
-    {
-        return min(V, length - element);
-    }
-};
-
-/* A vector with others' elements replaced by those of `fill`. A call: in a loop the compiler would do it for every one.
- */
-template <typename T> static __device__ __noinline__ uint4 filled(uint4 vector, uint4 fill, int begin, int end)
-{
-    constexpr int V = 16 / (int)sizeof(T);
-    unsigned words[4] = {vector.x, vector.y, vector.z, vector.w};
-    const unsigned fills[4] = {fill.x, fill.y, fill.z, fill.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unsigned own = 0;
-#pragma unroll
-        for (int k = 0; k < V / 4; k++) {
-            const int element = i * V / 4 + k;
-            const unsigned of_element = V == 8 ? 0xffffu << 16 * k : 0xffffffffu;
-            own |= element >= begin && element < end ? of_element : 0;
-        }
-        words[i] = (words[i] & own) | (fills[i] & ~own);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-/* Of a thread's vectors, one after the other. */
-template <typename T, int V, bool columns> struct general_ranges {
-    int element, first; /* of the channel, in the vector's place 0: of the next vector, and of a sample's first one */
-    int step;           /* elements from vector to vector */
-    int length, left, sample;
-    unsigned whole_below; /* vectors with such elements are whole, from 0 on */
-    int unaligned;
-
-    __device__ __forceinline__ general_ranges(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile)
-    {
-        unaligned = !columns && V > 1 ? a.geometry.unaligned : 0;
-        left = tile.each;
-        sample = tile.n;
-        length = (int)a.problem.s;
-        first = tile.row * V;
-        element = first - tile.lead;
-        step = a.geometry.unit_lanes * V;
-        whole_below = (unsigned)max(0, length - V + 1);
-        if constexpr (V > 1) {
-            make_opaque(step);
-            make_opaque(whole_below);
-            make_opaque(unaligned);
-        }
-    }
-    __device__ __forceinline__ general_range<V> next(const normfuse_cuda_arguments &a,
-                                                     const general_tile<T, V, columns> &tile)
-    {
-        if (!unaligned)
-            return {true, 0, V};
-        const general_range<V> range = {(unsigned)element < whole_below, element, length};
-        element = (int)((unsigned)element + (unsigned)step); /* past the last one it may be any */
-        left--;
-        if (left == 0) {
-            left = tile.each;
-            sample++;
-            element = first - tile.lead_of(a, sample);
-        }
-        return range;
-    }
-    /* Vectors of the thread that lack element i. */
-    __device__ __forceinline__ int lacking(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                           int i) const
-    {
-        int count = 0;
-#pragma unroll 1
-        for (int k = 0; unaligned && tile.each > 0 && k < tile.samples; k++) {
-            const int from = first - tile.lead_of(a, tile.n + k) + i;
-            count += from < 0;
-#pragma unroll 1
-            for (int left = tile.each, at = from + (left - 1) * step; left > 0 && at >= length; left--) {
-                count++;
-                at -= step;
-            }
-        }
-        return count;
-    }
-};
-
-template <typename T, int V> __host__ __device__ constexpr bool is_through_shared()
-{
-    return V * sizeof(T) == 16;
-}
-
 /* Where a thread is in every tensor, in bytes from its first element. */
 struct general_place {
     int64_t at, step, jump;
@@ -183,13 +77,13 @@ struct general_place {
     __device__ __forceinline__ void find(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile)
     {
         const normfuse_view x = a.problem.x();
-        const int64_t row = (columns ? 1 : V) * x.position * (int64_t)sizeof(T);
+        const int64_t row = x.position * (int64_t)sizeof(T);
         at = (tile.n * x.batch + tile.channel() * x.channel) * (int64_t)sizeof(T) + tile.row * row;
         step = a.geometry.unit_lanes * row;
         jump = x.batch * (int64_t)sizeof(T) - (tile.each - 1) * step;
         left = each = tile.each;
         /* A batch is of one sample: many of few positions are walked as one. */
-        if (!columns && !is_through_shared<T, V>() && each == 1) {
+        if (!columns && each == 1) {
             step = jump;
             left = each = tile.samples;
         }
@@ -207,17 +101,11 @@ struct general_place {
     }
 };
 
-/* A call for its size: every loop over an activation has it. */
-template <typename T> static __device__ __noinline__ void store_part(char *data, uint4 vector, int begin, int end)
-{
-    store_range<T>(data, vector, begin, end);
-}
-
 /* The tensors that a walk reads. */
 enum general_tensor { GENERAL_X, GENERAL_PRE_ADD, GENERAL_POST_ADD, GENERAL_DY, GENERAL_DU };
 
-/* What is worked on together: a vector of 16 bytes, or B smaller ones, of which the last of a thread may have fewer. The
- * values of a vector follow one another, so that value i is of the thread's channel i % W. */
+/* What is worked on together: B elements or words, of which the last of a thread may have fewer. The values of a word
+ * follow one another, so that value i is of the thread's channel i % V. */
 template <typename T, int V, int B, int N> struct general_batch {
     raw<T, V> of[N][B];
     int64_t at, step; /* bytes from a tensor's first element to the first vector, and from one to the next */
@@ -237,40 +125,28 @@ __device__ __forceinline__ void unpack_batch(const raw<T, V> (&vectors)[B], comp
     }
 }
 
-/* The loader. Vectors of 16 bytes go through `K` slots of shared memory that are the thread's own, or as many as it has
- * vectors where the block holds them; smaller ones through K registers. */
-template <typename T, int V, int K, bool columns, int N> struct general_loader {
-    static constexpr bool through_shared = is_through_shared<T, V>();
-    static constexpr int B = through_shared ? 1 : K;
+/* The loader: B at a time, through registers. */
+template <typename T, int V, int B, bool columns, int N> struct general_loader {
+    static constexpr int values = B * V;
     using batch = general_batch<T, V, B, N>;
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
-    const bool holds;
+    const bool holds; /* all that the thread has */
     const char *from[N]; /* nullptr: not read */
     general_place next;
-    int64_t end; /* of the tensors, in bytes */
-    uint4 *first_slot;
-    int apart, offset[N]; /* of slots, and in them of tensors */
-    int beyond;           /* vectors that may reach beyond the tensor, the last ones */
-    bool adds;            /* others than x and dy are read */
+    bool adds; /* others than x and dy are read */
     batch held;
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
-        : a(arguments), tile(of_thread), holds(arguments.geometry.held_shared > 0)
+        : a(arguments), tile(of_thread), holds(arguments.geometry.general.holds)
     {
-        const normfuse_cuda_problem &p = a.problem;
-        end = ((p.n - 1) * p.x().batch + p.s + (p.c - 1) * p.x().channel) * (int64_t)sizeof(T);
     }
     /* What every call reads is not asked for at each vector. */
     static __device__ __forceinline__ constexpr bool always_reads(int i)
     {
         return i == GENERAL_X || i == GENERAL_DY;
-    }
-    __device__ __forceinline__ bool reads(int i) const
-    {
-        return always_reads(i) || from[i];
     }
     template <typename Work> __device__ __forceinline__ void each_read(Work work) const
     {
@@ -285,157 +161,53 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader {
                     work(i);
         }
     }
-    /* `left`: vectors of the thread from this one on. The last two may reach beyond the tensor. */
-    __device__ __forceinline__ void copy(uint4 *to, int left)
-    {
-        const int64_t aligned = next.at & ~(int64_t)15;
-        if (left <= beyond)
-            each_read([&](int i) { copy_before(to + offset[i], from[i] + aligned, end - aligned); });
-        else
-            each_read([&](int i) { copy_ahead(to + offset[i], from[i], aligned); });
-        next.advance();
-    }
-    __device__ __forceinline__ void read(const uint4 *slot)
-    {
-        if constexpr (through_shared)
-            each_read([&](int i) { held.of[i][0] = slot[offset[i]]; });
-    }
     /* The next batch, all of it of one sample. Through the L1: neighbours share its sectors. */
     __device__ __forceinline__ void request()
     {
-        if constexpr (!through_shared) {
-            held.at = next.at;
-            held.step = next.step;
-            held.count = min(next.left, B);
-            each_read([&](int i) {
+        held.at = next.at;
+        held.step = next.step;
+        held.count = min(next.left, B);
+        each_read([&](int i) {
 #pragma unroll
-                for (int k = 0; k < B; k++)
-                    request_where(k < held.count, held.of[i][k], from[i] + held.at + k * held.step);
-            });
-            next.advance(held.count);
-        }
+            for (int k = 0; k < B; k++)
+                request_where(k < held.count, held.of[i][k], from[i] + held.at + k * held.step);
+        });
+        next.advance(held.count);
     }
-    /* Begins at the first vector. */
+    /* Begins at the first one; a thread that has none holds zeros. */
     __device__ __forceinline__ void open()
     {
         next.find(a, tile);
-        apart = 0;
         adds = false;
-        beyond = a.geometry.unaligned ? 2 : 0;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            offset[i] = apart;
-            apart += reads(i) ? (int)blockDim.x : 0;
             adds = adds || (!always_reads(i) && from[i]);
-        }
-        if constexpr (through_shared) {
-            NORMFUSE_DYNAMIC_SHARED(dynamic);
-            first_slot = dynamic + threadIdx.x;
-            make_opaque(apart);
-            make_opaque(beyond);
-            make_opaque(end);
-            uint4 *slot = first_slot;
-            const int ahead = holds ? tile.count : K;
-#pragma unroll 1
-            for (int k = 0; k < ahead; k++) {
-                if (k < tile.count)
-                    copy(slot, tile.count - k);
-                slot += apart;
-                if (!holds)
-                    commit_copies();
-            }
-        } else {
 #pragma unroll
-            for (int i = 0; i < N; i++)
-#pragma unroll
-                for (int k = 0; k < B; k++)
-                    held.of[i][k] = raw<T, V>();
-            request();
+            for (int k = 0; k < B; k++)
+                held.of[i][k] = raw<T, V>();
         }
+        request();
     }
-    /* The thread's first vector, with zeros where it has others' elements: what nobody wrote may be no number, and would
-     * be one of the set's even if it counted 0 times. */
-    __device__ __forceinline__ batch first()
+    /* Calls work(batch) for each, in order. What a batch lacks are the thread's first ones of x and pre_add, whose
+     * derivative is a number if the set's are, and 0. */
+    template <typename Work> __device__ __forceinline__ void walk(Work work)
     {
-        batch found;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            found.of[i][0] = zero_vector<T, V>();
-        if constexpr (through_shared) {
-            if (holds)
-                wait_for_copies();
-            else
-                wait_for_older_copies<K - 1>();
-            if (tile.count > 0)
-                each_read([&](int i) { found.of[i][0] = first_slot[offset[i]]; });
-            if constexpr (sizeof(T) <= 4) {
-                if (a.geometry.unaligned) {
-                    general_ranges<T, V, columns> ranges(a, tile);
-                    const general_range<V> range = ranges.next(a, tile);
-                    each_read([&](int i) {
-                        found.of[i][0] = filled<T>(found.of[i][0], zero_vector<T, V>(), range.begin(), range.end());
-                    });
-                }
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                found.of[i][0] = held.of[i][0]; /* zeros where it has none */
-        }
-        return found;
-    }
-    /* Calls work(batch, range) for each, in order. Elements of others are `fill` of x and 0 of all else. Vectors that a
-     * batch lacks are the thread's first ones of x and pre_add, whose derivative is a number if the set's are, and 0. */
-    template <typename Work> __device__ __forceinline__ void walk(Work work, raw<T, V> fill = zero_vector<T, V>())
-    {
-        if constexpr (through_shared) {
-            general_ranges<T, V, columns> ranges(a, tile);
-            general_place place;
-            place.find(a, tile);
-            if (holds)
-                wait_for_copies();
-            uint4 *slot = first_slot, *const last_slot = first_slot + (holds ? tile.count : K) * apart;
-            int to_copy = holds ? 0 : tile.count - K;
+        const raw<T, V> first_x = held.of[GENERAL_X][0], first_added = held.of[GENERAL_PRE_ADD][0];
 #pragma unroll 1
-            for (int left = tile.count; left > 0; left--) {
-                wait_for_older_copies<K - 1>();
-                read(slot);
-                if (to_copy > 0)
-                    copy(slot, to_copy);
-                to_copy--;
-                commit_copies();
-                slot += apart;
-                slot = slot == last_slot ? first_slot : slot;
-                const general_range<V> range = ranges.next(a, tile);
-                if constexpr (sizeof(T) <= 4) {
-                    if (!range.whole)
-                        each_read([&](int i) {
-                            held.of[i][0] = filled<T>(held.of[i][0], i == GENERAL_X ? fill : zero_vector<T, V>(),
-                                                      range.begin(), range.end());
-                        });
-                }
-                held.at = place.at;
-                work(held, range);
-                place.advance();
-            }
-        } else {
-            const raw<T, V> first_x = held.of[GENERAL_X][0], first_added = held.of[GENERAL_PRE_ADD][0];
-#pragma unroll 1
-            for (int left = tile.count; left > 0;) {
-                if (held.count < B)
-                    each_read([&](int i) {
+        for (int left = tile.count; left > 0;) {
+            if (held.count < B)
+                each_read([&](int i) {
 #pragma unroll
-                        for (int k = 0; k < B; k++)
-                            if (k >= held.count)
-                                held.of[i][k] = i == GENERAL_X         ? first_x
-                                                : i == GENERAL_PRE_ADD ? first_added
-                                                                       : zero_vector<T, V>();
-                    });
-                work(held, general_range<V>{true, 0, V});
-                left -= held.count;
-                if (left > 0)
-                    request();
-            }
+                    for (int k = 0; k < B; k++)
+                        if (k >= held.count)
+                            held.of[i][k] = i == GENERAL_X         ? first_x
+                                            : i == GENERAL_PRE_ADD ? first_added
+                                                                   : zero_vector<T, V>();
+                });
+            work(held);
+            left -= held.count;
+            if (left > 0)
+                request();
         }
     }
 };
@@ -448,8 +220,7 @@ template <typename T, int V> struct general_result {
     {
     }
     template <int B, int N, int M>
-    __device__ __forceinline__ void store(const general_batch<T, V, B, N> &of, const compute<T> (&values)[M],
-                                          const general_range<V> &range) const
+    __device__ __forceinline__ void store(const general_batch<T, V, B, N> &of, const compute<T> (&values)[M]) const
     {
         if (!data)
             return;
@@ -459,19 +230,8 @@ template <typename T, int V> struct general_result {
 #pragma unroll
             for (int i = 0; i < V; i++)
                 own[i] = values[k * V + i];
-            const raw<T, V> vector = make_vector<T, V>(own);
-            if constexpr (!is_through_shared<T, V>()) {
-                if (k < of.count)
-                    store_vector<T, V>(data + of.at + k * of.step, 0, vector);
-            } else {
-                char *const to = data + (of.at & ~(int64_t)15);
-                if (range.whole) {
-                    store_vector<T, V>(to, 0, vector);
-                } else if constexpr (sizeof(T) <= 4) {
-                    if (range.end() > range.begin())
-                        store_part<T>(to, vector, range.begin(), range.end());
-                }
-            }
+            if (k < of.count)
+                store_vector<T, V>(data + of.at + k * of.step, 0, make_vector<T, V>(own));
         }
     }
 };

@@ -8,11 +8,11 @@
 
 /* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. Of prelu `of_slope` is what
  * values add to the gradient of the slopes, `of_prelu`. */
-template <typename T, int V, int B, int N, int W, int M, typename Chosen>
+template <typename T, int V, int B, int N, int M, typename Chosen>
 __device__ __forceinline__ void
 differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const general_batch<T, V, B, N> &from,
-                    bool reads_post, compute<T> factor, const compute<T> (&slope)[W], const compute<T> (&offset)[W],
-                    const compute<T> (&mean)[W], const compute<T> *of_prelu, compute<T> (&u)[M], compute<T> (&dy)[M],
+                    bool reads_post, compute<T> factor, const compute<T> (&slope)[V], const compute<T> (&offset)[V],
+                    const compute<T> (&mean)[V], const compute<T> *of_prelu, compute<T> (&u)[M], compute<T> (&dy)[M],
                     compute<T> (&of_slope)[M])
 {
     using R = compute<T>;
@@ -22,12 +22,12 @@ differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const gener
     unpack_batch<T, V>(from.of[GENERAL_DY], dy);
 #pragma unroll
     for (int i = 0; i < M; i++)
-        u[i] -= mean[i % W];
+        u[i] -= mean[i % V];
     if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
         R z[M];
 #pragma unroll
         for (int i = 0; i < M; i++)
-            z[i] = fma(u[i], slope[i % W], offset[i % W]);
+            z[i] = fma(u[i], slope[i % V], offset[i % V]);
         if (reads_post) {
             R more[M];
             unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
@@ -39,7 +39,7 @@ differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const gener
 #pragma unroll
             for (int i = 0; i < M; i++) {
                 of_slope[i] = z[i] > R(0) ? R(0) : dy[i] * z[i];
-                dy[i] = z[i] <= R(0) ? of_prelu[i % W] * dy[i] : dy[i];
+                dy[i] = z[i] <= R(0) ? of_prelu[i % V] * dy[i] : dy[i];
             }
         } else {
             differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
@@ -50,7 +50,7 @@ differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const gener
 /* dx, which u holds, and dz; `factor` is that of dy. */
 template <typename T, int V, int B, int N, int M>
 __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a,
-                                                const general_batch<T, V, B, N> &from, const general_range<V> &range,
+                                                const general_batch<T, V, B, N> &from,
                                                 bool writes_dz, bool writes_dx, compute<T> factor,
                                                 compute<T> (&u)[M], compute<T> (&dy)[M])
 {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
 #pragma unroll
         for (int i = 0; i < M; i++)
             through[i] = dy[i] * factor;
-        general_result<T, V>(p.dpost_add()).store(from, through, range);
+        general_result<T, V>(p.dpost_add()).store(from, through);
     }
     if (writes_dx) {
         if (p.du().data) {
@@ -71,21 +71,21 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
             for (int i = 0; i < M; i++)
                 u[i] += more[i];
         }
-        general_result<T, V>(p.dx()).store(from, u, range);
+        general_result<T, V>(p.dx()).store(from, u);
     }
 }
 
 /* What dx takes of totals that are known. */
-template <typename T, int V, bool columns, int W>
+template <typename T, int V, bool columns>
 __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                             int first_channel, const general_channel<compute<T>> *channels,
-                                            compute<T> (&of_mean)[W], compute<T> (&level)[W])
+                                            compute<T> (&of_mean)[V], compute<T> (&level)[V])
 {
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
 #pragma unroll
-    for (int i = 0; i < W; i++) {
+    for (int i = 0; i < V; i++) {
         int copy;
         const int c = tile.channel_at(a, first_channel + i, copy);
         const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
@@ -192,10 +192,10 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr int W = columns ? V : 1, N = GENERAL_DU + 1;
+    constexpr int N = GENERAL_DU + 1;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
-    constexpr int values = loader::B * V, sums_in_turn = values < 4 ? values : 4;
+    constexpr int values = K * V, sums_in_turn = values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -227,22 +227,22 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     know_channels(a, tile, channels, of_prelu, true);
     __syncthreads();
 
-    R slope[W], offset[W], mean[W];
-    const int first_channel = tile.active ? tile.unit * W : 0;
+    R slope[V], offset[V], mean[V];
+    const int first_channel = tile.active ? tile.unit * V : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
-    recall_channels<R, W>(channels, first_channel, factor, slope, offset, mean);
+    recall_channels<R, V>(channels, first_channel, factor, slope, offset, mean);
     const auto differentiate = [&](auto chosen, const auto &from, auto &u, auto &dy, auto &of_slope) {
         differentiate_batch(a, chosen, from, reads_post, factor, slope, offset, mean, of_prelu + first_channel, u, dy,
                             of_slope);
     };
-    R level[W] = {}, of_mean[W] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
+    R level[V] = {}, of_mean[V] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
     R first[sums_in_turn] = {}, second[sums_in_turn] = {}, third[sums_in_turn] = {};
     if (sums || !centred) {
         const bool writes_dx = !centred && applies && p.dx().data;
         const bool writes_dz =
             p.dpost_add().data && !twice && (!centred || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
         choose_general_activation(p.activation, [&](auto chosen) {
-            data.walk([&](const typename loader::batch &from, const general_range<V> &range) {
+            data.walk([&](const typename loader::batch &from) {
                 R u[values], dy[values], of_slope[values];
                 differentiate(chosen, from, u, dy, of_slope);
 #pragma unroll
@@ -255,18 +255,18 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                 if (writes_dx || writes_dz) {
 #pragma unroll
                     for (int i = 0; i < values; i++)
-                        u[i] = slope[i % W] * dy[i];
-                    store_gradients(a, from, range, writes_dz, writes_dx, factor, u, dy);
+                        u[i] = slope[i % V] * dy[i];
+                    store_gradients(a, from, writes_dz, writes_dx, factor, u, dy);
                 }
             });
         });
     }
     if (sums) {
 #pragma unroll
-        for (int i = W; i < sums_in_turn; i++) {
-            first[i % W] += first[i];
-            second[i % W] += second[i];
-            third[i % W] += third[i];
+        for (int i = V; i < sums_in_turn; i++) {
+            first[i % V] += first[i];
+            second[i % V] += second[i];
+            third[i % V] += third[i];
         }
         const int rounds = p.dslope().data ? 2 : 1;
 #pragma unroll 1
@@ -274,8 +274,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             __syncthreads(); /* shared memory that is read no more */
             if (tile.active) {
 #pragma unroll
-                for (int i = 0; i < W; i++)
-                    entries[(tile.unit * W + i) * g.unit_lanes + tile.lane] =
+                for (int i = 0; i < V; i++)
+                    entries[(tile.unit * V + i) * g.unit_lanes + tile.lane] =
                         round == 0 ? totals<R>{first[i] * factor, second[i] * factor} : totals<R>{third[i], R(0)};
             }
             __syncthreads();
@@ -290,7 +290,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         join_sets<T, V, columns>(a, tile, sets_here, of_channels, mailbox, of_blocks, of_sets);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < W; i++) {
+        for (int i = 0; i < V; i++) {
             const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
             of_mean[i] = found.centred;
             level[i] = found.plain - of_mean[i] * channels[first_channel + i].rest;
@@ -305,13 +305,13 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 
     /* ---- results ---- */
     choose_general_activation(p.activation, [&](auto chosen) {
-        data.walk([&](const typename loader::batch &from, const general_range<V> &range) {
+        data.walk([&](const typename loader::batch &from) {
             R u[values], dy[values], of_slope[values];
             differentiate(chosen, from, u, dy, of_slope);
 #pragma unroll
             for (int i = 0; i < values; i++)
-                u[i] = fma(slope[i % W], dy[i], fma(of_mean[i % W], u[i], level[i % W]));
-            store_gradients(a, from, range, p.dpost_add().data, p.dx().data, factor, u, dy);
+                u[i] = fma(slope[i % V], dy[i], fma(of_mean[i % V], u[i], level[i % V]));
+            store_gradients(a, from, p.dpost_add().data, p.dx().data, factor, u, dy);
         });
     });
 }

@@ -6,54 +6,28 @@
 
 #include "general.cuh"
 
-/* A row's last vector may have nothing of its line in the first sample, and something in a later one: the first such
- * value. */
-template <typename T, int V>
-__device__ __forceinline__ compute<T> of_later_sample(const normfuse_cuda_arguments &a,
-                                                      const general_tile<T, V, false> &tile)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    compute<T> value[1] = {};
-#pragma unroll 1
-    for (int n = tile.n + 1; n < tile.n + tile.samples; n++) {
-        const int element = tile.row * V - tile.lead_of(a, n);
-        if (element >= (int)p.s)
-            continue;
-        const int64_t at = n * p.x().batch + tile.channel() * p.x().channel + element;
-        unpack<T, 1>(load_vector<T, 1>(p.x().data, at), value);
-        if (p.pre_add().data) {
-            compute<T> more[1];
-            unpack<T, 1>(load_vector<T, 1>(p.pre_add().data, at), more);
-            value[0] += more[0];
-            unpack<T, 1>(make_vector<T, 1>(value), value);
-        }
-        break;
-    }
-    return value[0];
-}
-
 /* Results of all of the thread's vectors, and u where it `writes` that. `of_prelu`: slopes of the thread's channels. */
-template <typename T, int V, bool columns, typename Loader, int W>
+template <typename T, int V, bool columns, typename Loader>
 __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                               Loader &data, bool writes, compute<T> factor,
-                                              const compute<T> (&slope)[W], const compute<T> (&offset)[W],
-                                              const compute<T> (&mean)[W], const compute<T> *of_prelu)
+                                              const compute<T> (&slope)[V], const compute<T> (&offset)[V],
+                                              const compute<T> (&mean)[V], const compute<T> *of_prelu)
 {
     using R = compute<T>;
-    constexpr int values = Loader::B * V;
+    constexpr int values = Loader::values;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const bool adds = p.pre_add().data != nullptr;
     const general_result<T, V> y(p.y()), u_to(p.u());
     choose_general_activation(p.activation, [&](auto chosen) {
-        data.walk([&](const typename Loader::batch &from, const general_range<V> &range) {
+        data.walk([&](const typename Loader::batch &from) {
             R z[values];
             values_of_x<T, V>(from, adds, z);
             if (writes)
-                u_to.store(from, z, range);
+                u_to.store(from, z);
 #pragma unroll
             for (int i = 0; i < values; i++)
-                z[i] = fma(z[i] - mean[i % W], slope[i % W], offset[i % W]);
+                z[i] = fma(z[i] - mean[i % V], slope[i % V], offset[i % V]);
             if (p.post_add().data) {
                 R more[values];
                 unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
@@ -64,11 +38,11 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
             if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
 #pragma unroll
                 for (int i = 0; i < values; i++)
-                    z[i] = z[i] > R(0) ? z[i] : of_prelu[i % W] * z[i];
+                    z[i] = z[i] > R(0) ? z[i] : of_prelu[i % V] * z[i];
             } else {
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
             }
-            y.store(from, z, range);
+            y.store(from, z);
         });
     });
 }
@@ -188,11 +162,11 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 {
     follow_kernel();
     using R = compute<T>;
-    constexpr int W = columns ? V : 1, N = GENERAL_POST_ADD + 1;
+    constexpr int N = GENERAL_POST_ADD + 1;
     constexpr int max_bits = columns && V == 2 ? 1 : 0;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
-    constexpr int values = loader::B * V, sums_in_turn = values < 4 ? values : 4;
+    constexpr int values = K * V, sums_in_turn = values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -221,73 +195,46 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 
     if (sums) {
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
-        R shift[W] = {}, first[sums_in_turn] = {}, second[sums_in_turn] = {};
+        R shift[V], first_values[values], first[sums_in_turn] = {}, second[sums_in_turn] = {};
         const bool writes = !applies && adds && p.u().data;
         const general_result<T, V> u_to(p.u());
-        raw<T, V> fill = zero_vector<T, V>();
-        {
-            const typename loader::batch begin = data.first();
-            R u[values];
-            values_of_x<T, V>(begin, adds, u);
-            if constexpr (columns) {
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    shift[i] = u[i];
-            } else {
-                /* The channel's own first one. */
-                const int begin = V > 1 && g.unaligned ? max(0, tile.lead - tile.row * V) : 0;
-#pragma unroll
-                for (int i = V - 1; i >= 0; i--)
-                    shift[0] = i >= begin ? u[i] : shift[0];
-                if (V > 1 && g.unaligned && tile.each > 0 && tile.row * V - tile.lead >= (int)p.s)
-                    shift[0] = of_later_sample<T, V>(a, tile);
-                R of_fill[V];
-#pragma unroll
-                for (int i = 0; i < V; i++)
-                    of_fill[i] = shift[0];
-                fill = make_vector<T, V>(of_fill);
-            }
-        }
-        data.walk(
-            [&](const typename loader::batch &from, const general_range<V> &range) {
-                R u[values];
-                values_of_x<T, V>(from, adds, u);
-                if (writes)
-                    u_to.store(from, u, range);
-#pragma unroll
-                for (int i = 0; i < values; i++) {
-                    const R distance = u[i] - shift[i % W];
-                    first[i % sums_in_turn] += distance;
-                    second[i % sums_in_turn] += distance * distance;
-                }
-            },
-            fill);
-        int numbers[W] = {};
-        const general_ranges<T, V, columns> ranges(a, tile);
+        values_of_x<T, V>(data.held, adds, first_values);
 #pragma unroll
         for (int i = 0; i < V; i++)
-            numbers[i % W] += tile.count - (V > 1 && g.unaligned ? ranges.lacking(a, tile, i) : 0);
-        R mean[W], squares[W];
+            shift[i] = first_values[i];
+        data.walk([&](const typename loader::batch &from) {
+            R u[values];
+            values_of_x<T, V>(from, adds, u);
+            if (writes)
+                u_to.store(from, u);
 #pragma unroll
-        for (int i = W; i < sums_in_turn; i++) {
-            first[i % W] += first[i];
-            second[i % W] += second[i];
+            for (int i = 0; i < values; i++) {
+                const R distance = u[i] - shift[i % V];
+                first[i % sums_in_turn] += distance;
+                second[i % sums_in_turn] += distance * distance;
+            }
+        });
+        R mean[V], squares[V];
+#pragma unroll
+        for (int i = V; i < sums_in_turn; i++) {
+            first[i % V] += first[i];
+            second[i % V] += second[i];
         }
 #pragma unroll
-        for (int i = 0; i < W; i++) {
-            mean[i] = first[i] / (R)max(numbers[i], 1);
+        for (int i = 0; i < V; i++) {
+            mean[i] = first[i] / (R)max(tile.count, 1);
             squares[i] = second[i] - first[i] * mean[i];
         }
         const int subvector_bits = columns ? g.subvector_bits : 0, lanes = g.unit_lanes;
         if (p.pre_bias().data) {
-            R bias[W];
+            R bias[V];
 #pragma unroll
-            for (int i = 0; i < W; i++) {
+            for (int i = 0; i < V; i++) {
                 int copy;
                 bias[i] = parameter<R>(p.pre_bias(), tile.n,
-                                       tile.channel_at(a, tile.active ? tile.unit * W + i : 0, copy), R(0));
+                                       tile.channel_at(a, tile.active ? tile.unit * V + i : 0, copy), R(0));
             }
-            add_bias<R, W>(bias, shift, mean);
+            add_bias<R, V>(bias, shift, mean);
         }
         if constexpr (columns)
             join_channels<R, V>(shift, mean, squares, (R)tile.count, subvector_bits);
@@ -295,10 +242,10 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         const int subvectors_a_unit = 1 << (max_bits - subvector_bits);
         if (tile.active) {
 #pragma unroll
-            for (int i = 0; i < W; i++)
+            for (int i = 0; i < V; i++)
                 if (i < subvectors_a_unit)
                     subvectors[(tile.unit * subvectors_a_unit + i) * lanes + tile.lane] = {
-                        shift[i], mean[i], squares[i], (R)(numbers[i] << subvector_bits)};
+                        shift[i], mean[i], squares[i], (R)(tile.count << subvector_bits)};
         }
         __syncthreads();
 
@@ -313,13 +260,13 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         data.from[GENERAL_POST_ADD] = p.post_add().data;
         data.open();
     }
-    R slope[W], offset[W], mean[W];
-    const int first_channel = tile.active ? tile.unit * W : 0;
+    R slope[V], offset[V], mean[V];
+    const int first_channel = tile.active ? tile.unit * V : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
-    recall_channels<R, W>(channels, first_channel, sums ? R(1) : factor, slope, offset, mean);
+    recall_channels<R, V>(channels, first_channel, sums ? R(1) : factor, slope, offset, mean);
     if (sums) {
 #pragma unroll
-        for (int i = 0; i < W; i++) {
+        for (int i = 0; i < V; i++) {
             const group_statistics<R> found = of_sets[divide(first_channel + i, g.by_group)];
             R left;
             slope[i] *= found.rstd * factor;

@@ -153,8 +153,6 @@ struct normfuse_cuda_geometry {
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
-    int32_t unaligned;     /* vectors of 16 bytes are aligned in memory, though a channel of a sample begins and ends
-                              inside of them */
     int32_t copies;        /* columns folded: of each channel in what is walked as a row */
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;

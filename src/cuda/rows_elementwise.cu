@@ -28,15 +28,15 @@ struct run_sums {
 struct row_place {
     int row, left;
 
-    __device__ __forceinline__ row_place(const normfuse_cuda_arguments &a, int element, int first_row)
+    /* Of an element of the block's first row, or behind it. */
+    __device__ __forceinline__ row_place(const normfuse_cuda_arguments &a, int element)
     {
-        find(a, element, first_row);
+        find(a, element);
     }
-    __device__ __forceinline__ void find(const normfuse_cuda_arguments &a, int element, int first_row)
+    __device__ __forceinline__ void find(const normfuse_cuda_arguments &a, int element)
     {
-        const int of_all = divide(element, a.geometry.by_spans);
-        row = of_all - first_row;
-        left = (of_all + 1) * a.geometry.spans - element;
+        row = divide(element, a.geometry.by_spans);
+        left = a.geometry.spans - (element - row * a.geometry.spans);
     }
 };
 
@@ -47,19 +47,23 @@ template <typename T, int V, int K, int N> struct row_run {
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
     const int tile, each, lane, warp;
-    const int first, stop; /* elements of the block: the first, and what is behind the last */
-    const int first_row;
-    const int rows; /* of which the block has elements */
+    const int64_t first;   /* element of the tensor */
+    const int stop;        /* elements of the block */
+    const int first_row, lead; /* that the first element is in, as its element `lead` */
+    const int rows;        /* of which the block has elements */
+    const int64_t gap;     /* elements between a sample and the next one */
     const char *from[N];
     int present;         /* a bit of each tensor that is read */
     int place[N], apart; /* of a vector's tensors in shared memory, and from one vector of the thread to the next */
-    int element;         /* of the thread's first vector */
+    int element;         /* of the block, of the thread's first vector */
 
     __device__ __forceinline__ row_run(const normfuse_cuda_arguments &a, const char *const (&tensors)[N])
         : a(a), p(a.problem), tile((int)(a.geometry.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x)),
           each(a.geometry.segment_rows), lane((int)threadIdx.x & 31), warp((int)threadIdx.x >> 5),
-          first(tile * a.geometry.part_rows), stop(min(first + a.geometry.part_rows, a.geometry.rows)),
-          first_row(divide(first, a.geometry.by_spans)), rows(divide(stop - 1, a.geometry.by_spans) - first_row + 1)
+          first((int64_t)tile * a.geometry.part_rows),
+          stop((int)min((int64_t)a.geometry.part_rows, p.n * p.c * p.s - first)), first_row((int)(first / p.s)),
+          lead((int)(first - first_row * p.s)), rows(divide(lead + stop - 1, a.geometry.by_spans) + 1),
+          gap(p.n > 1 ? p.x_batch - p.c * p.s : 0)
     {
         apart = present = 0;
 #pragma unroll
@@ -69,7 +73,7 @@ template <typename T, int V, int K, int N> struct row_run {
             place[i] = apart;
             apart += from[i] ? (int)blockDim.x : 0;
         }
-        element = first + (warp * each * 32 + lane) * V;
+        element = (warp * each * 32 + lane) * V;
         make_opaque(present);
     }
     __device__ __forceinline__ bool reads(int tensor) const
@@ -81,13 +85,21 @@ template <typename T, int V, int K, int N> struct row_run {
         NORMFUSE_DYNAMIC_SHARED(dynamic);
         return dynamic + threadIdx.x + k % K * apart;
     }
+    /* Where a vector is in each tensor. Where samples are apart none has values of two. */
+    __device__ __forceinline__ int64_t byte_of(int at) const
+    {
+        int64_t element = first + at;
+        if (gap != 0)
+            element += gap * divide(first_row + divide(lead + at, a.geometry.by_spans), a.geometry.by_outer);
+        return element * (int)sizeof(T);
+    }
     /* The thread's k-th vector, where it has one, into the place of the one that is K before. */
     __device__ __forceinline__ void request(int k) const
     {
         const int at = element + k * 32 * V;
         if (k < each && at < stop) {
             uint4 *const to = slot(k);
-            const int64_t bytes = (int64_t)at * (int)sizeof(T);
+            const int64_t bytes = byte_of(at);
             const int own = (stop - at) * (int)sizeof(T);
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -111,7 +123,7 @@ template <typename T, int V, int K, int N> struct row_run {
     template <typename Work> __device__ __forceinline__ void walk(Work work) const
     {
         int at = element;
-        row_place of(a, min(at, stop - 1), first_row);
+        row_place of(a, lead + min(at, stop - 1));
 #pragma unroll 1
         for (int k = 0; k < each && at - lane * V < stop; k++) {
             wait_for_older_copies<K - 1>();
@@ -120,7 +132,7 @@ template <typename T, int V, int K, int N> struct row_run {
             at += 32 * V;
             of.left -= 32 * V;
             if (of.left <= 0)
-                of.find(a, min(at, stop - 1), first_row);
+                of.find(a, lead + min(at, stop - 1));
         }
     }
     /* Of each row work(i, n, c), shared out among threads. */
@@ -193,7 +205,7 @@ template <typename T, int V, int K, int N> struct row_run {
     }
     __device__ __forceinline__ void store(char *data, int at, const uint4 &vector) const
     {
-        char *const to = data + (int64_t)at * (int)sizeof(T);
+        char *const to = data + byte_of(at);
         if (at + V <= stop)
             store_vector<T, V>(to, 0, vector);
         else
@@ -271,12 +283,13 @@ template <typename Run, typename Work>
 static __device__ __forceinline__ void each_part(const Run &of, int i, const run_sums *ended, const run_sums *open,
                                                  Work work)
 {
-    const int begin = (of.first_row + i) * of.a.geometry.spans - of.first, end = begin + of.a.geometry.spans;
-    const int of_warp = of.each * 32 * Run::elements, here = of.stop - of.first;
+    const int64_t begin = i * of.p.s - of.lead, end = begin + of.p.s;
+    const int of_warp = of.each * 32 * Run::elements;
     for (int w = 0; w < (int)blockDim.x / 32; w++) {
-        const int low = max(begin, w * of_warp), high = min(min(end, here), (w + 1) * of_warp);
-        if (low < high)
-            work(end <= (w + 1) * of_warp ? ended[i] : open[w], high - low);
+        const int behind = min(of.stop, (w + 1) * of_warp);
+        const int count = (int)(min(end, (int64_t)behind) - max(begin, (int64_t)w * of_warp));
+        if (count > 0)
+            work(end <= behind ? ended[i] : open[w], count);
     }
 }
 
@@ -287,10 +300,10 @@ struct row_part {
     template <typename Run> __device__ __forceinline__ row_part(const Run &of, int i)
     {
         const normfuse_cuda_geometry &g = of.a.geometry;
-        const int begin = (of.first_row + i) * g.spans;
+        const int64_t begin = (of.first_row + i) * of.p.s;
         /* Where rows have several parts, part_rows is a power of two. */
-        index = g.sum_slots > 1 ? of.tile - (begin >> (31 - __clz(g.part_rows))) : 0;
-        others = begin + g.spans <= of.first + g.part_rows ? g.sum_slots - 1 - index : 0;
+        index = g.sum_slots > 1 ? (int)(of.tile - (begin >> (31 - __clz(g.part_rows)))) : 0;
+        others = begin + of.p.s <= of.first + of.stop ? g.sum_slots - 1 - index : 0;
     }
 };
 
@@ -385,7 +398,7 @@ template <typename T, int V, int K> struct forward_run : row_run<T, V, K, 3> {
             float value[V] = {};
             if (exists)
                 unpack<T, V>(load(slot, element, writes_u), value);
-            const int begin = element - lane * V, here = min(32 * V, stop - begin);
+            const int here = min(32 * V, stop - (element - lane * V));
             const bool is_cut = __any_sync(full_mask, at.left <= V);
             const auto sum = [&](int from, int to, float about, run_sums &of) {
                 each<V>([&](int i) {

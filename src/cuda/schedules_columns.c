@@ -225,7 +225,7 @@ static const char *refuse_two_pass(const struct shape *shape)
 {
     return shape->problem->columns ? (shape->plain ? NULL : "it takes plain tensors")
            : shape->run            ? NULL
-                                   : "the tensor has gaps, or is not aligned";
+                                   : "tensors have gaps, or are not aligned";
 }
 
 /* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */

@@ -7,7 +7,6 @@
 enum {
     THREADS = 256,
     SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */
-    HELD_BYTES = 96 << 10, /* of shared memory that a block holds vectors in: two blocks a multiprocessor */
     USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
@@ -36,30 +35,15 @@ static int32_t rows_of_words(const struct normfuse_problem *p)
     return p->x.position == p->c && rows_of(p) % 2 == 0 ? 2 : 0;
 }
 
-/* The shape as these kernels see it. Over columns a thread has one or two channels, and two rows of an odd number of
- * halves are words. Over rows vectors of 16 bytes need tensors that begin where one does; where channels of a sample are
- * no whole number of them they are unaligned. */
+/* The shape as these kernels see it: over columns a thread has one or two channels, and two rows of an odd number of
+ * halves are words. */
 static struct shape general_of(const struct shape *shape)
 {
-    enum { MAX_VALUES = 1 << 30 };
-    const struct normfuse_problem *const p = shape->problem;
-    struct shape narrow = narrowed(shape), general = narrow;
-    const int elements = 16 / (int)normfuse_type_bytes(p->type);
-    if (p->columns) {
-        const int32_t folded = rows_of_words(p);
-        general.elements = folded > 0 ? 2 : 1;
-        general.folded = folded > 1 ? folded : 1;
-        return general;
-    }
-    if (!are_aligned(p, 16) || (p->s != 1 && p->x.position != 1))
-        return narrow;
-    general.wide = true;
-    general.elements = elements;
-    general.unaligned = p->s % elements != 0 || p->x.channel % elements != 0 || p->x.batch % elements != 0;
-    /* Below, single elements are the faster ones: affine 128x2048x5 bf16 with PReLU 13.0 us, in vectors 16.8; x11
-     * 23.9, 33.0; x15 32.3, 38.5; x21 47.2, 48.3; f32 x5 10.2, 11.2; backward x7 22.4, 20.3. */
-    const bool pays = fills_vectors(p, elements, 2.0 / 3.0) && p->s < MAX_VALUES;
-    return general.unaligned && (!pays || p->type == NORMFUSE_F64) ? narrow : general;
+    struct shape general = narrowed(shape);
+    const int32_t folded = shape->problem->columns ? rows_of_words(shape->problem) : 0;
+    general.elements = folded > 0 ? 2 : 1;
+    general.folded = folded > 1 ? folded : 1;
+    return general;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
@@ -74,10 +58,8 @@ static int64_t largest_divisor(int64_t value, int64_t at_most)
  * words two. */
 static int64_t max_vectors(const struct shape *shape)
 {
-    const int64_t values = 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
     return shape->problem->columns ? 496 / shape->elements
-           : shape->elements == 1  ? values
-                                   : 2 * values / shape->elements;
+                                   : 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
 }
 
 /* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
@@ -102,7 +84,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
         lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
     } else {
-        rows = shape->unaligned ? unaligned_spans(p, shape->elements) : p->s / shape->elements;
+        rows = p->s;
         lanes = size;
         while (lanes > 1 && lanes / 2 >= rows)
             lanes /= 2;
@@ -112,7 +94,6 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     set_width(shape, g, all, width, group, rows);
     g->unit_lanes = (int32_t)lanes;
     g->copies = shape->folded;
-    g->unaligned = shape->unaligned;
     g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
@@ -138,8 +119,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t of_unit = p->columns ? shape->elements : 1, channels = g->width * of_unit,
-                  groups = channels / g->group;
+    const int64_t channels = g->width * (int64_t)shape->elements, groups = channels / g->group;
     const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
     step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
     step->launch.threads = whole_warps((int64_t)g->width * g->unit_lanes);
@@ -149,12 +129,9 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
         return false;
     set_joins(shape, g, groups, channels, step->launch.threads, p->columns);
     struct normfuse_general_sizes *const of = &g->general;
-    const int64_t slot = shape->wide ? (int64_t)tensors_of(shape) * 16 * step->launch.threads : 0;
-    /* In registers one batch, which is of one sample. */
-    of->holds = both && (shape->wide ? vectors * slot <= HELD_BYTES : vectors <= ahead && g->part_samples == 1);
-    g->held_shared = of->holds ? (int32_t)vectors : 0;
-    of->slots = (int32_t)((of->holds ? vectors : ahead) * slot);
-    of->entries = sums ? (int32_t)(g->width * g->unit_lanes * (backward ? of_unit : of_unit >> g->subvector_bits)) : 0;
+    of->holds = both && vectors <= ahead && g->part_samples == 1;
+    const int32_t of_unit = backward ? shape->elements : shape->elements >> g->subvector_bits;
+    of->entries = sums ? g->width * g->unit_lanes * of_unit : 0;
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     of->blocks = step->launch.cluster > 1 ? (int32_t)step->launch.cluster : 0;
@@ -233,9 +210,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double reach = fmin(1.0, running * step->launch.threads / (reaching * shape->device->multiprocessors));
     const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    /* 24x2048x1082 bf16 NCHW, 64 groups, hardswish backward with post_add: 489 us, in two passes 367. */
-    const double vectors = shape->elements == 8 && shape->direction == BACKWARD ? 1.3 : 1.1;
-    const double narrow = shape->wide || shape->problem->columns ? vectors : 4.0;
+    const double narrow = shape->problem->columns ? 1.1 : 4.0;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
     const double once = step->launch.cluster > 1  ? 6.0 + 1.5 * step->launch.cluster
@@ -253,7 +228,7 @@ static double estimate(const struct shape *given, const struct step *step)
     /* A thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5 f16 with
      * PReLU, 48 blocks 50.2 us, in two passes 23.9; instance norm 48x611x60 f16 NHWC backward with both additions, 144
      * blocks whose threads have 60, 26.4, tiles 18.2. */
-    const double of_vector = shape->problem->columns ? 0.15 : shape->elements == 1 ? 0.22 : 0.9;
+    const double of_vector = shape->problem->columns ? 0.15 : 0.22;
     const double each = of_vector * (holds ? 0.7 : 1.0) * (shape->direction == BACKWARD ? 1.5 : 1.0);
     const double walk = each * waves * (double)vectors_of_thread(&step->geometry);
     const double bandwidth = shape->policy->bytes_a_microsecond * reach;
@@ -269,11 +244,10 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     (void)step;
     const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
-    const struct shape general = general_of(shape);
     /* Of doubles: batch norm 151x1600x38 NCHW with both additions 277 us, in one kernel 219. */
-    const double factor = !general.wide && !shape->problem->columns ? 4.0
-                          : shape->problem->type == NORMFUSE_F64    ? 1.5
-                                                                    : 1.15;
+    const double factor = !shape->problem->columns                  ? 4.0
+                          : shape->problem->type == NORMFUSE_F64 ? 1.5
+                                                                 : 1.15;
     /* Of small problems: 4x320x32x32 f16 NHWC with post_add 12.5 us, backward 20.3. */
     static const double starts[2][2] = {{14.0, 20.0}, {11.5, 22.0}};
     double start = starts[shape->problem->columns][shape->direction];
@@ -311,7 +285,7 @@ static int64_t size_of_pass(const struct shape *shape)
         return maximum(in_sectors ? 32 : 512 / (int64_t)vector_bytes(shape), THREADS / maximum(1, rows_of(p)));
     /* Threads that share a channel have some vectors each. */
     int64_t size = 1;
-    while (2 * size <= minimum(THREADS, divide_up(p->s / shape->elements, 8)))
+    while (2 * size <= minimum(THREADS, divide_up(p->s, 8)))
         size *= 2;
     return size;
 }

@@ -290,7 +290,7 @@ static void configure_run(const struct shape *given, struct step *step, bool sum
     step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_elementwise);
     /* Some waves of blocks, whose rows' parameters have room. In twice as many affine 228x256x8x4 f16 takes 1.2 times
      * as long; in half as many of 16 vectors a thread group norm 1x4x152x70x242 backward 1.06. */
-    const int64_t vectors = divide_up(p->n * p->c * p->s, shape.elements);
+    const int64_t values = p->n * p->c * p->s, vectors = divide_up(values, shape.elements);
     int64_t threads = 128, each = MAX_EACH;
     while (each > 1 && (vectors < (each > FEW ? 8 : 4) * shape.device->multiprocessors * threads * each ||
                         rows_of_run(p, threads * each * shape.elements) > MAX_ROWS))
@@ -299,7 +299,6 @@ static void configure_run(const struct shape *given, struct step *step, bool sum
         threads /= 2;
     g->spans = (int32_t)p->s;
     g->outer = (int32_t)p->c;
-    g->rows = (int32_t)(p->n * p->c * p->s);
     g->segment_rows = (int32_t)each;
     g->part_rows = (int32_t)(threads * each * shape.elements);
     /* A block has whole short rows, each of which then has one sum. */
@@ -308,7 +307,7 @@ static void configure_run(const struct shape *given, struct step *step, bool sum
     if (has_whole)
         g->part_rows = (int32_t)whole;
     g->sum_slots = has_whole ? 1 : (g->spans - 1) / g->part_rows + 2;
-    g->parts = (int32_t)divide_up(g->rows, g->part_rows);
+    g->parts = (int32_t)divide_up(values, g->part_rows);
     g->coefficients = (int32_t)rows_of_run(p, g->part_rows);
     g->backwards = !sums;
     g->stores_dz = stores_dz(&shape, sums, applies);

@@ -132,10 +132,13 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
     shape->residual = shape->wide && !shape->plain && weights && modulation && !shape->device->general_alone &&
                       takes_residual(p, shape);
+    /* Where samples are apart, vectors are of one. */
+    const bool apart = p->n > 1 && p->x.batch != p->c * p->s;
+    const int64_t whole = 16 / (int64_t)normfuse_type_bytes(p->type);
     shape->run = !p->columns && p->type != NORMFUSE_F64 && !shape->device->general_alone && are_aligned(p, 16) &&
                  (p->s <= 1 || p->x.position == 1) && (p->c <= 1 || p->x.channel == p->s) &&
-                 (p->n <= 1 || p->x.batch == p->c * p->s) &&
-                 (double)p->n * (double)p->c * (double)p->s < INT32_MAX - (1 << 24);
+                 (!apart || (p->c * p->s % whole == 0 && p->x.batch % whole == 0)) && is_countable(p->s) &&
+                 (double)p->n * (double)p->c < (double)(INT32_MAX - (1 << 24));
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);

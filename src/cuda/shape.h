@@ -32,7 +32,7 @@ struct shape {
     bool batch;             /* grid_pipeline_batch: batch norm, the same */
     bool given;             /* elementwise: evaluation and affine, the same */
     bool residual;          /* elementwise_residual: one is added before the activation */
-    bool run;               /* rows: a tensor without gaps, aligned, of singles or halves; whatever is added */
+    bool run;               /* rows: aligned, of singles or halves, without gaps in a sample; whatever is added */
     bool has_pipeline;      /* grid_pipeline can take it */
     bool wants_gradients;   /* backward: the parameters' */
     int tensors;            /* that a kernel holds: x, or x and dy */
