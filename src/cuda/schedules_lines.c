@@ -22,7 +22,7 @@ static bool is_adjacent(const struct normfuse_problem *p)
 /* Whether other schedules have no vectors of 16 bytes for this, or are slow with them. */
 static bool pays(const struct shape *shape)
 {
-    enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512 };
+    enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512, LITTLE = 8 << 20 };
     const struct normfuse_problem *const p = shape->problem;
     const bool forward = shape->direction == FORWARD, rows = !p->columns, is_row = rows && group_of(p) == 1;
     const int64_t values = values_of_line(shape);
@@ -45,10 +45,13 @@ static bool pays(const struct shape *shape)
     /* Additions over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
     if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && has_additions(p))))
         return true;
-    /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94. In general kernels each sample has
+    /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94; but little takes one kernel less
+     * time than three: 63x3x8x6x16, one group, f16 with both 10.7 us in two passes. In general kernels each sample has
      * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. */
-    if (has_additions(p))
-        return values <= FEW_VALUES || (p->columns && p->s == 1);
+    if (has_additions(p)) {
+        const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
+        return values <= FEW_VALUES || (p->columns ? p->s == 1 : moved <= LITTLE);
+    }
     /* The backward of rows goes through its channels one after the other. */
     if (rows)
         return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;

@@ -288,11 +288,12 @@ static void configure_run(const struct shape *given, struct step *step, bool sum
     shape.elements = (int)(16 / normfuse_type_bytes(p->type));
     struct normfuse_cuda_geometry *const g = begin_step(step);
     step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_elementwise);
-    /* Some waves of blocks, whose rows' parameters have room. In twice as many affine 228x256x8x4 f16 takes 1.2 times
-     * as long; in half as many of 16 vectors a thread group norm 1x4x152x70x242 backward 1.06. */
+    /* One wave of blocks or more, whose rows' parameters have room. In twice as many affine 228x256x8x4 f16 takes 1.2
+     * times as long; in half as many of 16 vectors a thread group norm 1x4x152x70x242 backward 1.06. */
+    const int64_t wave = (backward ? 3 : 4) * (int64_t)shape.device->multiprocessors;
     const int64_t values = p->n * p->c * p->s, vectors = divide_up(values, shape.elements);
     int64_t threads = 128, each = MAX_EACH;
-    while (each > 1 && (vectors < (each > FEW ? 8 : 4) * shape.device->multiprocessors * threads * each ||
+    while (each > 1 && (vectors < (each > FEW ? 2 : 1) * wave * threads * each ||
                         rows_of_run(p, threads * each * shape.elements) > MAX_ROWS))
         each /= 2;
     while (threads > 32 && rows_of_run(p, threads * each * shape.elements) > MAX_ROWS)
