@@ -103,6 +103,11 @@ struct normfuse_cuda_divisor {
  * that the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end
  * inside of vectors (`unaligned`) the first wide row begins with the vector that a sample begins in.
  *
+ * Runs (elementwise of rows). The whole tensor is one run of vectors, and a block has part_rows elements of it: each
+ * warp segment_rows times 32 vectors. `spans` are the positions of a row, which is a channel of a sample, `outer` the
+ * channels, and `coefficients` the most rows that a block has elements of, and one. A row has sum_slots sums, of as many
+ * blocks; with statistics to come a triple in the place of each, those of a set adjacent.
+ *
  * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows each (rounded
  * up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
  * turn. */
@@ -157,7 +162,7 @@ struct normfuse_cuda_geometry {
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks;
-    int32_t passes; /* tiles of a part, one after the other; kernels read it for forward sums of unaligned rows alone */
+    int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
 
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
     int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */

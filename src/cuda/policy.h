@@ -17,7 +17,6 @@ struct normfuse_cuda_policy {
     /* Threads of a block that holds a norm group by itself, most first; 0: no more. */
     int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
-    int32_t passing_slots[2][2]; /* vectors in shared memory of tiles that are not held; applying, summing */
     double min_round_bytes;      /* of x that a block of the whole grid holds, where the grid goes round */
     double cycles_a_microsecond; /* of a multiprocessor, about */
     size_t shared_a_block;       /* for two blocks a multiprocessor */
@@ -42,7 +41,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
       * multiprocessor, 99 us, of 256 128 */
      .whole_threads = {{448, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
-     .passing_slots = {{0, 8}, {8, 8}},
      .min_round_bytes = 48e3,
      .cycles_a_microsecond = 1800,
      .shared_a_block = 112 << 10,
@@ -61,7 +59,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
      .small_part_bytes = {0, 0},
      .whole_threads = {{256, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 32 << 10,
-     .passing_slots = {{0, 4}, {4, 4}},
      .min_round_bytes = 24e3,
      .cycles_a_microsecond = 1400,
      .shared_a_block = 48 << 10,

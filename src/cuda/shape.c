@@ -98,14 +98,12 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
         shape->folded = normfuse_cuda_rows_folded(p, shape->elements, true);
     shape->unaligned_samples = folds_samples && shape->folded > 0;
     shape->wide = shape->folded > 0;
-    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. Without
-     * statistics unaligned ones pay above four elements: evaluation 128x2048x3 f16 12.4 us, by single ones 7.5;
-     * x5 9.7, 12.4. With them batch norm 1000x1024x5 f16 117.5, 61.4. */
+    /* Over rows the plain kernels of whole vectors lack derivatives that those of unaligned ones have. Short rows: batch
+     * norm 1000x1024x5 f16 117.5 us, by single elements 61.4. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
-    shape->unaligned = (!shape->wide || (lacks_derivative && !none)) && shape->plain && !p->columns && !biased &&
-                       are_aligned(p, 16) && p->x.position == 1 &&
-                       (none ? p->s > 4 : fills_vectors(p, shape->elements, 0.5));
+    shape->unaligned = (!shape->wide || lacks_derivative) && shape->plain && !p->columns && !biased && !none &&
+                       are_aligned(p, 16) && p->x.position == 1 && fills_vectors(p, shape->elements, 0.5);
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)
