@@ -163,6 +163,7 @@ struct normfuse_cuda_geometry {
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks;
     int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
+    int32_t unused[2]; /* what comes next begins a line */
 
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
     int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
