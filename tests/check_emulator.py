@@ -38,7 +38,7 @@ COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x1
           "{+mixed=inputs,+mixed=outputs,+mixed +slice_c,+mixed=inputs +slice_n,+mixed=outputs +misaligned,"
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
-MANY_PARTS = "group_norm 100x1501x24 groups=1 layout=nhwc dtype=f16 device=cuda"
+MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 device=cuda +pre_add"
 SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
           "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",
           "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
