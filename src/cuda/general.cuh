@@ -6,7 +6,7 @@
  * all the way and what it knows and sums of them stays in registers.
  *
  * A call is one kernel where blocks that exchange their sums have whole norm groups, and else two. In one kernel the
- * tensors are walked twice: the second time they come from shared memory where that holds them, or from the L2. */
+ * tensors are walked twice: the second time from registers where a thread has one batch, or from the L2. */
 #ifndef NORMFUSE_CUDA_GENERAL_CUH
 #define NORMFUSE_CUDA_GENERAL_CUH
 
@@ -15,12 +15,12 @@
 
 /* The part of a tensor that a block has, and the thread's share of it. */
 template <typename T, int V, bool columns> struct general_tile {
-    static constexpr int channels = V;               /* of a unit */
-    int rank, part;                                  /* of the blocks that exchange; of the parts of the sums */
-    int first_channel, here;                         /* of the block; with rows folded, of all of them together */
-    int unit, lane;                                  /* in the block; of those that share the unit */
-    int n, samples, row;                             /* the first sample and row (vector of a channel), and how many */
-    int each, count;                                 /* vectors of the thread, of a sample and of all */
+    static constexpr int channels = V; /* of a unit */
+    int rank, part;                    /* of the blocks that exchange; of the parts of the sums */
+    int first_channel, here;           /* of the block; with rows folded, of all of them together */
+    int unit, lane;                    /* in the block; of those that share the unit */
+    int n, samples, row;               /* the first sample and row (position), and how many */
+    int each, count;                   /* rows of the thread, of a sample and of all */
     bool active;
 
     __device__ __forceinline__ explicit general_tile(const normfuse_cuda_arguments &a)
@@ -132,7 +132,7 @@ template <typename T, int V, int B, bool columns, int N> struct general_loader {
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
-    const bool holds; /* all that the thread has */
+    const bool holds;    /* all that the thread has */
     const char *from[N]; /* nullptr: not read */
     general_place next;
     bool adds; /* others than x and dy are read */

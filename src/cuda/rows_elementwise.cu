@@ -17,8 +17,8 @@ struct run_change {
     float share, level;
 };
 
-/* What a row sums to, or a part of it. Forward of x - shift its values and squares, with that shift: one of the row's
- * own values, so that squares cancel by no more than their number. Backward dz, dz * (x - shift), and what the slope of
+/* What a row sums to, or a part of it. Forward of x - shift its values and squares, and that shift, the mean of the first
+ * values that a warp has of the row, so that squares do not cancel. Backward dz, dz * (x - shift), and what the slope of
  * prelu gets. */
 struct run_sums {
     float plain, centred, other;
@@ -47,11 +47,11 @@ template <typename T, int V, int K, int N> struct row_run {
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
     const int tile, each, lane, warp;
-    const int64_t first;   /* element of the tensor */
-    const int stop;        /* elements of the block */
+    const int64_t first;       /* element of the tensor */
+    const int stop;            /* elements of the block */
     const int first_row, lead; /* that the first element is in, as its element `lead` */
-    const int rows;        /* of which the block has elements */
-    const int64_t gap;     /* elements between a sample and the next one */
+    const int rows;            /* of which the block has elements */
+    const int64_t gap;         /* elements between a sample and the next one */
     const char *from[N];
     int present;         /* a bit of each tensor that is read */
     int place[N], apart; /* of a vector's tensors in shared memory, and from one vector of the thread to the next */
@@ -150,6 +150,7 @@ template <typename T, int V, int K, int N> struct row_run {
         const int set = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_set_channels);
         const bool saved = a.source == NORMFUSE_SOURCE_SAVED, scratch = a.source == NORMFUSE_SOURCE_SCRATCH;
         const bool running = a.source == NORMFUSE_SOURCE_RUNNING;
+        /* Of struct normfuse_cuda_statistics. */
         const int64_t triple = ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set) * TRIPLE;
         /* All requested together, wherever the statistics are. */
         normfuse_parameter centre = p.mean(), spread = p.rstd();
@@ -422,13 +423,24 @@ template <typename T, int V, int K> struct forward_run : row_run<T, V, K, 3> {
                 met.add(met.open, own);
                 return;
             }
-            /* Means first, of what each row has here; then sums about these. */
+            /* Means first, of what each row has here, about a value of its own: another row may have larger ones, or no
+             * numbers. Then sums about these. */
             const bool ends = exists && at.left <= V;
             const unsigned ending = __ballot_sync(full_mask, ends), from_here = ending >> lane;
-            const float near = has_shift ? shift : __shfl_sync(full_mask, value[0], 0);
+            const unsigned ended_before = ending & ((1u << lane) - 1);
+            const float of_warp = has_shift ? shift : __shfl_sync(full_mask, value[0], 0);
+            /* The first value of the row that begins in the lane's vector, or behind it. */
+            float begun = __shfl_down_sync(full_mask, value[0], 1);
+            each<V>([&](int i) {
+                int left = at.left;
+                make_opaque(left); /* else the compiler would have the values in local memory, to find one of them */
+                begun = i == left ? value[i] : begun;
+            });
+            const float begun_before = __shfl_sync(full_mask, begun, ended_before ? 31 - __clz((int)ended_before) : 0);
+            const float near = ended_before ? begun_before : of_warp;
             run_sums first = {}, second = {};
             sum(0, at.left, near, first);
-            sum(at.left, V, near, second);
+            sum(at.left, V, begun, second);
             const float found = met.sum_to_lane(ends ? second.plain : first.plain, ending);
             const float before = __shfl_up_sync(full_mask, found, 1);
             const float to_end = ends && lane > 0 ? first.plain + before : ends ? first.plain : found;
@@ -439,12 +451,12 @@ template <typename T, int V, int K> struct forward_run : row_run<T, V, K, 3> {
             const int next = lane * V + at.left; /* where the second row begins, in what the warp has here */
             const float mean = near + of_first / (float)(min(next, here) - max(next - spans, 0));
             const float mean_of_next =
-                near + (behind ? of_next : of_open) / (float)max(min(next + spans, here) - next, 1);
+                begun + (behind ? of_next : of_open) / (float)max(min(next + spans, here) - next, 1);
             first = second = {};
             sum(0, at.left, mean, first);
             sum(at.left, V, mean_of_next, second);
             /* What the row that ends first had before is about its own shift. */
-            const bool goes_on = exists && has_shift && (ending & ((1u << lane) - 1)) == 0;
+            const bool goes_on = exists && has_shift && ended_before == 0;
             const float moved = goes_on ? mean - shift : 0.0f;
             const int mine = exists ? min(at.left, V) : 0;
             first.centred += moved * (2.0f * first.plain + (float)mine * moved);
