@@ -223,6 +223,15 @@ __device__ __forceinline__ void choose_activation(int activation, Work work)
         work(chosen_activation<-1>());
 }
 
+/* The same in plain tiles, and prelu, whose slopes are a channel's, has a loop of its own. */
+template <typename Work> __device__ __forceinline__ void choose_any_activation(int activation, Work work)
+{
+    if (activation == NORMFUSE_PRELU)
+        work(chosen_activation<NORMFUSE_PRELU>());
+    else
+        choose_activation<true, true>(activation, work);
+}
+
 /* SiLU of 16-bit results is found from half of z: z sigmoid(z) = h tanh(h) + h with h = z/2. The halving goes into the
  * coefficients of plain tiles, and of five instructions a value three are left; `dy` that has been through the
  * derivative is then twice as large, for which slopes, already half, make up. */

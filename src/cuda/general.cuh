@@ -93,7 +93,7 @@ struct general_place {
         }
     }
     /* Past so many vectors of this sample. */
-    __device__ __forceinline__ void advance(int count = 1)
+    __device__ __forceinline__ void advance(int count)
     {
         left -= count;
         at += (count - 1) * step + (left == 0 ? jump : step);
@@ -328,15 +328,6 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
         if (a.problem.activation == NORMFUSE_PRELU)
             of_prelu[i] = parameter<R>(a.problem.slope(), 0, c, R(0));
     }
-}
-
-/* As choose_activation, and prelu, whose slopes are a channel's, has a loop of its own. */
-template <typename Work> __device__ __forceinline__ void choose_general_activation(int activation, Work work)
-{
-    if (activation == NORMFUSE_PRELU)
-        work(chosen_activation<NORMFUSE_PRELU>());
-    else
-        choose_activation<true, true>(activation, work);
 }
 
 /* The thread's channels, slope and offset times `factor`. */

@@ -241,7 +241,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         const bool writes_dx = !centred && applies && p.dx().data;
         const bool writes_dz =
             p.dpost_add().data && !twice && (!centred || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
-        choose_general_activation(p.activation, [&](auto chosen) {
+        choose_any_activation(p.activation, [&](auto chosen) {
             data.walk([&](const typename loader::batch &from) {
                 R u[values], dy[values], of_slope[values];
                 differentiate(chosen, from, u, dy, of_slope);
@@ -304,7 +304,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     }
 
     /* ---- results ---- */
-    choose_general_activation(p.activation, [&](auto chosen) {
+    choose_any_activation(p.activation, [&](auto chosen) {
         data.walk([&](const typename loader::batch &from) {
             R u[values], dy[values], of_slope[values];
             differentiate(chosen, from, u, dy, of_slope);

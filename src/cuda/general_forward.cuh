@@ -19,7 +19,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
     const normfuse_cuda_problem &p = a.problem;
     const bool adds = p.pre_add().data != nullptr;
     const general_result<T, V> y(p.y()), u_to(p.u());
-    choose_general_activation(p.activation, [&](auto chosen) {
+    choose_any_activation(p.activation, [&](auto chosen) {
         data.walk([&](const typename Loader::batch &from) {
             R z[values];
             values_of_x<T, V>(from, adds, z);

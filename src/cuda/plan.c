@@ -77,7 +77,8 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
 {
     const int64_t slots = maximum(1, plan->sums_geometry.sum_slots);
     const int64_t samples = plan->sums_geometry.sums_by_channel ? 1 : p->n;
-    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, (p->sets == NORMFUSE_SETS_BATCH ? samples : group_of(p)) * slots);
+    const int64_t outers = p->sets == NORMFUSE_SETS_BATCH ? samples : group_of(p); /* that a set has sums of */
+    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, outers * slots);
     struct normfuse_cuda_geometry *const g = &step->geometry;
     /* A sample that gets something has a lane of its own, or a warp: affine 9x4x122x38 backward 9.4 us, where warps have
      * samples one after the other 15.6. */

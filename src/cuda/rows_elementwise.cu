@@ -214,15 +214,6 @@ template <typename T, int V, int K, int N> struct row_run {
     }
 };
 
-/* As choose_activation, and prelu has a loop of its own. */
-template <typename Work> __device__ __forceinline__ void choose_run_activation(int activation, Work work)
-{
-    if (activation == NORMFUSE_PRELU)
-        work(chosen_activation<NORMFUSE_PRELU>());
-    else
-        choose_activation<true, true>(activation, work);
-}
-
 /* What the vectors of a warp sum to, row by row. A lane that a row ends in writes what all lanes found of it. */
 template <bool slopes> struct warp_sums {
     run_sums open; /* the lane's, of the row that has not ended */
@@ -501,7 +492,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     });
     __syncthreads();
     const bool writes_u = p.u().data && p.pre_add().data && !(p.phases() & NORMFUSE_PHASE_STATISTICS);
-    choose_run_activation(p.activation, [&](auto chosen) {
+    choose_any_activation(p.activation, [&](auto chosen) {
         of.walk([&](const uint4 *slot, int element, const row_place &at) {
             if (__any_sync(full_mask, at.left < V))
                 of.template store_results<true>(chosen, slot, element, at, known, factor, writes_u);
@@ -511,7 +502,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     });
 }
 
-/* What the blocks know of their rows. */
+/* What a block knows of its rows. */
 struct known_rows {
     const run_row *rows;
     const run_change *changes;
@@ -540,9 +531,9 @@ template <typename T, int V, int K> struct backward_run : row_run<T, V, K, 5> {
     }
     /* Of one vector, whose sums are added to `first`, of the row that it begins in, and to `second`; `cut`: a row may
      * begin inside of it, but no third one. */
-    template <bool cut, typename Chosen, typename Known>
+    template <bool cut, typename Chosen>
     __device__ __forceinline__ void store_gradients(Chosen chosen, const uint4 *slot, int element, const row_place &at,
-                                                    const Known &known, float factor, run_sums &first,
+                                                    const known_rows &known, float factor, run_sums &first,
                                                     run_sums &second) const
     {
         constexpr bool fast = sizeof(T) == 2, is_prelu = Chosen::constant == NORMFUSE_PRELU;
@@ -675,7 +666,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         changes[i] = change;
     });
     __syncthreads();
-    choose_run_activation(p.activation, [&](auto chosen) {
+    choose_any_activation(p.activation, [&](auto chosen) {
         const known_rows known = {rows, changes};
         warp_sums<decltype(chosen)::constant == NORMFUSE_PRELU> met = {{0.0f, 0.0f, 0.0f}};
         of.walk([&](const uint4 *slot, int element, const row_place &at) {
