@@ -379,10 +379,13 @@ static void fill_generated(const struct work *work, enum tensor_name name)
     enum { VALUES_WORTH_THREADS = 1 << 15 };
     const struct buffer *buffer = &work->buffers[name];
     struct filling fillings[MAX_REFERENCE_THREADS];
-    int64_t rows = buffer->n * (buffer->channel < buffer->position ? buffer->s : buffer->c);
-    int threads = buffer->n * buffer->c * buffer->s < VALUES_WORTH_THREADS ? 1 : thread_count(work);
+    int64_t of_sample = buffer->channel < buffer->position ? buffer->s : buffer->c;
+    /* Where all samples are one in memory it has the last one's values, of however many threads. */
+    int64_t samples = buffer->batch == 0 && buffer->n > 1 ? 1 : buffer->n;
+    int64_t first = (buffer->n - samples) * of_sample, rows = samples * of_sample;
+    int threads = samples * buffer->c * buffer->s < VALUES_WORTH_THREADS ? 1 : thread_count(work);
     for (int i = 0; i < threads; i++) {
-        fillings[i] = (struct filling){ work, name, rows * i / threads, rows * (i + 1) / threads, 0, false };
+        fillings[i] = (struct filling){ work, name, first + rows * i / threads, first + rows * (i + 1) / threads, 0, false };
         fillings[i].started = i && pthread_create(&fillings[i].thread, NULL, fill_rows, &fillings[i]) == 0;
     }
     for (int i = 0; i < threads; i++)

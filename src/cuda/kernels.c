@@ -80,6 +80,7 @@ enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cu
         NORMFUSE_KERNELS(ROW)
 #undef ROW
     };
-    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_tile;
+    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_lines_long ||
+                          schedule == NORMFUSE_SCHEDULE_tile;
     return (enum normfuse_cuda_kernel)kernels[columns && !has_both][schedule][backward][type][vectorized && !has_both];
 }

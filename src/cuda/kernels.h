@@ -10,12 +10,12 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` and `elementwise` of rows, `lines`, `tile` and `general` take every addition; the others are plain: nothing is
+ * `lanes` and `elementwise` of rows, both of lines, `tile` and `general` take every addition; the others are plain: nothing is
  * added to x, before the activation or to dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
-    SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(tile) SCHEDULE(block) SCHEDULE(cluster)              \
-    SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch) SCHEDULE(two_pass)  \
-    SCHEDULE(unaligned) SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
+    SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
+    SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
+    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES
@@ -63,8 +63,8 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
  * Machine code is for the GPU's own capability, or an earlier one of its generation; PTX for every newer one. */
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
 
-/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. `lines`
- * and `tile` have one kernel for both layouts, without vectors. */
+/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. `lines`,
+ * `lines_long` and `tile` have one kernel for both layouts, without vectors. */
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
                                                   int32_t type, bool vectorized);
 

@@ -52,11 +52,11 @@ static bool verbose(int word)
     return (said & word) != 0;
 }
 
-/* Columns whose samples all count together, and whose rows are one stride apart from one sample to the next as well,
- * become one sample of more positions. */
+/* Samples that all count together, of columns or of one channel, whose positions are one stride apart from one sample to
+ * the next as well, become one sample of more positions. */
 static void unite_samples(struct normfuse_problem *p)
 {
-    if (!p->columns || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
+    if ((!p->columns && p->c != 1) || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
         (p->s > 1 && p->x.batch != p->x.position * p->s))
         return;
     if (p->s == 1)

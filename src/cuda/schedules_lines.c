@@ -10,6 +10,13 @@ static int64_t values_of_line(const struct shape *shape)
     return group_of(shape->problem) * shape->problem->s;
 }
 
+/* Whose kernels take a line of so many values; there are no long ones of doubles. */
+static enum normfuse_cuda_schedule schedule_of(const struct shape *shape)
+{
+    const bool is_long = values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, NORMFUSE_SCHEDULE_lines);
+    return is_long && shape->problem->type != NORMFUSE_F64 ? NORMFUSE_SCHEDULE_lines_long : NORMFUSE_SCHEDULE_lines;
+}
+
 /* Of x, which all tensors are like. */
 static bool is_adjacent(const struct normfuse_problem *p)
 {
@@ -70,8 +77,11 @@ static const char *refuse(const struct shape *shape)
         return "it takes group norm of fewer than 2^28 samples";
     if (!shape->short_offsets || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or a block's are 2^31 bytes or more";
-    if (values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, NORMFUSE_SCHEDULE_lines))
+    if (values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, schedule_of(shape)))
         return "a norm group has more values than a block holds";
+    /* 26x617x4x3 f32 NHWC backward 19.7 us, in two passes 15.0. */
+    if (schedule_of(shape) == NORMFUSE_SCHEDULE_lines_long && p->n * p->groups < shape->device->multiprocessors)
+        return "such long norm groups are fewer than multiprocessors";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
         (p->dscale.data != NULL || p->dshift.data != NULL || (shape->wants_gradients && p->scale.data != NULL)))
@@ -113,7 +123,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t max_slots = vectors_of(shape, NORMFUSE_SCHEDULE_lines);
+    const enum normfuse_cuda_schedule schedule = schedule_of(shape);
+    const int64_t max_slots = vectors_of(shape, schedule);
     const int64_t values = values_of_line(shape), d = group_of(p);
     /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too
      * few lines for the device. */
@@ -126,7 +137,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t slots = divide_up(values, INT64_C(1) << bits);
     const struct block block = fullest_block(p, bits);
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_lines);
+    step->launch.kernel = kernel_of(shape, schedule);
     step->launch.threads = (uint32_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values;
