@@ -65,9 +65,13 @@ static bool pays(const struct shape *shape)
     /* Whole blocks for each sample: of rows that are walked as one; and of what `lanes` does not take, since no part of
      * a warp holds a norm group of vectors: 12751x704, two groups, f32 backward 62.8 us, by clusters 335; 8192x1024,
      * four, 64.2, 312. */
+    /* Rows of more than 512 vectors are too wide for a block of whole ones, and in two passes each sample has blocks of
+     * its own: 256x6144, one group, bf16 242 us, by lines 12; 200x3072 f32 with four backward 32, 17. */
+    const bool is_wide = p->c > 512 * shape->elements && p->n >= shape->device->multiprocessors;
     const bool is_of_lanes = shape->few_rows && group_of(p) <= 32 * shape->elements;
     return (shape->folded > 1 && values <= FEW_VALUES) ||
-           (p->s == 1 && !is_of_lanes && p->n > 4 * (int64_t)shape->device->multiprocessors);
+           (p->s == 1 && !is_of_lanes &&
+            (is_wide || p->n > 4 * (int64_t)shape->device->multiprocessors));
 }
 
 static const char *refuse(const struct shape *shape)
