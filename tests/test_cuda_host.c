@@ -1340,7 +1340,8 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         /* In a thread, lanes of a warp, warps with the distance of their values and the quotient. Sums of positions: of
          * samples; positions of a channel are joined in double. */
         const int64_t lanes = INT64_C(1) << g->lane_bits, warps = lanes > 32 ? lanes / 32 : 0;
-        const int64_t of_set = up(g->rows, lanes) + levels(lanes < 32 ? lanes : 32) + warps + 6;
+        const int64_t vectors = up(g->rows + p->x.batch % vector_elements, vector_elements);
+        const int64_t of_set = up(vectors, lanes) * vector_elements + levels(lanes < 32 ? lanes : 32) + warps + 6;
         const struct tolerance_arithmetic cuda = {.on_cuda = true};
         const int64_t of_sums = up(p->n, (int64_t)g->parts * g->sets_a_block) + 6 -
                                 (int64_t)tolerance_sample_additions(&cuda, p->columns || p->s == 1, p->n, p->s);
@@ -1454,6 +1455,13 @@ static bool divides(const struct normfuse_cuda_divisor *by)
     return true;
 }
 
+/* Elements before the first one of a line in the vector where it lies, for lines.cu. */
+static int64_t shift_of_line(const struct normfuse_cuda_arguments *a, int64_t n, int64_t group, int vector_elements)
+{
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
+    return (n * p->x.batch + group * a->geometry.group * p->x.channel) % vector_elements;
+}
+
 /* In `seen`, one a vector of channels and row (columns) or a set and row (rows): how many threads have it. */
 static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
                          int held, unsigned char *seen)
@@ -1465,13 +1473,20 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
             const int64_t block = i / launch->threads, line = i % launch->threads >> g->lane_bits;
             const int64_t lanes = INT64_C(1) << g->lane_bits, lane = i % launch->threads % lanes;
             const int64_t group = block % g->blocks_wide * g->width + line % g->width, sample = line / g->width;
-            if (sample >= g->sets_a_block || group >= p->groups || lane >= g->rows)
+            const int64_t first = block / g->blocks_wide * g->sets_a_block + sample;
+            if (sample >= g->sets_a_block || group >= p->groups)
                 continue;
-            const int64_t count = (g->rows - lane + lanes - 1) >> g->lane_bits;
-            for (int64_t n = block / g->blocks_wide * g->sets_a_block + sample; n < p->n;
-                 n += (int64_t)g->parts * g->sets_a_block)
-                for (int64_t slot = 0; slot < count && slot < g->segment_rows && slot < held; slot++)
-                    seen[(n * p->groups + group) * g->rows + lane + slot * lanes]++;
+            /* The kernel finds it once. */
+            const int64_t shift = shift_of_line(a, first, group, vector_elements);
+            for (int64_t n = first; n < p->n; n += (int64_t)g->parts * g->sets_a_block)
+                for (int64_t i_own = 0; i_own < g->segment_rows && i_own < (int64_t)held * vector_elements; i_own++) {
+                    const int64_t vector = lane + i_own / vector_elements * lanes;
+                    const int64_t value = vector * vector_elements + i_own % vector_elements - shift;
+                    if (shift != shift_of_line(a, n, group, vector_elements))
+                        CHECK(false, "%s: lines of a thread begin at even and at odd elements", launch->name);
+                    if (value >= 0 && value < g->rows)
+                        seen[(n * p->groups + group) * g->rows + value]++;
+                }
         }
         return;
     }
@@ -1885,26 +1900,28 @@ static void check_short(const struct plan_case *test, const struct fake_launch *
 
 /* What those of lines take for granted. */
 static void check_line(const struct plan_case *test, const struct fake_launch *launch,
-                       const struct normfuse_cuda_arguments *a, int held)
+                       const struct normfuse_cuda_arguments *a, int vector_elements, int held)
 {
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
                                                  &p->dy, &p->du,      &p->dx,       &p->dpost_add};
+    const uintptr_t vector = (uintptr_t)vector_elements * normfuse_type_bytes(p->type);
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS(p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups && g->rows == p->s * g->group);
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         HOLDS(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
-                                         views[i]->position == p->x.position));
+                                         views[i]->position == p->x.position && (uintptr_t)views[i]->data % vector == 0));
     /* Groups of several positions begin where the one before ends, or there is one. */
     HOLDS(!p->columns || p->s == 1 || p->groups == 1);
     const int64_t width = g->width, lanes = INT64_C(1) << g->lane_bits;
     HOLDS(g->blocks_wide * width >= p->groups && (g->blocks_wide - 1) * width < p->groups);
     HOLDS(g->sets_a_block >= 1 && width * g->sets_a_block * lanes <= (int64_t)launch->threads);
     HOLDS(launch->threads <= 512 && lanes <= (int64_t)launch->threads && launch->threads % lanes == 0);
-    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= held && g->segment_rows * lanes >= g->rows);
+    HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= held * vector_elements);
+    HOLDS(g->segment_rows * lanes >= g->rows + p->x.batch % vector_elements);
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
     HOLDS(launch->shared >= (size_t)(g->segment_rows + 1) * launch->threads * (p->type == NORMFUSE_F64 ? 16 : 8));
@@ -2224,11 +2241,11 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const bool general = is_general(launch->name) || tile || run; /* checked by themselves */
     HOLDS(backward == test->backward &&
           (line || tile || (strstr(launch->name, "columns") != NULL) == (p->columns != 0)));
-    HOLDS(vector_elements == 1 || unaligned || general ||
+    HOLDS(vector_elements == 1 || unaligned || general || line ||
           (p->columns ? p->c * g->folded : p->s) % vector_elements == 0);
     if (p->columns && !line && !general)
         check_folded(test, launch, &a, vector_elements);
-    HOLDS(vector_elements == 1 || !test->misaligned);
+    HOLDS(vector_elements == 1 || !test->misaligned || line);
     HOLDS(launch->threads % 32 == 0 && launch->threads <= 1024);
     HOLDS(launch->shared <= device->shared_per_block);
     HOLDS(resident > 0);
@@ -2266,7 +2283,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     } else if (general) {
         check_general(test, launch, &a, vector_elements, held);
     } else if (line) {
-        check_line(test, launch, &a, held);
+        check_line(test, launch, &a, vector_elements, held);
         line_launches++;
     } else if (!p->columns) {
         HOLDS(g->spans == vectors && g->spans <= up(p->s + vector_elements - 1, vector_elements));

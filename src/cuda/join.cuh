@@ -183,6 +183,19 @@ __device__ __forceinline__ double store_statistics(const normfuse_cuda_arguments
 /* Sums of two numbers over the parts of a set, `stride` doubles apart. */
 template <typename R> struct totals {
     R plain, centred;
+
+    __device__ __forceinline__ totals sum_few(int lanes) const
+    {
+        totals all = *this;
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2)
+            if (distance < lanes) {
+                const R other = __shfl_xor_sync(full_mask, all.plain, distance);
+                all.centred += __shfl_xor_sync(full_mask, all.centred, distance);
+                all.plain += other;
+            }
+        return all;
+    }
 };
 template <typename R>
 __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stride, int parts, bool near_by)

@@ -82,5 +82,6 @@ enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cu
     };
     const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_lines_long ||
                           schedule == NORMFUSE_SCHEDULE_tile;
-    return (enum normfuse_cuda_kernel)kernels[columns && !has_both][schedule][backward][type][vectorized && !has_both];
+    const bool in_vectors = vectorized && schedule != NORMFUSE_SCHEDULE_tile;
+    return (enum normfuse_cuda_kernel)kernels[columns && !has_both][schedule][backward][type][in_vectors];
 }

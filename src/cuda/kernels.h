@@ -63,8 +63,8 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
  * Machine code is for the GPU's own capability, or an earlier one of its generation; PTX for every newer one. */
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
 
-/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes. `lines`,
- * `lines_long` and `tile` have one kernel for both layouts, without vectors. */
+/* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes, or words
+ * of two halves. `lines`, `lines_long` and `tile` have one kernel for both layouts, `tile` without vectors. */
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
                                                   int32_t type, bool vectorized);
 

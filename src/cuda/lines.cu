@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT
  *
  * lines.cu - group norm where the values of a norm group are adjacent in memory and few, in both layouts: [N, C], small
- * planes, whole small samples. They are called a line. Loads are of one element, so a line may begin anywhere, may have
- * any length, and every addition is taken.
+ * planes, whole small samples. They are called a line. Loads are of one element, or of a word of two halves, so a line
+ * may begin anywhere, may have any length, and every addition is taken.
  *
- * A power of two of adjacent threads, the lanes, holds a line: lane l has the values l, l + lanes, l + 2 lanes, so a
- * warp loads adjacent elements. A thread keeps its norm group and goes from sample to sample; the values of the next
- * sample are requested before this one is worked on. What a value is weighed by lies in shared memory, in a place that
- * its thread alone reads. The backward sums the gradients of weight and bias by position, in registers, and the block
- * joins positions to channels once, at the end.
+ * A power of two of adjacent threads, the lanes, holds a line: lane l has the vectors l, l + lanes, l + 2 lanes, in its
+ * slots, so a warp loads adjacent elements. A thread keeps its norm group and goes from sample to sample; the values of
+ * the next sample are requested before this one is worked on. Words are those that memory is made of: the line's first
+ * element may be the second of a word, by as much in each of a thread's samples, which are even numbers apart where
+ * samples begin in turn at even and odd elements. What a value is weighed by lies in shared memory, in a place that its
+ * thread alone reads. The backward sums the gradients of weight and bias by position, in registers, and the block joins
+ * positions to channels once, at the end.
  *
  * A thread that has no line, or no value in a slot, has zeros there: x, dy, weight and bias. It goes through the same
  * shuffles and barriers as all others and stores nothing. */
@@ -17,7 +19,7 @@
 #include "single.cuh"
 
 constexpr int max_line_warps = 16;
-constexpr int slots_in_step = 2; /* loops over slots end after so many, not in the middle of them */
+constexpr int values_in_step = 2; /* of loops over values, which end between steps */
 
 /* z = (x - mean) rstd slope + offset of a slot; at the end of the backward the sums of a position. */
 template <typename R> struct __align__(2 * sizeof(R)) line_pair
@@ -31,14 +33,41 @@ __device__ __forceinline__ int pairs_of_thread(const normfuse_cuda_geometry &g)
     return g.segment_rows + 1;
 }
 
-struct line_place {
+/* Which values a thread has of a line: those of its first slots, but not what is another line's. */
+template <int V> struct line_share {
+    int count, whole; /* slots that have a value; whose last element is one */
+    int readable;     /* slots that are in the tensor, the elements of others with them */
+    bool is_cut;      /* the first element of the first slot is none */
+
+    __device__ __forceinline__ bool has(int value) const
+    {
+        const int slot = value / V;
+        return V > 1 && value % V > 0 ? slot < whole : slot < count && !(V > 1 && slot == 0 && is_cut);
+    }
+};
+
+/* Elements before a line's first one in the vector where that lies. */
+template <int V>
+__device__ __forceinline__ int shift_of(const normfuse_cuda_arguments &a, int n, int group)
+{
+    return (int)(n * a.problem.x().batch + (int64_t)group * a.geometry.group * a.problem.x().channel) & (V - 1);
+}
+
+/* Vectors of a line that may be shifted. */
+template <int V> __device__ __forceinline__ int vectors_of_line(const normfuse_cuda_arguments &a)
+{
+    return (a.geometry.rows + ((int)a.problem.x().batch & (V - 1)) + V - 1) / V;
+}
+
+template <int V> struct line_place {
     int lanes, lane; /* of the line */
     int sample;      /* of those that the block has beside one another */
     int group;       /* norm group of a sample */
-    int count;       /* values of a line that the thread has, those of its first slots; 0: it has no line */
-    int64_t at;      /* elements from the beginning of a sample to the first of them */
+    int shift;
+    int64_t at, step; /* bytes from the tensor's beginning to the first slot of sample 0, and from sample to sample */
+    line_share<V> own;
 
-    __device__ __forceinline__ line_place(const normfuse_cuda_arguments &a, int block_of_row)
+    __device__ __forceinline__ line_place(const normfuse_cuda_arguments &a, int part, int block_of_row, int bytes)
     {
         const normfuse_cuda_geometry &g = a.geometry;
         const int line = (int)threadIdx.x >> g.lane_bits;
@@ -46,55 +75,111 @@ struct line_place {
         lane = (int)threadIdx.x & (lanes - 1);
         sample = divide(line, g.by_width);
         group = block_of_row * g.width + line - sample * g.width;
-        const bool has = sample < g.sets_a_block && group < (int)a.problem.groups && lane < g.rows;
-        count = has ? (g.rows - lane + lanes - 1) >> g.lane_bits : 0;
-        at = (int64_t)group * g.group * a.problem.x().channel + lane;
+        shift = shift_of<V>(a, part * g.sets_a_block + sample, group);
+        const bool has = sample < g.sets_a_block && group < (int)a.problem.groups;
+        const auto slots_of = [&](int vectors) {
+            return has && lane < vectors ? (vectors - lane + lanes - 1) >> g.lane_bits : 0;
+        };
+        const int past = g.rows + shift, count = slots_of((past + V - 1) / V);
+        own = {count, slots_of(past / V), count, has && lane == 0 && shift > 0};
+        at = ((int64_t)group * g.group * a.problem.x().channel - shift + lane * V) * bytes;
+        step = a.problem.x().batch * bytes;
+    }
+    /* Of sample n, where there is one. What follows the last line in memory is nobody's. */
+    __device__ __forceinline__ line_share<V> share(const normfuse_cuda_arguments &a, int n) const
+    {
+        const int past = (int)a.problem.n, last = past - 1;
+        line_share<V> share = n < past ? own : line_share<V>{0, 0, 0, false};
+        if (V > 1 && group == (int)a.problem.groups - 1 && (n == last || step == 0))
+            share.readable = min(share.readable, share.whole);
+        return share;
+    }
+    __device__ __forceinline__ int64_t of_sample(int n) const
+    {
+        return at + n * step;
     }
     /* Rows: the positions of a channel are adjacent. Columns: one position, or all channels of each position. */
-    __device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, int slot) const
+    __device__ __forceinline__ int channel_of(const normfuse_cuda_arguments &a, int value) const
     {
-        const int value = lane + slot * lanes;
-        const int channel = a.problem.columns() ? value - divide(value, a.geometry.by_group) * a.geometry.group
-                                              : divide(value, a.geometry.by_spans);
+        const int in_line = (lane + value / V * lanes) * V + value % V - shift;
+        const int channel = a.problem.columns() ? in_line - divide(in_line, a.geometry.by_group) * a.geometry.group
+                                                : divide(in_line, a.geometry.by_spans);
         return group * a.geometry.group + channel;
     }
     /* Whether the thread speaks for its line. */
     __device__ __forceinline__ bool is_first() const
     {
-        return lane == 0 && count > 0;
+        return lane == 0 && own.count > 0;
     }
 };
 
-/* The first `count` of the thread's values of sample n in a tensor, which has the strides of x. */
-template <typename T>
-__device__ __forceinline__ char *line_of(const normfuse_cuda_arguments &a, const normfuse_view &view,
-                                         const line_place &place, int n)
+/* The slots of a thread from the first one on, `bytes` from one to the next; those that it has not are 0. */
+template <typename T, int V, int K>
+__device__ __forceinline__ void request_slots(const char *from, int bytes, const line_share<V> &share,
+                                              raw<T, V> (&vectors)[K])
 {
-    return view.data + (n * a.problem.x().batch + place.at) * (int64_t)sizeof(T);
-}
-template <typename T, int K>
-__device__ __forceinline__ void request_values(const normfuse_cuda_arguments &a, const normfuse_view &view,
-                                               const line_place &place, int n, int count, raw<T, 1> (&values)[K])
-{
-    const char *from = line_of<T>(a, view, place, n);
+    const char *const first = from;
     /* From one to the next: addresses that follow from a base are held in registers, all of them. */
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        load_where(k < count, values[k], from);
-        from += place.lanes * (int)sizeof(T);
+    each<K>([&](int k) {
+        load_where(k < share.readable, vectors[k], from);
+        from += bytes;
+    });
+    if constexpr (V > 1) {
+        if (share.readable < share.count)
+            each<K>([&](int k) { load_half_where(k == share.whole, vectors[k], first + k * bytes); });
     }
 }
 
-template <typename T, int K>
-__device__ __forceinline__ void store_values(const normfuse_cuda_arguments &a, const normfuse_view &view,
-                                             const line_place &place, int n, int count, const compute<T> (&values)[K])
+template <typename T, int V, int K>
+__device__ __forceinline__ compute<T> value_of(const raw<T, V> (&vectors)[K], int value)
 {
-    char *to = line_of<T>(a, view, place, n);
+    compute<T> values[V];
+    unpack<T, V>(vectors[value / V], values);
+    return values[value % V];
+}
+
+/* 0 for what is another line's. */
+template <int V, typename R, int N>
+__device__ __forceinline__ void clear_others(const line_share<V> &share, R (&values)[N])
+{
+    if constexpr (V > 1) {
+        values[0] = share.is_cut ? R(0) : values[0];
+        /* Not in a branch, of whose assignment the compiler makes one through an index, and of registers memory. */
+        each<N / V>([&](int k) { values[k * V + V - 1] = k == share.whole ? R(0) : values[k * V + V - 1]; });
+    }
+}
+
+/* One slot, of values[first] and those that follow. */
+template <typename T, int V, int N>
+__device__ __forceinline__ void store_slot(char *to, const line_share<V> &share, int slot, const compute<T> (&values)[N],
+                                           int first)
+{
+    compute<T> own[V];
+    each<V>([&](int i) { own[i] = values[first + i]; });
+    const bool is_cut = V > 1 && slot == 0 && share.is_cut;
+    if (slot < share.whole && !is_cut)
+        *reinterpret_cast<raw<T, V> *>(to) = make_vector<T, V>(own);
+    else if (V > 1 && slot < share.count)
+        store_number<T>(to + (is_cut ? (int)sizeof(T) : 0), is_cut ? own[V - 1] : own[0]);
+}
+template <typename T, int V, int N>
+__device__ __forceinline__ void store_slots(char *to, int bytes, const line_share<V> &share,
+                                            const compute<T> (&values)[N])
+{
+    each<N / V>([&](int k) {
+        store_slot<T, V>(to, share, k, values, k * V);
+        to += bytes;
+    });
+}
+
+/* work(begin) for each `step` of the first `used` of a thread's values, from number `begin` on. */
+template <int N, int step, typename Work> __device__ __forceinline__ void in_values(int used, Work work)
+{
 #pragma unroll
-    for (int k = 0; k < K; k++) {
-        if (k < count)
-            store_number<T>(to, values[k]);
-        to += place.lanes * (int)sizeof(T);
+    for (int begin = 0; begin < N; begin += step) {
+        if (begin >= used)
+            break;
+        work(begin);
     }
 }
 
@@ -105,21 +190,21 @@ __device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
 }
 
 /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
-template <int M, typename R>
-__device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place &place, int n,
-                                             int count, line_pair<R> *own)
+template <int M, int V, typename R>
+__device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place<V> &place, int n,
+                                             const line_share<V> &share, line_pair<R> *own)
 {
     const normfuse_cuda_problem &p = a.problem;
     if (is_one_channel(a.geometry)) {
         const auto request = [&](const normfuse_parameter &of) {
-            return request_at_once(of, n * of.batch + place.group * of.channel, count > 0);
+            return request_at_once(of, n * of.batch + place.group * of.channel, share.count > 0);
         };
         const requested_weights found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
         R slope, offset;
         weigh(p, found, slope, offset);
 #pragma unroll 1
         for (int k = 0; k < a.geometry.segment_rows; k++)
-            own[k] = k < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+            own[k] = share.has(k) ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
         return;
     }
 #pragma unroll 1
@@ -127,7 +212,7 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
         requested_weights found[M];
 #pragma unroll
         for (int i = 0; i < M; i++) {
-            const bool wanted = first + i < count;
+            const bool wanted = share.has(first + i);
             const int64_t c = place.channel_of(a, first + i);
             const auto request = [&](const normfuse_parameter &of) {
                 return request_at_once(of, n * of.batch + c * of.channel, wanted);
@@ -138,140 +223,142 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
         for (int i = 0; i < M; i++) {
             R slope, offset;
             weigh(p, found[i], slope, offset);
-            own[first + i] = first + i < count ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
+            own[first + i] = share.has(first + i) ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
         }
     }
 }
 
 /* Values of a line that its warp number `warp` has. */
-__device__ __forceinline__ int values_of_warp(const normfuse_cuda_geometry &g, int warp)
+template <int V> __device__ __forceinline__ int values_of_warp(const normfuse_cuda_geometry &g, int shift, int warp)
 {
-    const int rest = g.rows & ((1 << g.lane_bits) - 1);
-    return (g.rows >> g.lane_bits) * 32 + min(max(rest - 32 * warp, 0), 32);
+    const int past = g.rows + shift, at_once = V << g.lane_bits, rounds = past / at_once;
+    const int rest = min(max(past - rounds * at_once - 32 * V * warp, 0), 32 * V);
+    return rounds * 32 * V + rest - (warp == 0 ? shift : 0);
 }
+
+/* What is known of the values of a line, or of those that a warp has of it: the mean is about + rest, squares are about
+ * that. Lanes count the warps of their line, a power of two. */
+template <typename R> struct __align__(4 * sizeof(R)) line_moments
+{
+    R about, rest, squares, count;
+
+    __device__ __forceinline__ line_moments join(int warps, R values, R share) const
+    {
+        const R near = __shfl_sync(full_mask, about, 0), distance = (about - near) + rest;
+        const R mean = quotient(sum_few(count * distance, warps), values, share), off = distance - mean;
+        const R all = sum_few(squares + count * off * off, warps);
+        const R sum = near + mean, back = sum - near;
+        return {sum, (near - (sum - back)) + (mean - back), all, values};
+    }
+};
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-template <typename T, int K> __device__ __forceinline__ void lines_forward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K> __device__ __forceinline__ void lines_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
+    constexpr int N = K * V;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ R base_of[max_line_warps], sum_of[max_line_warps], square_of[max_line_warps];
+    __shared__ line_moments<R> of_warps[2][max_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide);
-    const line_place place(a, (int)blockIdx.x - part * g.blocks_wide);
+    const line_place<V> place(a, part, (int)blockIdx.x - part * g.blocks_wide, (int)sizeof(T));
     line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
-    const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32; /* of a line; 0: less than one */
-    const int first_warp = warp & ~(max(warps, 1) - 1), first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
+    const int bytes = place.lanes * V * (int)sizeof(T), warps = max(place.lanes / 32, 1); /* of a line */
+    const int first_warp = warp & ~(warps - 1), first_lane = (int)threadIdx.x % 32 & ~(place.lanes - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
-    const int used = (g.rows + place.lanes - 1) >> g.lane_bits; /* slots */
+    const int used = ((vectors_of_line<V>(a) + place.lanes - 1) >> g.lane_bits) * V; /* values */
     const bool modulated = p.scale().data || p.shift().data;
-    const R values = (R)g.rows, share = R(1) / values;
+    const R values = (R)g.rows, share_of_one = R(1) / values;
+    const R warp_values = warps > 1 ? (R)values_of_warp<V>(g, place.shift, warp - first_warp) : values;
+    const R share_of_warp = R(1) / max(warp_values, R(1));
 
-    raw<T, 1> requested[K];
+    raw<T, V> requested[K];
     const auto request_sample = [&](int n) {
-        request_values<T, K>(a, p.x(), place, n, n < samples ? place.count : 0, requested);
+        request_slots<T, V>(p.x().data + place.of_sample(n), bytes, place.share(a, n), requested);
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line<slots_at_once>(a, place, 0, place.count, own);
+        prepare_line<slots_at_once>(a, place, 0, place.own, own);
 
+    int parity = 0; /* so that nobody writes what another warp still reads of the sample before */
 #pragma unroll 1
     for (int first = part * g.sets_a_block; first < samples; first += apart) {
-        const int n = first + place.sample, count = n < samples ? place.count : 0;
-        R x[K];
-        raw<T, 1> more[K];
-        if (p.pre_add().data)
-            request_values<T, K>(a, p.pre_add(), place, n, count, more);
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            x[k] = number_of<T>(requested[k]);
+        const int n = first + place.sample;
+        const line_share<V> share = place.share(a, n);
+        const int64_t here = place.of_sample(n);
+        R x[N];
+        raw<T, V> more[K];
+        each<N>([&](int v) { x[v] = value_of<T, V>(requested, v); });
         if (p.pre_add().data) {
-            add_slots<T>(K, more, x);
+            request_slots<T, V>(p.pre_add().data + here, bytes, share, more);
+            each<N>([&](int v) { x[v] = rounded_sum<T>(x[v], value_of<T, V>(more, v)); });
             if (p.u().data)
-                store_values<T>(a, p.u(), place, n, count, x);
+                store_slots<T, V>(p.u().data + here, bytes, share, x);
         }
         if (p.post_add().data)
-            request_values<T, K>(a, p.post_add(), place, n, count, more);
+            request_slots<T, V>(p.post_add().data + here, bytes, share, more);
         request_sample(n + apart);
         if (modulated)
-            prepare_line<1>(a, place, n, count, own);
+            prepare_line<1>(a, place, n, share, own);
 
-        /* About the line's first value, or that of each warp; then about the mean, which cannot cancel. */
-        R base = __shfl_sync(full_mask, x[0], first_lane), sum = R(0), square = R(0);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            if (k % slots_in_step == 0 && k >= used)
-                break;
-            if (k < count)
-                sum += x[k] - base;
-        }
-        sum = sum_few(sum, place.lanes);
-        if (warps > 1) {
-            if (threadIdx.x % 32 == 0) {
-                base_of[warp] = base;
-                sum_of[warp] = sum;
-            }
-            __syncthreads();
-            base = base_of[first_warp];
-            sum = R(0);
-            for (int i = 0; i < warps; i++)
-                sum += sum_of[first_warp + i] + (R)values_of_warp(g, i) * (base_of[first_warp + i] - base);
-        }
-        /* The mean is about + rest. */
-        const R distance = quotient(sum, values, share), about = base + distance, back = about - base;
-        const R rest = (base - (about - back)) + (distance - back);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            if (k % slots_in_step == 0 && k >= used)
-                break;
-            x[k] -= about;
-            if (k < count)
-                square += (x[k] - rest) * (x[k] - rest);
-        }
-        square = sum_few(square, place.lanes);
+        /* About the first value of the line, or of the warp; then about the mean, which cannot cancel. */
+        const R base = __shfl_sync(full_mask, share.is_cut ? x[V - 1] : x[0], first_lane);
+        R sum = R(0), square = R(0);
+        in_values<N, values_in_step>(used, [&](int begin) {
+            each<values_in_step>([&](int i) {
+                if (share.has(begin + i))
+                    sum += x[begin + i] - base;
+            });
+        });
+        const R distance = quotient(sum_few(sum, place.lanes), warp_values, share_of_warp);
+        const R about = base + distance, back = about - base;
+        R rest = (base - (about - back)) + (distance - back);
+        in_values<N, values_in_step>(used, [&](int begin) {
+            each<values_in_step>([&](int i) {
+                R &own_x = x[begin + i];
+                own_x -= about;
+                if (share.has(begin + i))
+                    square += (own_x - rest) * (own_x - rest);
+            });
+        });
+        line_moments<R> all = {about, rest, sum_few(square, place.lanes), warp_values};
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
-                square_of[warp] = square;
+                of_warps[parity][warp] = all;
             __syncthreads();
-            square = R(0);
-            for (int i = 0; i < warps; i++)
-                square += square_of[first_warp + i];
+            all = of_warps[parity][first_warp + ((int)threadIdx.x & (warps - 1))].join(warps, values, share_of_one);
+            rest = (all.about - about) + all.rest;
+            parity ^= 1;
         }
-        const R variance = quotient(square, values, share), rstd = inverse_root(variance + (R)p.eps);
+        const R variance = quotient(all.squares, values, share_of_one), rstd = inverse_root(variance + (R)p.eps);
         if (place.is_first() && n < samples)
-            store_statistics(a, n, place.group, (int64_t)n * p.groups + place.group, (double)about + (double)rest,
-                             variance, rstd, (double)p.set_values);
+            store_statistics(a, n, place.group, (int64_t)n * p.groups + place.group,
+                             (double)all.about + (double)all.rest, variance, rstd, (double)p.set_values);
 
-        char *to = line_of<T>(a, p.y(), place, n);
+        char *to = p.y().data + here;
+        const R off = -rest * rstd;
         choose_activation<true, true>(p.activation, [&](auto chosen) {
-#pragma unroll
-            for (int begin = 0; begin < K; begin += slots_at_once) {
-                if (begin >= g.segment_rows)
-                    break;
+            in_values<N, slots_at_once>(used, [&](int begin) {
                 R z[slots_at_once];
-#pragma unroll
-                for (int i = 0; i < slots_at_once; i++) {
+                each<slots_at_once>([&](int i) {
                     const line_pair<R> by = own[begin + i];
-                    const R slope = by.first * rstd;
-                    z[i] = fma(x[begin + i], slope, by.second - rest * slope);
+                    z[i] = fma(fma(x[begin + i], rstd, off), by.first, by.second);
                     if (p.post_add().data)
-                        z[i] += number_of<T>(more[begin + i]);
+                        z[i] += value_of<T, V>(more, begin + i);
                     if (takes_half<fast, true>(decltype(chosen)::constant))
                         z[i] *= R(0.5);
-                }
+                });
                 activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
-#pragma unroll
-                for (int i = 0; i < slots_at_once; i++) {
-                    if (begin + i < count)
-                        store_number<T>(to, z[i]);
-                    to += step;
-                }
-            }
+                each<slots_at_once / V>([&](int k) {
+                    store_slot<T, V>(to, share, begin / V + k, z, k * V);
+                    to += bytes;
+                });
+            });
         });
     }
 }
@@ -280,7 +367,7 @@ template <typename T, int K> __device__ __forceinline__ void lines_forward(const
 
 /* The sums of the block's channels, of what its threads have of positions (of one channel two doubles, in the place of
  * the first), to memory: `bits` say how many threads of a warp have a channel together. */
-template <typename R>
+template <int V, typename R>
 __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
                                                 int part, int block_of_row)
 {
@@ -301,13 +388,14 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
             const int first = a.problem.columns() ? within : within * length, apart = a.problem.columns() ? g.group : 1;
 #pragma unroll 1
             for (int i = of; i < (by_thread ? lanes : length); i += 1 << bits) {
-                const int value = first + i * apart;
-                const int thread = (line << g.lane_bits) + (value & (lanes - 1));
-                const line_pair<R> *const from =
-                    positions + thread * pairs_of_thread(g) + (by_thread ? 0 : value >> g.lane_bits);
 #pragma unroll 4
                 for (int sample = 0; sample < g.sets_a_block; sample++) {
-                    const line_pair<R> *const sums = from + sample * (g.width << g.lane_bits) * pairs_of_thread(g);
+                    const int shift = by_thread ? 0 : shift_of<V>(a, part * g.sets_a_block + sample,
+                                                                  block_of_row * g.width + line);
+                    const int place = first + i * apart + shift, vector = by_thread ? i : place / V;
+                    const int thread = ((sample * g.width + line) << g.lane_bits) + (vector & (lanes - 1));
+                    const line_pair<R> *const sums = positions + thread * pairs_of_thread(g) +
+                                                     (by_thread ? 0 : (vector >> g.lane_bits) * V + place % V);
                     const double *const of_thread = reinterpret_cast<const double *>(sums);
                     plain += by_thread ? of_thread[0] : (double)sums->first;
                     normalized += by_thread ? of_thread[1] : (double)sums->second;
@@ -323,20 +411,20 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
 }
 
 /* The thread's sums of positions into shared memory; of one channel they are one. */
-template <typename R, int K>
-__device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[K],
-                                               const R (&normalized)[K])
+template <typename R, int N>
+__device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, line_pair<R> *own, const R (&plain)[N],
+                                               const R (&normalized)[N])
 {
 #pragma unroll
-    for (int k = 0; k < K; k++)
-        if (k < g.segment_rows && !is_one_channel(g))
-            own[k] = {plain[k], normalized[k]};
+    for (int v = 0; v < N; v++)
+        if (v < g.segment_rows && !is_one_channel(g))
+            own[v] = {plain[v], normalized[v]};
     if (is_one_channel(g)) {
         double of_thread[2] = {0.0, 0.0};
 #pragma unroll
-        for (int k = 0; k < K; k++) {
-            of_thread[0] += (double)plain[k];
-            of_thread[1] += (double)normalized[k];
+        for (int v = 0; v < N; v++) {
+            of_thread[0] += (double)plain[v];
+            of_thread[1] += (double)normalized[v];
         }
         reinterpret_cast<double *>(own)[0] = of_thread[0];
         reinterpret_cast<double *>(own)[1] = of_thread[1];
@@ -349,11 +437,10 @@ struct statistic_walk {
     int64_t step; /* bytes */
     int type;
 
-    __device__ __forceinline__ statistic_walk(const normfuse_parameter &of, const line_place &place, int first,
-                                              int apart)
+    __device__ __forceinline__ statistic_walk(const normfuse_parameter &of, int group, int first, int apart)
         : type(of.type)
     {
-        at = of.data + ((first * of.batch + place.group * of.channel) << byte_bits(type));
+        at = of.data + ((first * of.batch + group * of.channel) << byte_bits(type));
         step = (apart * of.batch) << byte_bits(type);
     }
     __device__ __forceinline__ requested_value request_next(bool wanted)
@@ -365,158 +452,150 @@ struct statistic_walk {
     }
 };
 
-template <typename T, int K> __device__ __forceinline__ void lines_backward(const normfuse_cuda_arguments &a)
+template <typename T, int V, int K> __device__ __forceinline__ void lines_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
     constexpr bool fast = sizeof(T) == 2;
+    constexpr int N = K * V;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ totals<R> of_warps[2][max_line_warps];
     const int warp = (int)threadIdx.x / 32;
     const int part = divide((int)blockIdx.x, g.by_blocks_wide), block_of_row = (int)blockIdx.x - part * g.blocks_wide;
-    const line_place place(a, block_of_row);
+    const line_place<V> place(a, part, block_of_row, (int)sizeof(T));
     line_pair<R> *const own = reinterpret_cast<line_pair<R> *>(dynamic) + (int)threadIdx.x * pairs_of_thread(g);
-    const int step = place.lanes * (int)sizeof(T), warps = place.lanes / 32;
-    const int first_warp = warp & ~(max(warps, 1) - 1);
+    const int bytes = place.lanes * V * (int)sizeof(T), warps = max(place.lanes / 32, 1);
+    const int first_warp = warp & ~(warps - 1);
     const int samples = (int)p.n, apart = g.parts * g.sets_a_block;
-    const int used = (g.rows + place.lanes - 1) >> g.lane_bits; /* slots */
     const bool modulated = p.scale().data || p.shift().data;
     const bool has_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const R portion = R(1) / (R)p.set_values;
 
-    raw<T, 1> requested_x[K], requested_dy[K];
+    raw<T, V> requested_x[K], requested_dy[K];
     requested_value requested_mean, requested_rstd;
-    statistic_walk means(p.mean(), place, part * g.sets_a_block + place.sample, apart);
-    statistic_walk rstds(p.rstd(), place, part * g.sets_a_block + place.sample, apart);
+    statistic_walk means(p.mean(), place.group, part * g.sets_a_block + place.sample, apart);
+    statistic_walk rstds(p.rstd(), place.group, part * g.sets_a_block + place.sample, apart);
     const auto request_sample = [&](int n) {
-        const int count = n < samples ? place.count : 0;
-        requested_mean = means.request_next(count > 0);
-        requested_rstd = rstds.request_next(count > 0);
-        request_values<T, K>(a, p.x(), place, n, count, requested_x);
-        request_values<T, K>(a, p.dy(), place, n, count, requested_dy);
+        const line_share<V> share = place.share(a, n);
+        const int64_t there = place.of_sample(n);
+        requested_mean = means.request_next(share.count > 0);
+        requested_rstd = rstds.request_next(share.count > 0);
+        request_slots<T, V>(p.x().data + there, bytes, share, requested_x);
+        request_slots<T, V>(p.dy().data + there, bytes, share, requested_dy);
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line<slots_at_once>(a, place, 0, place.count, own);
-    R plain[K], normalized[K]; /* of each position, over samples */
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        plain[k] = normalized[k] = R(0);
+        prepare_line<slots_at_once>(a, place, 0, place.own, own);
+    R plain[N], normalized[N]; /* of each position, over samples */
+    each<N>([&](int v) { plain[v] = normalized[v] = R(0); });
 
     int parity = 0; /* so that nobody writes what another warp still reads of the sample before */
 #pragma unroll 1
     for (int first = part * g.sets_a_block; first < samples; first += apart) {
-        const int n = first + place.sample, count = n < samples ? place.count : 0;
-        R x[K], dy[K];
-        raw<T, 1> more[K];
-        if (p.pre_add().data)
-            request_values<T, K>(a, p.pre_add(), place, n, count, more);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            x[k] = number_of<T>(requested_x[k]);
-            dy[k] = number_of<T>(requested_dy[k]);
+        const int n = first + place.sample;
+        const line_share<V> share = place.share(a, n);
+        const int64_t here = place.of_sample(n);
+        R x[N], dy[N];
+        raw<T, V> more[K];
+        each<N>([&](int v) {
+            x[v] = value_of<T, V>(requested_x, v);
+            dy[v] = value_of<T, V>(requested_dy, v);
+        });
+        if (p.pre_add().data) {
+            request_slots<T, V>(p.pre_add().data + here, bytes, share, more);
+            each<N>([&](int v) { x[v] = rounded_sum<T>(x[v], value_of<T, V>(more, v)); });
         }
-        if (p.pre_add().data)
-            add_slots<T>(K, more, x);
+        clear_others(share, x);
         const double mean = receive<double>(requested_mean, p.mean().type);
         const R rstd = receive<R>(requested_rstd, p.rstd().type);
-        const R about = (R)mean, rest = (R)(mean - (double)about);
+        const R about = (R)mean, off = -(R)(mean - (double)about) * rstd;
         if (has_post)
-            request_values<T, K>(a, p.post_add(), place, n, count, more);
+            request_slots<T, V>(p.post_add().data + here, bytes, share, more);
         if (modulated)
-            prepare_line<1>(a, place, n, count, own);
-#pragma unroll
-        for (int k = 0; k < K; k++)
-            x[k] -= about;
+            prepare_line<1>(a, place, n, share, own);
+        /* x becomes (x - mean) rstd. */
+        each<N>([&](int v) { x[v] = fma(x[v] - about, rstd, off); });
 
         /* dy becomes what came through the activation. */
         choose_activation<true, true>(p.activation, [&](auto chosen) {
             if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-#pragma unroll
-                for (int begin = 0; begin < K; begin += slots_at_once) {
-                    if (begin >= g.segment_rows)
-                        break;
+                in_values<N, slots_at_once>(g.segment_rows, [&](int begin) {
                     R z[slots_at_once], by[slots_at_once];
                     const bool half = takes_half<fast, true>(decltype(chosen)::constant);
-#pragma unroll
-                    for (int i = 0; i < slots_at_once; i++) {
+                    each<slots_at_once>([&](int i) {
                         const line_pair<R> pair = own[begin + i];
-                        const R slope = pair.first * rstd;
-                        z[i] = fma(x[begin + i], slope, pair.second - rest * slope);
-                        if (has_post)
-                            z[i] = p.from_y() ? number_of<T>(more[begin + i]) : z[i] + number_of<T>(more[begin + i]);
+                        z[i] = fma(x[begin + i], pair.first, pair.second);
+                        if (has_post) {
+                            const R added = value_of<T, V>(more, begin + i);
+                            z[i] = p.from_y() ? added : z[i] + added;
+                        }
                         if (half)
                             z[i] *= R(0.5);
                         by[i] = dy[begin + i];
-                    }
+                    });
                     differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
-#pragma unroll
-                    for (int i = 0; i < slots_at_once; i++)
-                        dy[begin + i] = half ? R(0.5) * by[i] : by[i];
-                }
+                    each<slots_at_once>([&](int i) { dy[begin + i] = half ? R(0.5) * by[i] : by[i]; });
+                });
             }
         });
+        clear_others(share, dy);
         if (p.du().data)
-            request_values<T, K>(a, p.du(), place, n, count, more);
+            request_slots<T, V>(p.du().data + here, bytes, share, more);
         request_sample(n + apart); /* not before the derivatives: with registers for both fewer blocks would run */
 
-        /* dy becomes its part of dx, slope dy'; it is 0 in a slot without a value. */
+        /* dy becomes weight dy; it is 0 in a slot without a value. */
         if (p.dpost_add().data)
-            store_values<T>(a, p.dpost_add(), place, n, count, dy);
+            store_slots<T, V>(p.dpost_add().data + here, bytes, share, dy);
         totals<R> all = {R(0), R(0)};
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            if (k % slots_in_step == 0 && k >= used)
-                break;
-            plain[k] += dy[k];
-            normalized[k] += dy[k] * ((x[k] - rest) * rstd);
-            dy[k] *= own[k].first * rstd;
-            all.plain += dy[k];
-            all.centred += dy[k] * x[k];
-        }
-        all = {sum_few(all.plain, place.lanes), sum_few(all.centred, place.lanes)};
+        in_values<N, slots_at_once>(g.segment_rows, [&](int begin) {
+            each<slots_at_once>([&](int i) {
+                const int v = begin + i;
+                plain[v] += dy[v];
+                normalized[v] = fma(dy[v], x[v], normalized[v]);
+                dy[v] *= own[v].first;
+                all.plain += dy[v];
+                all.centred = fma(dy[v], x[v], all.centred);
+            });
+        });
+        all = all.sum_few(place.lanes);
         if (warps > 1) {
             if (threadIdx.x % 32 == 0)
                 of_warps[parity][warp] = all;
             __syncthreads();
-            all = {R(0), R(0)};
-            for (int i = 0; i < warps; i++) {
-                all.plain += of_warps[parity][first_warp + i].plain;
-                all.centred += of_warps[parity][first_warp + i].centred;
-            }
+            all = of_warps[parity][first_warp + ((int)threadIdx.x & (warps - 1))].sum_few(warps);
             parity ^= 1;
         }
-        /* dx = slope dy' + by_x (x - about) + level */
-        const R by_x = -((all.centred - rest * all.plain) * rstd) * (rstd * portion);
-        const R level = -all.plain * portion - by_x * rest;
+        /* dx = rstd (weight dy - mean of weight dy - x mean of weight dy x) */
+        const R level = -all.plain * portion, by_x = -all.centred * portion;
         if (p.dx().data) {
-            char *to = line_of<T>(a, p.dx(), place, n);
-#pragma unroll
-            for (int k = 0; k < K; k++) {
-                if (k % slots_in_step == 0 && k >= used)
-                    break;
-                R dx = dy[k] + fma(by_x, x[k], level);
-                if (p.du().data)
-                    dx += number_of<T>(more[k]);
-                if (k < count)
-                    store_number<T>(to, dx);
-                to += step;
-            }
+            char *to = p.dx().data + here;
+            in_values<N, slots_at_once>(g.segment_rows, [&](int begin) {
+                R dx[slots_at_once];
+                each<slots_at_once>([&](int i) {
+                    dx[i] = rstd * (dy[begin + i] + fma(by_x, x[begin + i], level));
+                    if (p.du().data)
+                        dx[i] += value_of<T, V>(more, begin + i);
+                });
+                each<slots_at_once / V>([&](int k) {
+                    store_slot<T, V>(to, share, begin / V + k, dx, k * V);
+                    to += bytes;
+                });
+            });
         }
     }
 
     if (a.sums) {
         hold_positions(g, own, plain, normalized);
         __syncthreads();
-        write_line_sums(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
+        write_line_sums<V>(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
     }
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        lines_##direction<type, vectors>(a);                                                                           \
+        lines_##direction<type, elements, vectors>(a);                                                                           \
     }
 NORMFUSE_KERNELS_LINES(INSTANCE)

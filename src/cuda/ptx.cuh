@@ -140,6 +140,21 @@ __device__ __forceinline__ void load_where(bool wanted, double &value, const cha
                  : "l"(data), "r"((int)wanted));
 }
 
+__device__ __forceinline__ void load_where(bool wanted, unsigned &value, const char *data)
+{
+    value = 0;
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u32 %0, [%1];\n}"
+                 : "+r"(value)
+                 : "l"(data), "r"((int)wanted));
+}
+/* Two bytes to the first half of a word, and 0 to the second; the word stays where none are wanted. */
+__device__ __forceinline__ void load_half_where(bool wanted, unsigned &value, const char *data)
+{
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
+                 : "+r"(value)
+                 : "l"(data), "r"((int)wanted));
+}
+
 /* The same, in order with other accesses to memory; the value stays where none is wanted. */
 __device__ __forceinline__ void request_where(bool wanted, unsigned short &value, const char *data)
 {

@@ -3,18 +3,41 @@
  * schedules_lines.c - the schedule of small norm groups whose values are adjacent in memory, of both layouts. */
 #include "schedules.h"
 
-enum { MAX_LANES = 512, SLOTS_AT_ONCE = 4 };
+enum { MAX_LANES = 512, USUAL_VALUES = 4096, VALUES_AT_ONCE = 4 };
 
 static int64_t values_of_line(const struct shape *shape)
 {
     return group_of(shape->problem) * shape->problem->s;
 }
 
-/* Whose kernels take a line of so many values; there are no long ones of doubles. */
-static enum normfuse_cuda_schedule schedule_of(const struct shape *shape)
+/* A line as its kernels see it. Those of long lines are no doubles'. Words are for many values, since a thread has twice
+ * as many of them: 46x1376x231 f16 backward 85.9 us, in words 55.2; 84x1472x44, 46 groups, f16 46.4, 33.4; 8x1408x40, 88,
+ * 11.4, 13.9. For yet more where it has a weight for each: 228002x480 f16 backward 463 us, 264; 2608x1888, 32, bf16 with
+ * three additions 34.6, 50.4; 34531x384, six, with mish backward 77.7, 91.5. */
+struct line {
+    enum normfuse_cuda_schedule schedule;
+    enum normfuse_cuda_kernel kernel;
+    int64_t elements, vectors; /* of a vector; of the line, which may begin and end inside of one */
+    int64_t held;              /* vectors of a thread */
+};
+
+static struct line line_of(const struct shape *shape)
 {
-    const bool is_long = values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, NORMFUSE_SCHEDULE_lines);
-    return is_long && shape->problem->type != NORMFUSE_F64 ? NORMFUSE_SCHEDULE_lines_long : NORMFUSE_SCHEDULE_lines;
+    const struct normfuse_problem *const p = shape->problem;
+    const double many = (double)(p->s > 1 ? 1 << 14 : 1 << 17) * shape->device->multiprocessors;
+    const bool in_words = normfuse_type_bytes(p->type) == 2 && are_aligned(p, 4) && shape->tensor_bytes >= 2.0 * many;
+    const bool backward = shape->direction == BACKWARD;
+    struct line line = {.schedule = NORMFUSE_SCHEDULE_lines, .elements = in_words ? 2 : 1};
+    line.vectors = divide_up(values_of_line(shape) + (p->x.batch & (line.elements - 1)), line.elements);
+    line.kernel = normfuse_cuda_kernel_of(p->columns, line.schedule, backward, p->type, in_words);
+    line.held = normfuse_cuda_kernel_table[line.kernel].vectors;
+    /* Words hold as much as long lines have. */
+    if (line.vectors > MAX_LANES * line.held && p->type != NORMFUSE_F64 && !in_words) {
+        line.schedule = NORMFUSE_SCHEDULE_lines_long;
+        line.kernel = normfuse_cuda_kernel_of(p->columns, line.schedule, backward, p->type, in_words);
+        line.held = normfuse_cuda_kernel_table[line.kernel].vectors;
+    }
+    return line;
 }
 
 /* Of x, which all tensors are like. */
@@ -81,10 +104,11 @@ static const char *refuse(const struct shape *shape)
         return "it takes group norm of fewer than 2^28 samples";
     if (!shape->short_offsets || !is_adjacent(p))
         return "the values of a norm group are not adjacent, or a block's are 2^31 bytes or more";
-    if (values_of_line(shape) > MAX_LANES * (int64_t)vectors_of(shape, schedule_of(shape)))
+    const struct line line = line_of(shape);
+    if (line.vectors > MAX_LANES * line.held)
         return "a norm group has more values than a block holds";
     /* 26x617x4x3 f32 NHWC backward 19.7 us, in two passes 15.0. */
-    if (schedule_of(shape) == NORMFUSE_SCHEDULE_lines_long && p->n * p->groups < shape->device->multiprocessors)
+    if (values_of_line(shape) > USUAL_VALUES && p->n * p->groups < shape->device->multiprocessors)
         return "such long norm groups are fewer than multiprocessors";
     /* Their sums over samples are of one rstd, not of one scale. */
     if (shape->direction == BACKWARD &&
@@ -127,26 +151,25 @@ static const char *configure(const struct shape *shape, struct step *step)
     enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
-    const enum normfuse_cuda_schedule schedule = schedule_of(shape);
-    const int64_t max_slots = vectors_of(shape, schedule);
-    const int64_t values = values_of_line(shape), d = group_of(p);
+    const struct line line = line_of(shape);
+    const int64_t d = group_of(p);
     /* Threads of a line: as few as hold it in `wanted` slots each, within a warp, else in all; more where there are too
      * few lines for the device. */
-    const int64_t wanted = p->type == NORMFUSE_F64 ? minimum(4, max_slots) : max_slots;
+    const int64_t wanted = p->type == NORMFUSE_F64 ? minimum(4, line.held) : line.held;
     const int64_t few = (int64_t)FEW_THREADS * shape->device->multiprocessors;
-    int bits = bits_for(divide_up(values, max_slots));
-    bits = (int)maximum(bits, minimum(bits_for(divide_up(values, wanted)), WARP_BITS));
-    while (bits < WARP_BITS && values > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
+    int bits = bits_for(divide_up(line.vectors, line.held));
+    bits = (int)maximum(bits, minimum(bits_for(divide_up(line.vectors, wanted)), WARP_BITS));
+    while (bits < WARP_BITS && line.vectors > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
-    const int64_t slots = divide_up(values, INT64_C(1) << bits);
+    const int64_t values = divide_up(line.vectors, INT64_C(1) << bits) * line.elements;
     const struct block block = fullest_block(p, bits);
     struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.kernel = line.kernel;
     step->launch.threads = (uint32_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
-    g->rows = g->part_rows = (int32_t)values;
+    g->rows = g->part_rows = (int32_t)values_of_line(shape);
     g->lane_bits = bits;
-    g->segment_rows = (int32_t)(divide_up(slots, SLOTS_AT_ONCE) * SLOTS_AT_ONCE);
+    g->segment_rows = (int32_t)(divide_up(values, VALUES_AT_ONCE) * VALUES_AT_ONCE);
     g->sets_a_block = (int32_t)block.samples;
     g->width = (int32_t)block.width;
     g->blocks_wide = (int32_t)block.blocks_wide;
@@ -155,11 +178,17 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->sums_by_channel = 1;
     step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
     const int64_t rounds = divide_up(p->n, block.samples);
-    int64_t parts = maximum(1, resident_blocks(shape, step) / block.blocks_wide);
+    const int64_t resident = maximum(1, resident_blocks(shape, step) / block.blocks_wide);
+    int64_t parts = resident;
     if (shape->wants_gradients)
         parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
+    /* A thread's words begin in the same place of each of its samples. */
+    if (line.elements > 1 && p->x.batch % 2 != 0 && parts * block.samples % 2 != 0 && parts < rounds) {
+        const bool is_summed = shape->wants_gradients && divide_up(rounds, maximum(1, parts - 1)) > MAX_SUMMED;
+        parts += parts == 1 || parts < resident || is_summed ? 1 : -1;
+    }
     g->parts = g->sum_slots = (int32_t)parts;
     step->launch.grid = block.blocks_wide * parts;
     return NULL;

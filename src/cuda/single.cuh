@@ -39,10 +39,9 @@ template <int K, typename Work> __device__ __forceinline__ void in_slots(int use
 }
 
 /* x with what is added to it, rounded as it would be in memory. */
-template <typename T, int K>
-__device__ __forceinline__ void add_slots(int used, const raw<T, 1> (&more)[K], compute<T> (&x)[K])
+template <typename T> __device__ __forceinline__ compute<T> rounded_sum(compute<T> x, compute<T> more)
 {
-    in_slots<K>(used, [&](int k) { x[k] = number_of<T>(rounded_to<T>(x[k] + number_of<T>(more[k]))); });
+    return number_of<T>(rounded_to<T>(x + more));
 }
 
 /* value / divisor, rounded once but for the last bit, exact where the quotient is; share is 1 / divisor. */

@@ -229,7 +229,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     R x[K];
     in_slots<K>(a.slots, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
     if (a.pre_add) {
-        add_slots<T>(a.slots, more, x);
+        in_slots<K>(a.slots, [&](int k) { x[k] = rounded_sum<T>(x[k], number_of<T>(more[k])); });
         if (a.u)
             place.store<T>(a.u, x);
     }
@@ -417,7 +417,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         dy[k] = number_of<T>(requested_dy[k]);
     });
     if (a.pre_add)
-        add_slots<T>(a.slots, more, x);
+        in_slots<K>(a.slots, [&](int k) { x[k] = rounded_sum<T>(x[k], number_of<T>(more[k])); });
     if (has_post)
         place.request(a.post_add, more);
     const double mean = receive<double>(requested_mean, p.mean().type);
