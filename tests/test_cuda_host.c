@@ -1924,7 +1924,9 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(g->segment_rows * lanes >= g->rows + p->x.batch % vector_elements);
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
-    HOLDS(launch->shared >= (size_t)(g->segment_rows + 1) * launch->threads * (p->type == NORMFUSE_F64 ? 16 : 8));
+    const size_t of_value = p->activation != NORMFUSE_PRELU ? 2 : test->backward ? 4 : 3;
+    HOLDS(launch->shared >=
+          (size_t)(g->segment_rows + 1) * launch->threads * of_value * (p->type == NORMFUSE_F64 ? 8 : 4));
     HOLDS((int64_t)g->by_width.divisor == width && (int32_t)g->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS((int32_t)g->by_group.divisor == g->group && (int64_t)g->by_spans.divisor == p->s);
     HOLDS(g->folded == 0 && g->contributors == 0 && p->dscale.data == NULL && p->dshift.data == NULL);

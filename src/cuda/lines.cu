@@ -228,6 +228,22 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
     }
 }
 
+/* Behind the pairs of all threads: slopes of prelu, and what values add to their gradients. */
+template <typename R>
+__device__ __forceinline__ R *slopes_of_thread(const normfuse_cuda_geometry &g, uint4 *dynamic, int which)
+{
+    const int values = pairs_of_thread(g), threads = (int)blockDim.x;
+    return reinterpret_cast<R *>(dynamic) + ((2 + which) * threads + (int)threadIdx.x) * values;
+}
+template <int V, typename R>
+__device__ __forceinline__ void prepare_slopes(const normfuse_cuda_arguments &a, const line_place<V> &place, R *slopes)
+{
+#pragma unroll 1
+    for (int v = 0; v < a.geometry.segment_rows; v++)
+        slopes[v] =
+            place.own.has(v) ? parameter<R>(a.problem.slope(), 0, place.channel_of(a, v), R(0)) : R(0);
+}
+
 /* Values of a line that its warp number `warp` has. */
 template <int V> __device__ __forceinline__ int values_of_warp(const normfuse_cuda_geometry &g, int shift, int warp)
 {
@@ -284,6 +300,9 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
         prepare_line<slots_at_once>(a, place, 0, place.own, own);
+    R *const slopes = slopes_of_thread<R>(g, dynamic, 0);
+    if (p.activation == NORMFUSE_PRELU)
+        prepare_slopes(a, place, slopes);
 
     int parity = 0; /* so that nobody writes what another warp still reads of the sample before */
 #pragma unroll 1
@@ -342,7 +361,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
 
         char *to = p.y().data + here;
         const R off = -rest * rstd;
-        choose_activation<true, true>(p.activation, [&](auto chosen) {
+        choose_any_activation(p.activation, [&](auto chosen) {
             in_values<N, slots_at_once>(used, [&](int begin) {
                 R z[slots_at_once];
                 each<slots_at_once>([&](int i) {
@@ -353,7 +372,10 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
                     if (takes_half<fast, true>(decltype(chosen)::constant))
                         z[i] *= R(0.5);
                 });
-                activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+                if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
+                    each<slots_at_once>([&](int i) { z[i] = z[i] > R(0) ? z[i] : slopes[begin + i] * z[i]; });
+                else
+                    activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
                 each<slots_at_once / V>([&](int k) {
                     store_slot<T, V>(to, share, begin / V + k, z, k * V);
                     to += bytes;
@@ -369,7 +391,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
  * the first), to memory: `bits` say how many threads of a warp have a channel together. */
 template <int V, typename R>
 __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
-                                                int part, int block_of_row)
+                                                double *to, int part, int block_of_row)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     const int threads = (int)blockDim.x, lanes = 1 << g.lane_bits;
@@ -405,7 +427,7 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
         plain = sum_lanes(plain, 1 << bits);
         normalized = sum_lanes(normalized, 1 << bits);
         if (has && of == 0)
-            reinterpret_cast<double2 *>(a.sums)[(int64_t)(first_channel + channel) * g.sum_slots + part] =
+            reinterpret_cast<double2 *>(to)[(int64_t)(first_channel + channel) * g.sum_slots + part] =
                 make_double2(plain, normalized);
     }
 }
@@ -488,6 +510,12 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
         prepare_line<slots_at_once>(a, place, 0, place.own, own);
+    R *const slopes = slopes_of_thread<R>(g, dynamic, 0), *const of_slopes = slopes_of_thread<R>(g, dynamic, 1);
+    if (p.activation == NORMFUSE_PRELU) {
+        prepare_slopes(a, place, slopes);
+        for (int v = 0; v < g.segment_rows; v++)
+            of_slopes[v] = R(0);
+    }
     R plain[N], normalized[N]; /* of each position, over samples */
     each<N>([&](int v) { plain[v] = normalized[v] = R(0); });
 
@@ -519,7 +547,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
         each<N>([&](int v) { x[v] = fma(x[v] - about, rstd, off); });
 
         /* dy becomes what came through the activation. */
-        choose_activation<true, true>(p.activation, [&](auto chosen) {
+        choose_any_activation(p.activation, [&](auto chosen) {
             if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                 in_values<N, slots_at_once>(g.segment_rows, [&](int begin) {
                     R z[slots_at_once], by[slots_at_once];
@@ -535,7 +563,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
                             z[i] *= R(0.5);
                         by[i] = dy[begin + i];
                     });
-                    differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
+                    if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
+                        each<slots_at_once>([&](int i) {
+                            if (z[i] > R(0) || !share.has(begin + i))
+                                return;
+                            of_slopes[begin + i] += by[i] * z[i];
+                            by[i] *= slopes[begin + i];
+                        });
+                    else
+                        differentiate_by<fast>(by, z, chosen, p.activation, (R)p.act_param);
                     each<slots_at_once>([&](int i) { dy[begin + i] = half ? R(0.5) * by[i] : by[i]; });
                 });
             }
@@ -589,7 +625,15 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
     if (a.sums) {
         hold_positions(g, own, plain, normalized);
         __syncthreads();
-        write_line_sums<V>(a, reinterpret_cast<const line_pair<R> *>(dynamic), part, block_of_row);
+        const line_pair<R> *const positions = reinterpret_cast<const line_pair<R> *>(dynamic);
+        write_line_sums<V>(a, positions, a.sums, part, block_of_row);
+        if (p.dslope().data) {
+            each<N>([&](int v) { plain[v] = v < g.segment_rows ? of_slopes[v] : R(0); });
+            __syncthreads();
+            hold_positions(g, own, plain, plain);
+            __syncthreads();
+            write_line_sums<V>(a, positions, sums_of_slopes(a), part, block_of_row);
+        }
     }
 }
 

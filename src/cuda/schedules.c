@@ -14,7 +14,7 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
     return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
            : schedule->configure == NULL && is_small                    ? "a norm group is small"
            : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
-           : (lacks & IS_GENERAL) && p->activation == NORMFUSE_PRELU    ? "it has no slopes of prelu"
+           : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain                     ? "it takes plain tensors"
            : (needs & NEEDS_COMPACT) && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"

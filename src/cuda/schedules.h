@@ -34,7 +34,8 @@ enum {
     NEEDS_CLUSTERS = 4,
     NEEDS_GRID_BARRIERS = 8,
     TAKES_BIAS = 16, /* pre_bias; the others refuse it */
-    IS_GENERAL = 32  /* takes prelu; the others refuse it. A GPU may lack the others */
+    TAKES_PRELU = 32, /* the same */
+    IS_GENERAL = 64   /* a GPU may lack the others */
 };
 
 /* One way of holding norm groups on the chip. */

@@ -321,7 +321,7 @@ static const char *configure_split(const struct shape *shape, struct step *step)
 }
 
 const struct schedule normfuse_cuda_two_pass = {
-    .name = "two_pass", .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
+    .name = "two_pass", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
 static const struct schedule lanes = {
     .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
 #define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate

@@ -268,9 +268,9 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 }
 
 const struct schedule normfuse_cuda_general = {
-    .name = "general", .needs = TAKES_BIAS | IS_GENERAL, .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
+    .name = "general", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
 const struct schedule normfuse_cuda_general_passes = {.name = "general, two passes",
-                                                       .needs = TAKES_BIAS | IS_GENERAL,
+                                                       .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL,
                                                        .refuse = refuse_passes,
                                                        .estimate = estimate_passes};
 

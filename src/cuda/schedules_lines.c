@@ -55,6 +55,7 @@ static bool pays(const struct shape *shape)
     enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512, LITTLE = 8 << 20 };
     const struct normfuse_problem *const p = shape->problem;
     const bool forward = shape->direction == FORWARD, rows = !p->columns, is_row = rows && group_of(p) == 1;
+    const bool adds = has_additions(p) || p->activation == NORMFUSE_PRELU;
     const int64_t values = values_of_line(shape);
     if (is_row && p->s > FEW_VALUES && normfuse_cuda_refused(&normfuse_cuda_tile_rows, shape) == NULL)
         return false;
@@ -72,13 +73,13 @@ static bool pays(const struct shape *shape)
     if (rows && shape->plain && shape->unaligned)
         return forward ? p->s < 4 * vector || values <= FEW_VALUES
                        : p->s < FEW_VECTORS_OF_SEVERAL * vector && values <= 4 * FEW_VALUES;
-    /* Additions over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
-    if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && has_additions(p))))
+    /* Additions, and slopes of prelu, over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
+    if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && adds)))
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94; but little takes one kernel less
      * time than three: 63x3x8x6x16, one group, f16 with both 10.7 us in two passes. In general kernels each sample has
      * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. */
-    if (has_additions(p)) {
+    if (adds) {
         const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
         return values <= FEW_VALUES || (p->columns ? p->s == 1 : moved <= LITTLE);
     }
@@ -176,7 +177,9 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->group = g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
-    step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * 2 * shape->value_bytes;
+    /* A pair for each value; of prelu its slope, and what it adds to the gradient of that. */
+    const size_t a_value = p->activation != NORMFUSE_PRELU ? 2 : shape->direction == FORWARD ? 3 : 4;
+    step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * a_value * shape->value_bytes;
     const int64_t rounds = divide_up(p->n, block.samples);
     const int64_t resident = maximum(1, resident_blocks(shape, step) / block.blocks_wide);
     int64_t parts = resident;
@@ -195,6 +198,7 @@ static const char *configure(const struct shape *shape, struct step *step)
 }
 
 const struct schedule normfuse_cuda_lines = {.name = "lines",
+                                             .needs = TAKES_PRELU,
                                              .refuse = refuse,
                                              .configure = configure,
                                              .estimate = normfuse_cuda_estimate_once,
