@@ -274,8 +274,13 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     const auto request = [&](const normfuse_parameter &of, int index) {
         return request_at_once(of, n * of.batch + index * of.channel);
     };
-    const requested_value weight = request(p.weight(), c), bias = request(p.bias(), c), scale = request(p.scale(), c),
-                          shift = request(p.shift(), c), added = request(p.pre_bias(), c);
+    const requested_value weight = request(p.weight(), c), bias = request(p.bias(), c);
+    requested_value scale = {0, 0}, shift = {0, 0}, added = {0, 0};
+    if (p.scale().data || p.shift().data || p.pre_bias().data) {
+        scale = request(p.scale(), c);
+        shift = request(p.shift(), c);
+        added = request(p.pre_bias(), c);
+    }
     const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
     requested_value requested_mean = {0, 0}, requested_rstd = {0, 0};
     if (saved) {

@@ -190,18 +190,25 @@ __device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
 }
 
 /* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
-template <int M, int V, typename R>
+template <int M, bool modulated, int V, typename R>
 __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place<V> &place, int n,
                                              const line_share<V> &share, line_pair<R> *own)
 {
     const normfuse_cuda_problem &p = a.problem;
-    if (is_one_channel(a.geometry)) {
-        const auto request = [&](const normfuse_parameter &of) {
-            return request_at_once(of, n * of.batch + place.group * of.channel, share.count > 0);
+    const auto request = [&](int64_t c, bool wanted) {
+        const auto request_one = [&](const normfuse_parameter &of) {
+            return request_at_once(of, n * of.batch + c * of.channel, wanted);
         };
-        const requested_weights found = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+        requested_weights found = {request_one(p.weight()), request_one(p.bias()), {0, 0}, {0, 0}};
+        if (modulated) {
+            found.scale = request_one(p.scale());
+            found.shift = request_one(p.shift());
+        }
+        return found;
+    };
+    if (is_one_channel(a.geometry)) {
         R slope, offset;
-        weigh(p, found, slope, offset);
+        weigh(p, request(place.group, share.count > 0), slope, offset);
 #pragma unroll 1
         for (int k = 0; k < a.geometry.segment_rows; k++)
             own[k] = share.has(k) ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
@@ -210,21 +217,12 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
 #pragma unroll 1
     for (int first = 0; first < a.geometry.segment_rows; first += M) {
         requested_weights found[M];
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-            const bool wanted = share.has(first + i);
-            const int64_t c = place.channel_of(a, first + i);
-            const auto request = [&](const normfuse_parameter &of) {
-                return request_at_once(of, n * of.batch + c * of.channel, wanted);
-            };
-            found[i] = {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
-        }
-#pragma unroll
-        for (int i = 0; i < M; i++) {
+        each<M>([&](int i) { found[i] = request(place.channel_of(a, first + i), share.has(first + i)); });
+        each<M>([&](int i) {
             R slope, offset;
             weigh(p, found[i], slope, offset);
             own[first + i] = share.has(first + i) ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
-        }
+        });
     }
 }
 
@@ -299,7 +297,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line<slots_at_once>(a, place, 0, place.own, own);
+        prepare_line<slots_at_once, false>(a, place, 0, place.own, own);
     R *const slopes = slopes_of_thread<R>(g, dynamic, 0);
     if (p.activation == NORMFUSE_PRELU)
         prepare_slopes(a, place, slopes);
@@ -323,7 +321,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
             request_slots<T, V>(p.post_add().data + here, bytes, share, more);
         request_sample(n + apart);
         if (modulated)
-            prepare_line<1>(a, place, n, share, own);
+            prepare_line<1, true>(a, place, n, share, own);
 
         /* About the first value of the line, or of the warp; then about the mean, which cannot cancel. */
         const R base = __shfl_sync(full_mask, share.is_cut ? x[V - 1] : x[0], first_lane);
@@ -509,7 +507,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line<slots_at_once>(a, place, 0, place.own, own);
+        prepare_line<slots_at_once, false>(a, place, 0, place.own, own);
     R *const slopes = slopes_of_thread<R>(g, dynamic, 0), *const of_slopes = slopes_of_thread<R>(g, dynamic, 1);
     if (p.activation == NORMFUSE_PRELU) {
         prepare_slopes(a, place, slopes);
@@ -542,7 +540,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
         if (has_post)
             request_slots<T, V>(p.post_add().data + here, bytes, share, more);
         if (modulated)
-            prepare_line<1>(a, place, n, share, own);
+            prepare_line<1, true>(a, place, n, share, own);
         /* x becomes (x - mean) rstd. */
         each<N>([&](int v) { x[v] = fma(x[v] - about, rstd, off); });
 

@@ -68,7 +68,13 @@ __device__ __forceinline__ requested_weights request_weights(const normfuse_cuda
     const auto request = [&](const normfuse_parameter &of) {
         return request_at_once(of, n * of.batch + c * of.channel, wanted);
     };
-    return {request(p.weight()), request(p.bias()), request(p.scale()), request(p.shift())};
+    requested_weights found = {request(p.weight()), request(p.bias()), {0, 0}, {0, 0}};
+    /* A warp asks for what there is not in 70 instructions, too. */
+    if (p.scale().data || p.shift().data) {
+        found.scale = request(p.scale());
+        found.shift = request(p.shift());
+    }
+    return found;
 }
 
 /* Weight and bias with the sample's scale and shift. */

@@ -170,9 +170,11 @@ template <typename T, int V, int K, int N> struct row_run {
         const bool wanted = saved || scratch || running;
         const requested_value of_mean = request_at_once(centre, at_mean, wanted),
                               of_spread = request_at_once(spread, at_rstd, wanted);
-        const requested_value bias = request_at_once(p.pre_bias(), n * p.pre_bias().batch + c * p.pre_bias().channel),
-                              prelu = request_at_once(p.slope(), c * p.slope().channel,
-                                                      p.activation == NORMFUSE_PRELU);
+        requested_value bias = {0, 0}, prelu = {0, 0};
+        if (p.pre_bias().data || p.activation == NORMFUSE_PRELU) {
+            bias = request_at_once(p.pre_bias(), n * p.pre_bias().batch + c * p.pre_bias().channel);
+            prelu = request_at_once(p.slope(), c * p.slope().channel, p.activation == NORMFUSE_PRELU);
+        }
         const requested_weights weights = request_weights(p, n, c, true);
         double mean = 0.0;
         float slope, offset;
