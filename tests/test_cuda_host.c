@@ -494,7 +494,7 @@ static void test_general_alone(void)
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
               fake_driver.device[1].functions_loaded[k]);
     }
-    CHECK(general == 29, "%d kernels", general);
+    CHECK(general == 30, "%d kernels", general);
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);

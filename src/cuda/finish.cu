@@ -165,7 +165,7 @@ static __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments 
                                                   Take take)
 {
     constexpr int at_once = 4;
-    const int slots = a.sums ? a.geometry.sum_slots : 1, all = outers * slots;
+    const int slots = (int)a.geometry.by_sum_slots.divisor, all = outers * slots;
 #pragma unroll 1
     for (int first = item.lane; first < all; first += at_once * item.lanes) {
         double2 found[at_once];
@@ -185,6 +185,30 @@ static __device__ __forceinline__ double number_or(const normfuse_parameter &p, 
                                                    double absent)
 {
     return p.data ? receive<double>(found, p.type) : absent;
+}
+
+/* Of very many parts those of each channel become one, in the place of the first. */
+extern "C" __global__ void normfuse_parts(const __grid_constant__ normfuse_cuda_arguments a)
+{
+    const normfuse_cuda_problem &p = a.problem;
+    const normfuse_cuda_geometry &g = a.geometry;
+    const shared_item item(g.lanes, g.items);
+    const int c = item.index % (int)p.c, channels = (int)g.by_set_channels.divisor;
+    const int slots = item.exists ? sum_slots_of(a, c - divide(c, g.by_set_channels) * channels) : 0;
+    double *const own = a.sums + (int64_t)item.index * g.sum_slots * PAIR;
+    follow_kernel();
+    double2 sum = {0.0, 0.0};
+#pragma unroll 4
+    for (int i = item.lane; i < slots; i += item.lanes) {
+        sum.x += own[i * PAIR];
+        sum.y += own[i * PAIR + 1];
+    }
+    sum = sum_item(sum, item);
+    __syncthreads(); /* all of the item have read them */
+    if (item.lane == 0 && item.exists) {
+        own[0] = sum.x;
+        own[1] = sum.y;
+    }
 }
 
 /* The weighted sums of a set. */

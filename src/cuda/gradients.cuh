@@ -23,6 +23,8 @@ static __device__ __forceinline__ double root_inverse(const normfuse_cuda_proble
 static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments &a, int64_t outer)
 {
     const normfuse_cuda_geometry &g = a.geometry;
+    if (g.shares)
+        return 1;
     if (g.channels_a_segment == 0 || g.sums_by_channel || g.sets_a_block > 1) /* columns, or one stretch a set */
         return g.sum_slots;
     return (int)(((outer + 1) * g.spans - 1) / g.part_rows - outer * g.spans / g.part_rows) + 1;

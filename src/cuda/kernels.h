@@ -176,7 +176,8 @@ struct normfuse_cuda_geometry {
     int32_t triples; /* of a set: its partial statistics, */
 
     int32_t share, joined; /* those of a share, and those that are joined, one of each share */
-    int32_t shares; /* blocks that first join the partial statistics of a set; 0: the next kernel joins all */
+    int32_t shares; /* items that first join the partial statistics of a set; 0: the next kernel joins all. Backward:
+                       the parts of each channel are one already */
     struct normfuse_cuda_divisor by_shares;
 };
 

@@ -260,6 +260,14 @@ static inline int64_t exchange_of_samples(const struct shape *shape, struct step
     return step->finds_gradients ? samples : 0;
 }
 
+/* Blocks of `at_once` rows that share a norm group by the grid, at most: each thread has a vector, forward two, since more
+ * blocks only take longer to meet. Group norm 1x1x29x84x36 f16 backward, 264 blocks 23.8 us, 11 9.4; 1x1x65891 f32 20.0,
+ * 11.8; 7x6x26x12x18 f32 forward, ten for 20 a set, 9.4, 7.8. */
+static inline int64_t most_blocks(const struct shape *shape, int64_t rows, int64_t at_once)
+{
+    return divide_up(rows, at_once * (shape->direction == FORWARD ? 2 : 1));
+}
+
 /* All blocks of the grid wait for one another, so all must run at the same time. Returns why they cannot. */
 static inline const char *exchange_by_grid(const struct shape *shape, struct step *step)
 {

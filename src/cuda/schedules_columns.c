@@ -278,7 +278,8 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
         while (block_groups > 1 && divide_up(g->rows, resident / block_groups) > max_rows)
             block_groups = (block_groups + 1) / 2;
         g->block_groups = (int32_t)block_groups;
-        parts = resident / block_groups;
+        const int64_t at_once = maximum(1, (more_threads ? 2 * THREADS : THREADS) / width);
+        parts = minimum(resident / block_groups, maximum(2, most_blocks(shape, g->rows, at_once)));
     }
     if (parts > g->rows)
         return "rows are fewer than blocks";

@@ -154,7 +154,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const int32_t multiprocessors = shape->device->multiprocessors;
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const int64_t blocks = 2 * (int64_t)multiprocessors / block_groups;
+    const int64_t blocks = minimum(2 * (int64_t)multiprocessors / block_groups, most_blocks(shape, g->rows, threads));
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
         !settle_rows(shape, step, NORMFUSE_SCHEDULE_split, divide_up(g->rows, blocks), threads) ||
         step->launch.shared > policy->shared_a_block)

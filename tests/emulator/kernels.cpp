@@ -12,6 +12,7 @@ void normfuse_shares(normfuse_cuda_arguments);
 void normfuse_statistics(normfuse_cuda_arguments);
 void normfuse_running(normfuse_cuda_arguments);
 void normfuse_gradients(normfuse_cuda_arguments);
+void normfuse_parts(normfuse_cuda_arguments);
 void normfuse_slopes(normfuse_cuda_arguments);
 void normfuse_merge(normfuse_cuda_merge_arguments);
 void normfuse_transpose2(normfuse_cuda_transpose_arguments);
@@ -36,6 +37,7 @@ void (*const kernels[NORMFUSE_CUDA_KERNELS])(const void *) = {
     call<normfuse_cuda_arguments, normfuse_shares>,
     call<normfuse_cuda_arguments, normfuse_statistics>,
     call<normfuse_cuda_arguments, normfuse_running>,
+    call<normfuse_cuda_arguments, normfuse_parts>,
     call<normfuse_cuda_arguments, normfuse_gradients>,
     call<normfuse_cuda_arguments, normfuse_slopes>,
     call<normfuse_cuda_merge_arguments, normfuse_merge>,
