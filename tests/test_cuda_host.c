@@ -1337,9 +1337,9 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const bool centred = p->sets != NORMFUSE_SETS_NONE;
     if (is_line(kernel)) {
-        /* In a thread, lanes of a warp, warps with the distance of their values and the quotient. Sums of positions: of
+        /* In a thread, lanes of a warp, warps with the distance of their values and the quotients. Sums of positions: of
          * samples; positions of a channel are joined in double. */
-        const int64_t lanes = INT64_C(1) << g->lane_bits, warps = lanes > 32 ? lanes / 32 : 0;
+        const int64_t lanes = INT64_C(1) << g->lane_bits, warps = lanes > 32 ? levels(lanes / 32) + 4 : 0;
         const int64_t vectors = up(g->rows + p->x.batch % vector_elements, vector_elements);
         const int64_t of_set = up(vectors, lanes) * vector_elements + levels(lanes < 32 ? lanes : 32) + warps + 6;
         const struct tolerance_arithmetic cuda = {.on_cuda = true};
@@ -1922,6 +1922,9 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(launch->threads <= 512 && lanes <= (int64_t)launch->threads && launch->threads % lanes == 0);
     HOLDS(g->segment_rows % 4 == 0 && g->segment_rows <= held * vector_elements);
     HOLDS(g->segment_rows * lanes >= g->rows + p->x.batch % vector_elements);
+    /* Words of a thread begin in the same place in each of its samples. */
+    const int64_t samples_apart = (int64_t)g->parts * g->sets_a_block;
+    HOLDS(vector_elements == 1 || p->x.batch % 2 == 0 || samples_apart % 2 == 0 || samples_apart >= p->n);
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
     const size_t of_value = p->activation != NORMFUSE_PRELU ? 2 : test->backward ? 4 : 3;
@@ -2932,6 +2935,8 @@ static void test_lines(void)
         {.sizes = {704790, 339, 1}, .groups = 1, .type = NORMFUSE_BF16, .channels_last = true, .backward = true},
         {.sizes = {469849, 129, 1}, .groups = 3, .type = NORMFUSE_F32, .backward = true},
         {.sizes = {88466, 16, 1}, .groups = 1, .type = NORMFUSE_F64, .backward = true},
+        {.sizes = {3999, 15, 77}, .groups = 1, .type = NORMFUSE_BF16, .backward = true},
+        {.sizes = {40007, 689, 1}, .groups = 1, .type = NORMFUSE_F16},
         {.sizes = {75, 416, 210}, .groups = 416, .type = NORMFUSE_BF16, .backward = true},
         {.sizes = {18, 768, 108}, .groups = 768, .type = NORMFUSE_BF16},
         {.sizes = {330, 64, 36}, .groups = 32, .type = NORMFUSE_F32, .backward = true},

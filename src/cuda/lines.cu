@@ -451,6 +451,25 @@ __device__ __forceinline__ void hold_positions(const normfuse_cuda_geometry &g, 
     }
 }
 
+/* Of weight and bias, and of the slopes of prelu. */
+template <int V, typename R, int N>
+__device__ __forceinline__ void write_all_sums(const normfuse_cuda_arguments &a, const uint4 *dynamic,
+                                               line_pair<R> *own, R (&plain)[N], const R (&normalized)[N],
+                                               const R *of_slopes, int part, int block_of_row)
+{
+    const line_pair<R> *const positions = reinterpret_cast<const line_pair<R> *>(dynamic);
+    hold_positions(a.geometry, own, plain, normalized);
+    __syncthreads();
+    write_line_sums<V>(a, positions, a.sums, part, block_of_row);
+    if (!a.problem.dslope().data)
+        return;
+    each<N>([&](int v) { plain[v] = v < a.geometry.segment_rows ? of_slopes[v] : R(0); });
+    __syncthreads();
+    hold_positions(a.geometry, own, plain, plain);
+    __syncthreads();
+    write_line_sums<V>(a, positions, sums_of_slopes(a), part, block_of_row);
+}
+
 /* A norm group's statistics from sample to sample. */
 struct statistic_walk {
     const char *at;
@@ -620,19 +639,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
         }
     }
 
-    if (a.sums) {
-        hold_positions(g, own, plain, normalized);
-        __syncthreads();
-        const line_pair<R> *const positions = reinterpret_cast<const line_pair<R> *>(dynamic);
-        write_line_sums<V>(a, positions, a.sums, part, block_of_row);
-        if (p.dslope().data) {
-            each<N>([&](int v) { plain[v] = v < g.segment_rows ? of_slopes[v] : R(0); });
-            __syncthreads();
-            hold_positions(g, own, plain, plain);
-            __syncthreads();
-            write_line_sums<V>(a, positions, sums_of_slopes(a), part, block_of_row);
-        }
-    }
+    if (a.sums)
+        write_all_sums<V>(a, dynamic, own, plain, normalized, of_slopes, part, block_of_row);
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
