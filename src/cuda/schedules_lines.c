@@ -92,10 +92,13 @@ static bool pays(const struct shape *shape)
     /* Rows of more than 512 vectors are too wide for a block of whole ones, and in two passes each sample has blocks of
      * its own: 256x6144, one group, bf16 242 us, by lines 12; 200x3072 f32 with four backward 32, 17. */
     const bool is_wide = p->c > 512 * shape->elements && p->n >= shape->device->multiprocessors;
+    /* And what kernels of vectors have no derivative for: 300x2048, 32 groups, f16 with GELU backward 84.7 us, by lines
+     * 26.3; 8x512, four, 11.7, 6.5. */
+    const bool lacks_derivative = !forward && is_rare(p->activation);
     const bool is_of_lanes = shape->few_rows && group_of(p) <= 32 * shape->elements;
     return (shape->folded > 1 && values <= FEW_VALUES) ||
            (p->s == 1 && !is_of_lanes &&
-            (is_wide || p->n > 4 * (int64_t)shape->device->multiprocessors));
+            (is_wide || lacks_derivative || p->n > 4 * (int64_t)shape->device->multiprocessors));
 }
 
 static const char *refuse(const struct shape *shape)
