@@ -49,8 +49,10 @@ SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67
 # Lines of so many values for one multiprocessor that they are in words, which begin at even and at odd elements.
 LINES = ["group_norm {401x655 groups=1,402x655 groups=5,3001x77 groups=7,34x8191 groups=1,34x8190 groups=2,401x656 "
          "groups=1} dtype={f16,bf16} dir={fwd,bwd} act={identity,silu}",
-         "group_norm {401x655 groups=1,402x655 groups=5,61x21x7x13 groups=7,67x7x5x9 groups=1} dtype={f16,bf16} "
-         "dir={fwd,bwd} act={relu,mish} {+pre_add +u,+post_add,+pre_add +post_add,+scale,+slice_c,+slice_n,+misaligned}",
+         "group_norm {401x655 groups=1,61x21x7x13 groups=7} dtype=f16 dir={fwd,bwd} act=relu "
+         "{+pre_add +u,+post_add,+pre_add +post_add,+scale,+slice_c,+slice_n,+misaligned}",
+         "group_norm {402x655 groups=5,67x7x5x9 groups=1} dtype=bf16 dir={fwd,bwd} act=mish "
+         "{+pre_add +u,+post_add,+pre_add +post_add,+scale,+slice_c,+slice_n,+misaligned}",
          "group_norm {401x655 groups=5,61x21x7x13 groups=7,77x21x7x3 groups=1} dtype={f32,f16} dir={fwd,bwd} act=prelu "
          "{,+one_slope,+post_add}",
          "group_norm 77x21x7x3 groups=1 layout=nhwc dtype={f16,bf16} dir={fwd,bwd} act=silu {,+inplace,+data=nan}"]

@@ -2829,7 +2829,7 @@ static void test_plans(void)
         const struct normfuse_cuda_device *const device = device_of(0);
         if (device == NULL)
             return;
-        for (int i = 0; i < 6000; i++) {
+        for (int i = 0; i < 6500; i++) {
             struct plan_case test = draw_plan_case(i);
             run_plan_case(&test, device);
         }
