@@ -180,10 +180,10 @@ __device__ __forceinline__ double store_statistics(const normfuse_cuda_arguments
     return of_running;
 }
 
-/* Sums of two numbers over the parts of a set, `stride` doubles apart. */
 template <typename R> struct totals {
     R plain, centred;
 
+    /* Of adjacent lanes, as sum_few() of one number; both are on their way at once. */
     __device__ __forceinline__ totals sum_few(int lanes) const
     {
         totals all = *this;
@@ -197,6 +197,8 @@ template <typename R> struct totals {
         return all;
     }
 };
+
+/* Sums of two numbers over the parts of a set, `stride` doubles apart. */
 template <typename R>
 __device__ __forceinline__ totals<R> add_parts(const double *pairs, int64_t stride, int parts, bool near_by)
 {

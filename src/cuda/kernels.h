@@ -109,8 +109,8 @@ struct normfuse_cuda_divisor {
  * blocks; with statistics to come a triple in the place of each, those of a set adjacent.
  *
  * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows values each
- * (rounded up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take samples in
- * turn. */
+ * (rounded up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take
+ * samples in turn. */
 struct normfuse_cuda_geometry {
     /* Each group of members is a line of 64 bytes that a kernel waits for, as in normfuse_cuda_problem. */
     int32_t rows; /* of a norm group or block group */

@@ -117,73 +117,37 @@ __device__ __forceinline__ void load_uint4_where(bool wanted, uint4 &vector, con
                  : "l"(data), "r"((int)wanted));
 }
 
-/* 0 where none is wanted. */
-__device__ __forceinline__ void load_where(bool wanted, unsigned short &value, const char *data)
-{
-    value = 0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-                 : "+h"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-__device__ __forceinline__ void load_where(bool wanted, float &value, const char *data)
-{
-    value = 0.0f;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-                 : "+f"(value)
-                 : "l"(data), "r"((int)wanted));
-}
-__device__ __forceinline__ void load_where(bool wanted, double &value, const char *data)
-{
-    value = 0.0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
-                 : "+d"(value)
-                 : "l"(data), "r"((int)wanted));
-}
+/* ld.global.`type` to a register of `constraint`, whose value stays where none is wanted. */
+#define NORMFUSE_LOAD_IF(wanted, type, constraint, value, data, ...)                                                   \
+    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global." type " %0, [%1];\n}"          \
+                 : "+" constraint(value)                                                                               \
+                 : "l"(data), "r"((int)(wanted))                                                                       \
+                 __VA_ARGS__)
 
-__device__ __forceinline__ void load_where(bool wanted, unsigned &value, const char *data)
-{
-    value = 0;
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u32 %0, [%1];\n}"
-                 : "+r"(value)
-                 : "l"(data), "r"((int)wanted));
-}
+/* load_where: 0 where none is wanted. request_where: the value stays, and the load is in order with other accesses to
+ * memory. */
+#define NORMFUSE_LOADS_WHERE(number, type, constraint)                                                                 \
+    __device__ __forceinline__ void load_where(bool wanted, number &value, const char *data)                           \
+    {                                                                                                                  \
+        value = 0;                                                                                                     \
+        NORMFUSE_LOAD_IF(wanted, type, constraint, value, data);                                                       \
+    }                                                                                                                  \
+    __device__ __forceinline__ void request_where(bool wanted, number &value, const char *data)                        \
+    {                                                                                                                  \
+        NORMFUSE_LOAD_IF(wanted, type, constraint, value, data, : "memory");                                           \
+    }
+NORMFUSE_LOADS_WHERE(unsigned short, "u16", "h")
+NORMFUSE_LOADS_WHERE(unsigned, "u32", "r")
+NORMFUSE_LOADS_WHERE(float, "f32", "f")
+NORMFUSE_LOADS_WHERE(double, "f64", "d")
+#undef NORMFUSE_LOADS_WHERE
+
 /* Two bytes to the first half of a word, and 0 to the second; the word stays where none are wanted. */
 __device__ __forceinline__ void load_half_where(bool wanted, unsigned &value, const char *data)
 {
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-                 : "+r"(value)
-                 : "l"(data), "r"((int)wanted));
+    NORMFUSE_LOAD_IF(wanted, "u16", "r", value, data);
 }
-
-/* The same, in order with other accesses to memory; the value stays where none is wanted. */
-__device__ __forceinline__ void request_where(bool wanted, unsigned short &value, const char *data)
-{
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u16 %0, [%1];\n}"
-                 : "+h"(value)
-                 : "l"(data), "r"((int)wanted)
-                 : "memory");
-}
-__device__ __forceinline__ void request_where(bool wanted, unsigned &value, const char *data)
-{
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.u32 %0, [%1];\n}"
-                 : "+r"(value)
-                 : "l"(data), "r"((int)wanted)
-                 : "memory");
-}
-__device__ __forceinline__ void request_where(bool wanted, float &value, const char *data)
-{
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f32 %0, [%1];\n}"
-                 : "+f"(value)
-                 : "l"(data), "r"((int)wanted)
-                 : "memory");
-}
-__device__ __forceinline__ void request_where(bool wanted, double &value, const char *data)
-{
-    asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n@wanted ld.global.f64 %0, [%1];\n}"
-                 : "+d"(value)
-                 : "l"(data), "r"((int)wanted)
-                 : "memory");
-}
+#undef NORMFUSE_LOAD_IF
 /* Not from L1: other blocks wrote it. */
 __device__ __forceinline__ void request_where(bool wanted, float4 &value, const char *data)
 {

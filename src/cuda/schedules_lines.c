@@ -73,7 +73,8 @@ static bool pays(const struct shape *shape)
     if (rows && shape->plain && shape->unaligned)
         return forward ? p->s < 4 * vector || values <= FEW_VALUES
                        : p->s < FEW_VECTORS_OF_SEVERAL * vector && values <= 4 * FEW_VALUES;
-    /* Additions, and slopes of prelu, over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16 40.8, 24.4. */
+    /* Additions, and slopes of prelu, over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16
+     * 40.8, 24.4. */
     if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && adds)))
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94; but little takes one kernel less
