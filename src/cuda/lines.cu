@@ -65,6 +65,7 @@ template <int V> struct line_place {
     int group;       /* norm group of a sample */
     int shift;
     int64_t at, step; /* bytes from the tensor's beginning to the first slot of sample 0, and from sample to sample */
+    bool is_last;     /* no norm group of a sample lies behind it in memory */
     line_share<V> own;
 
     __device__ __forceinline__ line_place(const normfuse_cuda_arguments &a, int part, int block_of_row, int bytes)
@@ -84,13 +85,15 @@ template <int V> struct line_place {
         own = {count, slots_of(past / V), count, has && lane == 0 && shift > 0};
         at = ((int64_t)group * g.group * a.problem.x().channel - shift + lane * V) * bytes;
         step = a.problem.x().batch * bytes;
+        is_last = group == (int)a.problem.groups - 1 || a.problem.x().channel == 0;
     }
-    /* Of sample n, where there is one. What follows the last line in memory is nobody's. */
+    /* Of sample n, where there is one. What follows the last line in memory is nobody's: that of the last sample and norm
+     * group, and all that lie in its place. */
     __device__ __forceinline__ line_share<V> share(const normfuse_cuda_arguments &a, int n) const
     {
-        const int past = (int)a.problem.n, last = past - 1;
-        line_share<V> share = n < past ? own : line_share<V>{0, 0, 0, false};
-        if (V > 1 && group == (int)a.problem.groups - 1 && (n == last || step == 0))
+        const int samples = (int)a.problem.n;
+        line_share<V> share = n < samples ? own : line_share<V>{0, 0, 0, false};
+        if (V > 1 && is_last && (n == samples - 1 || step == 0))
             share.readable = min(share.readable, share.whole);
         return share;
     }
@@ -151,8 +154,8 @@ __device__ __forceinline__ void clear_others(const line_share<V> &share, R (&val
 
 /* One slot, of values[first] and those that follow. */
 template <typename T, int V, int N>
-__device__ __forceinline__ void store_slot(char *to, const line_share<V> &share, int slot, const compute<T> (&values)[N],
-                                           int first)
+__device__ __forceinline__ void store_slot(char *to, const line_share<V> &share, int slot,
+                                           const compute<T> (&values)[N], int first)
 {
     compute<T> own[V];
     each<V>([&](int i) { own[i] = values[first + i]; });
@@ -646,6 +649,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
-        lines_##direction<type, elements, vectors>(a);                                                                           \
+        lines_##direction<type, elements, vectors>(a);                                                                 \
     }
 NORMFUSE_KERNELS_LINES(INSTANCE)
