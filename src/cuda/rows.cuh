@@ -217,7 +217,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     using R = compute<T>;
     static constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block,
                           split = schedule == NORMFUSE_SCHEDULE_split, holds = whole || split,
-                          unaligned = schedule == NORMFUSE_SCHEDULE_unaligned,
+                          unaligned = schedule == NORMFUSE_SCHEDULE_unaligned ||
+                                      schedule == NORMFUSE_SCHEDULE_unaligned_long,
                           streams = N == 1 && schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
     using tensor = row_tensor<T, V, !many, unaligned>;
     const normfuse_cuda_arguments &a;
@@ -241,16 +242,19 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     {
         return divide(index, g.by_spans);
     }
-    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
+    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. Of a stretch's first vector and
+     * its last two alone that is asked. */
     __device__ __forceinline__ row_elements<V, unaligned> elements_of(int index) const
     {
+        row_elements<V, unaligned> found = {0, V};
         if constexpr (unaligned) {
-            const int stretch = stretch_of(index);
-            const int before = (int)(of(p.x()).start(stretch) % 16 / (unsigned)sizeof(T));
-            return {(index - stretch * g.spans) * V - before, (int)p.s};
-        } else {
-            return {0, V};
+            const int stretch = stretch_of(index), within = index - stretch * g.spans;
+            if (within == 0 || within >= g.spans - 2) {
+                const int before = (int)(of(p.x()).start(stretch) % 16 / (unsigned)sizeof(T));
+                found = {within * V - before, (int)p.s};
+            }
         }
+        return found;
     }
     /* The thread's place in shared memory for a vector of one of the tensors. */
     __device__ __forceinline__ uint4 &place_of_slot(int slot, int which) const

@@ -52,7 +52,7 @@ static bool is_adjacent(const struct normfuse_problem *p)
 /* Whether other schedules have no vectors of 16 bytes for this, or are slow with them. */
 static bool pays(const struct shape *shape)
 {
-    enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512, LITTLE = 8 << 20 };
+    enum { FEW_VECTORS_OF_SEVERAL = 16, FEW_VALUES = 512, LITTLE_VALUES = 128, LITTLE = 8 << 20 };
     const struct normfuse_problem *const p = shape->problem;
     const bool forward = shape->direction == FORWARD, rows = !p->columns, is_row = rows && group_of(p) == 1;
     const bool adds = has_additions(p) || p->activation == NORMFUSE_PRELU;
@@ -84,9 +84,13 @@ static bool pays(const struct shape *shape)
         const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
         return values <= FEW_VALUES || (p->columns ? p->s == 1 : moved <= LITTLE);
     }
+    /* Norm groups of several rows that are little have a block each where parts of a warp are too many for them:
+     * 132x832x2x4x3, 416 groups, bf16 68.2 us, by lines 13.0; 24x384x4x4, 96, 5.7, 4.0. */
+    if (rows && forward)
+        return values <= LITTLE_VALUES && !normfuse_cuda_takes(&normfuse_cuda_lanes_of_rows, shape);
     /* The backward of rows goes through its channels one after the other. */
     if (rows)
-        return !forward && p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
+        return p->s < FEW_VECTORS_OF_SEVERAL * shape->elements;
     /* Whole blocks for each sample: of rows that are walked as one; and of what `lanes` does not take, since no part of
      * a warp holds a norm group of vectors: 12751x704, two groups, f32 backward 62.8 us, by clusters 335; 8192x1024,
      * four, 64.2, 312. */

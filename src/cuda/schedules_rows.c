@@ -18,6 +18,11 @@ static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, stru
     return g;
 }
 
+/* Unaligned vectors of a thread that are in shared memory: a loop of a few hundred instructions, many warps. What is in
+ * registers is unrolled, and of small calls most of the time goes by for instructions that no cache has; of more vectors
+ * registers are faster, and hold more. */
+enum { MOST_IN_SHARED = 12 };
+
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
 static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                         int64_t part_rows, uint32_t threads)
@@ -25,6 +30,8 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
+    if (shape->unaligned && each > MOST_IN_SHARED)
+        schedule = NORMFUSE_SCHEDULE_unaligned_long;
     step->launch.kernel = kernel_of(shape, schedule);
     step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
@@ -72,6 +79,18 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     return NULL;
 }
 
+/* Threads that a norm group of so many vectors leaves work for. Unaligned ones may be in shared memory: a thread has as
+ * many as a warp waits for, or fewer where that would leave multiprocessors with few warps. */
+static int64_t threads_wanted(const struct shape *shape, const struct normfuse_cuda_geometry *g,
+                              enum normfuse_cuda_schedule schedule)
+{
+    static const int64_t unaligned[2] = {9, 6};
+    if (!shape->unaligned)
+        return whole_warps(divide_up(g->rows, vectors_of(shape, schedule)));
+    const int64_t few = 512 * (int64_t)shape->device->multiprocessors / maximum(1, g->all_block_groups) / 32 * 32;
+    return whole_warps(maximum(divide_up(g->rows, unaligned[shape->direction]), minimum(g->rows, minimum(few, 256))));
+}
+
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
 static double microseconds_a_round(const struct shape *shape, const struct step *step)
 {
@@ -104,7 +123,7 @@ static struct split begin_split(const struct shape *shape, struct step *step)
      * registers are wanted for. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
-        threads = minimum(threads, whole_warps(divide_up(g->rows, vectors_of(shape, NORMFUSE_SCHEDULE_split))));
+        threads = minimum(threads, threads_wanted(shape, g, NORMFUSE_SCHEDULE_split));
     const bool is_small = parts > 1 && policy->small_part_bytes[d] > 0 && small <= max_cluster;
     return (struct split){parts, is_small ? maximum(parts, small) : parts, max_cluster, (uint32_t)threads,
                           is_small ? 128 : (uint32_t)threads};
@@ -125,7 +144,7 @@ static const char *configure_block(const struct shape *shape, struct step *step)
     if (begin_split(shape, step).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
     const int32_t rows = step->geometry.rows, *const sizes = shape->policy->whole_threads[shape->direction];
-    const int64_t wanted = whole_warps(divide_up(rows, vectors_of(shape, NORMFUSE_SCHEDULE_block)));
+    const int64_t wanted = threads_wanted(shape, &step->geometry, NORMFUSE_SCHEDULE_block);
     int64_t max_blocks = 0;
     double best = 0.0;
     struct step fit = {0};
