@@ -242,14 +242,14 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     {
         return divide(index, g.by_spans);
     }
-    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. Of a stretch's first vector and
-     * its last two alone that is asked. */
+    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. In rolled loops that
+     * is asked of a stretch's first vector and its last two alone. */
     __device__ __forceinline__ row_elements<V, unaligned> elements_of(int index) const
     {
         row_elements<V, unaligned> found = {0, V};
         if constexpr (unaligned) {
             const int stretch = stretch_of(index), within = index - stretch * g.spans;
-            if (within == 0 || within >= g.spans - 2) {
+            if (K > 1 || within == 0 || within >= g.spans - 2) {
                 const int before = (int)(of(p.x()).start(stretch) % 16 / (unsigned)sizeof(T));
                 found = {within * V - before, (int)p.s};
             }

@@ -216,6 +216,12 @@ static inline double reach_of(const struct shape *shape, double blocks, double r
     return fmin(1.0, fmin(blocks, resident) * 1.3 / shape->device->multiprocessors);
 }
 
+/* What waves of blocks take beside the memory's time where each takes `least` microseconds, however little it moves. */
+static inline double short_waves(const struct shape *shape, double waves, double least)
+{
+    return fmax(0.0, waves - 1.0) * fmax(0.0, least - shape->bytes / shape->policy->bytes_a_microsecond / waves);
+}
+
 /* The fewest bits of which 2^bits is `count` or more. */
 static inline int32_t bits_for(int64_t count)
 {

@@ -167,9 +167,9 @@ static double estimate(const struct shape *shape, const struct step *step)
     static const double cluster_gap[2] = {0.016, 0.1}; /* a block of a cluster, where there are waves */
     static const double GRID_ROUNDS = 1.8;             /* all multiprocessors read, then all write */
     static const double few_waves[2] = {1.2, 1.4}, more[2] = {2.2, 4.3}; /* of `split`: times the memory's time; us */
-    /* Each further wave of `split`, whose blocks read, wait and write with one or two on a multiprocessor: instance norm
+    /* What a wave of `split` takes at least, one or two blocks a multiprocessor that read, wait and write: instance norm
      * 36x1216x9x7 bf16 backward, six waves, 43.1 us, in two passes 21.9; 107x1024x11x3 f16, four, 28.2, `cluster` 21.2. */
-    static const double wave[2] = {1.0, 3.0};
+    static const double wave[2] = {4.0, 5.5};
     static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8; /* of `cluster`; its blocks squared; each wave */
     static const double GRADIENTS = 2.0;                           /* a kernel for them */
     const struct normfuse_cuda_policy *const policy = shape->policy;
@@ -204,7 +204,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     if (is_cluster)
         return time + (cluster > 1.0 ? CLUSTER + SQUARE * cluster * cluster + WAVE * (waves - 1.0) : 0.0);
     time += more[shape->direction];
-    time += wave[shape->direction] * (waves - 1.0);
+    time += short_waves(shape, waves, wave[shape->direction]);
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
