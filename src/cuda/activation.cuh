@@ -157,7 +157,7 @@ static __device__ __forceinline__ void differentiate_rare(R (&g)[V], const R (&z
         for (int i = 0; i < V; i++) {
             using k = gelu_tanh_constants<R>;
             /* Beyond 12 the derivative is 0 or 1, and the terms of an infinity would be 0 times infinity. */
-            const R below_12 = z[i] > R(12) ? R(12) : z[i], near_zero = below_12 < R(-12) ? R(-12) : below_12;
+            const R at_most_12 = z[i] > R(12) ? R(12) : z[i], near_zero = at_most_12 < R(-12) ? R(-12) : at_most_12;
             const R square = near_zero * near_zero, s = sigmoid<fast>(near_zero * (k::linear + k::cubic * square));
             g[i] *= s + near_zero * s * (R(1) - s) * (k::linear + R(3) * k::cubic * square);
         }
@@ -329,8 +329,8 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
         } else if (Chosen::constant == NORMFUSE_RELU || activation == NORMFUSE_HARDSWISH) {
 #pragma unroll
             for (int i = 0; i < V; i++) {
-                const R between = (R(2) * z[i] + R(3)) * R(1.0 / 6.0), below = z[i] < R(3) ? between : R(1);
-                g[i] *= z[i] <= R(-3) ? R(0) : below;
+                const R rising = (R(2) * z[i] + R(3)) * R(1.0 / 6.0), above = z[i] < R(3) ? rising : R(1);
+                g[i] *= z[i] <= R(-3) ? R(0) : above; /* of z above -3 */
             }
         } else if constexpr (rolled && in_place<R, V>) {
             differentiate_rare<fast>(g, z, activation, p);

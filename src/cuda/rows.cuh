@@ -242,8 +242,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     {
         return divide(index, g.by_spans);
     }
-    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. In rolled loops that
-     * is asked of a stretch's first vector and its last two alone. */
+    /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. In loops that are not
+     * unrolled (K = 1) that is asked of a stretch's first vector and its last two alone. */
     __device__ __forceinline__ row_elements<V, unaligned> elements_of(int index) const
     {
         row_elements<V, unaligned> found = {0, V};

@@ -167,8 +167,9 @@ static double estimate(const struct shape *shape, const struct step *step)
     static const double cluster_gap[2] = {0.016, 0.1}; /* a block of a cluster, where there are waves */
     static const double GRID_ROUNDS = 1.8;             /* all multiprocessors read, then all write */
     static const double few_waves[2] = {1.2, 1.4}, more[2] = {2.2, 4.3}; /* of `split`: times the memory's time; us */
-    /* What a wave of `split` takes at least, one or two blocks a multiprocessor that read, wait and write: instance norm
-     * 36x1216x9x7 bf16 backward, six waves, 43.1 us, in two passes 21.9; 107x1024x11x3 f16, four, 28.2, `cluster` 21.2. */
+    /* What a wave of `split` takes at least, one or two blocks a multiprocessor that read, wait and write: instance
+     * norm 36x1216x9x7 bf16 backward, six waves, 43.1 us, in two passes 21.9; 107x1024x11x3 f16, four, 28.2, in
+     * `cluster` 21.2. */
     static const double wave[2] = {4.0, 5.5};
     static const double CLUSTER = 1.0, SQUARE = 0.006, WAVE = 2.8; /* of `cluster`; its blocks squared; each wave */
     static const double GRADIENTS = 2.0;                           /* a kernel for them */
@@ -203,8 +204,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
         return time + (cluster > 1.0 ? CLUSTER + SQUARE * cluster * cluster + WAVE * (waves - 1.0) : 0.0);
-    time += more[shape->direction];
-    time += short_waves(shape, waves, wave[shape->direction]);
+    time += more[shape->direction] + short_waves(shape, waves, wave[shape->direction]);
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;

@@ -275,15 +275,15 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 1.3 : 1.0;
     /* Sums that are joined by a later kernel. */
     const double joined = shape->direction == FORWARD ? 2e-4 * (double)sets_of(shape->problem) : 0.0;
-    /* Each sample has blocks of its own, as many as its channels are wide: [199463, 91] bf16 backward 2341 us; 64x4096x4x4,
-     * two groups, bf16 with pre_add backward 129, in clusters 44. */
+    /* Each sample has blocks of its own, as many as its channels are wide: [199463, 91] bf16 backward 2341 us;
+     * 64x4096x4x4, two groups, bf16 with pre_add backward 129, in clusters 44. */
     if (shape->problem->columns && !takes_all_samples(shape->problem)) {
         static const double resident[2] = {768.0, 512.0}, wave[2] = {4.0, 7.0}; /* threads a multiprocessor, us */
         const struct shape general = general_of(shape);
-        const int64_t all = vectors_of_row(&general), width = minimum(all, size_of_pass(&general));
-        const int64_t threads = width * minimum(maximum(1, THREADS / width), rows_of(shape->problem) / general.folded);
-        const double waves = (double)shape->problem->n * (double)(divide_up(all, width) * threads) /
-                             (resident[shape->direction] * shape->device->multiprocessors);
+        struct normfuse_cuda_geometry g = {0};
+        choose_block(&general, &g, false, size_of_pass(&general));
+        const double threads = (double)g.all_block_groups * g.width * g.unit_lanes;
+        const double waves = threads / (resident[shape->direction] * shape->device->multiprocessors);
         start += short_waves(shape, waves, wave[shape->direction]);
     }
     return start + joined + (reads * (1.0 + again) + writes) * factor * derivative /

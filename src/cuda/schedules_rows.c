@@ -79,16 +79,15 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     return NULL;
 }
 
-/* Threads that a norm group of so many vectors leaves work for. Unaligned ones may be in shared memory: a thread has as
- * many as a warp waits for, or fewer where that would leave multiprocessors with few warps. */
+/* Threads that a norm group of so many vectors leaves work for: each has what registers hold. Of unaligned ones, which
+ * may be in shared memory, a thread has fewer where that would leave multiprocessors with few warps. */
 static int64_t threads_wanted(const struct shape *shape, const struct normfuse_cuda_geometry *g,
                               enum normfuse_cuda_schedule schedule)
 {
-    static const int64_t unaligned[2] = {9, 6};
-    if (!shape->unaligned)
-        return whole_warps(divide_up(g->rows, vectors_of(shape, schedule)));
     const int64_t few = 512 * (int64_t)shape->device->multiprocessors / maximum(1, g->all_block_groups) / 32 * 32;
-    return whole_warps(maximum(divide_up(g->rows, unaligned[shape->direction]), minimum(g->rows, minimum(few, 256))));
+    const int64_t held = vectors_of(shape, shape->unaligned ? NORMFUSE_SCHEDULE_unaligned_long : schedule);
+    const int64_t fewest = shape->unaligned ? minimum(g->rows, minimum(few, 256)) : 1;
+    return whole_warps(maximum(divide_up(g->rows, held), fewest));
 }
 
 /* What all blocks of the grid read or write in a round, in microseconds a tensor. */
