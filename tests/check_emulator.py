@@ -31,6 +31,7 @@ CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,
          "instance_norm 40x16x{7x7,4x4} layout=nchw dtype={f64,f32,f16,bf16} dir={fwd,bwd} +post_add",
          "group_norm {2x16x24x24,1x8x3000} groups=2 layout=nchw dtype={f32,f16} dir={fwd,bwd} +pre_bias +data=large_mean",
          "batch_norm 9x16x{19,67} layout=nchw dtype={f32,f16} dir={fwd,bwd} +pre_add +data={nan,wide}",
+         "{batch_norm 5x33x67 mode=eval,instance_norm 5x33x67} weight_dtype=f64 dtype={f32,f16} layout={nchw,nhwc} +pre_bias",
          "group_norm 17x4101 groups=1 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu",
          "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "batch_norm 2x64x8x8 mode=eval layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} +post_add"]

@@ -189,7 +189,7 @@ template <typename T, int V, int K, int N> struct row_run {
         slope *= rstd;
         /* pre_bias is a part of the mean. */
         if (p.pre_bias().data)
-            mean -= receive<double>(bias, p.pre_bias().type);
+            mean -= (double)receive<float>(bias, p.pre_bias().type);
         const float shift = (float)mean;
         rest = (float)(mean - (double)shift);
         return {shift, slope * factor, (offset - rest * slope) * factor,
@@ -373,7 +373,7 @@ template <typename T, int V, int K> struct forward_run : row_run<T, V, K, 3> {
             const int64_t row = p.sets == NORMFUSE_SETS_BATCH ? c * p.n + n : this->first_row + i;
             double *triple = a.partials + (row * slots + part.index) * TRIPLE;
             triple[0] = all.count;
-            triple[1] = all.mean + parameter<double>(p.pre_bias(), n, c, 0.0);
+            triple[1] = all.mean + (double)parameter<float>(p.pre_bias(), n, c, 0.0f);
             triple[2] = all.squares;
             for (int k = 0; k < part.others; k++) {
                 triple += TRIPLE;
