@@ -1170,8 +1170,8 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, unaligned_samples_launches, added_launches, line_launches,
-    tile_launches, run_launches, sums_of_runs;
+    grid_launches, short_launches, spread_launches, unaligned_samples_launches, added_launches,
+    additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1190,7 +1190,7 @@ static int64_t levels(int64_t adding)
 /* Packs aligned in memory whose first and last ones in a row have elements of other rows. */
 static bool is_unaligned(const char *kernel)
 {
-    return strstr(kernel, "_rows_unaligned_") != NULL;
+    return strstr(kernel, "_rows_unaligned_") != NULL || strstr(kernel, "_rows_additions_") != NULL;
 }
 
 /* One of columns_cluster.cu, whose last warp may have no vectors. */
@@ -1240,10 +1240,16 @@ static bool is_added(const char *kernel)
     return strstr(kernel, "_residual_") != NULL;
 }
 
-/* One of columns_grid.cu or columns_grid_pipeline_batch.cu that keep nothing in registers. */
-static bool is_of_grid(int held)
+/* One of both layouts that holds its vectors in shared memory, through which what is added passes. */
+static bool takes_additions(const char *kernel)
 {
-    return held == 0;
+    return strstr(kernel, "_additions_") != NULL;
+}
+
+/* One of columns_grid.cu or columns_grid_pipeline_batch.cu that keep nothing in registers. */
+static bool is_of_grid(const char *kernel)
+{
+    return strstr(kernel, "_grid_pipeline_") != NULL;
 }
 
 /* The problem that a kernel is given, as the host has it. */
@@ -1284,9 +1290,9 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
 }
 
 /* Columns: rows that the threads of a block have at once. */
-static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads)
+static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, uint32_t threads)
 {
-    return is_compact(kernel) || is_of_grid(held) || is_short(kernel) || is_spread(kernel)
+    return is_compact(kernel) || is_of_grid(kernel) || is_short(kernel) || is_spread(kernel)
                ? a->columns.at_once
                : (int64_t)threads / a->geometry.width;
 }
@@ -1361,7 +1367,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
                         (t->parts > 1 ? up(t->parts, lanes) + levels(lanes) + 2 : 0));
     }
     if (p->columns) {
-        const int64_t at_once = rows_at_once(a, kernel, held, threads);
+        const int64_t at_once = rows_at_once(a, kernel, threads);
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
         if (is_compact(kernel)) {
@@ -1393,7 +1399,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t of_sums = up(rows, at_once) + at_once + 8;
             return (double)(of_set > of_sums ? of_set : of_sums);
         }
-        if (is_of_grid(held)) {
+        if (is_of_grid(kernel)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
              * eight lanes a group. */
             const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
@@ -1435,7 +1441,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     const int64_t apart = g->held_shared < rows ? g->held_shared : rows;
     const int64_t in_turn = apart > rows - apart ? apart : rows - apart;
     const double serial =
-        (vector_elements > 1 ? (double)(in_turn * up(of_vector, 2)) + 1 : (double)rows) + (apart > 0 ? 4 : 0);
+        (vector_elements > 1 ? (double)(in_turn * up(of_vector, 2)) + 1 : (double)rows) + (apart > 0 && held > 0 ? 4 : 0);
     const double joins = g->exchange == NORMFUSE_EXCHANGE_GRID ? 7 + 4 * (double)up(g->parts, 32) : 7;
     const int64_t tiles = up(g->rows, (int64_t)threads * g->segment_rows);
     const int64_t passes = g->sets_a_block > 1 || tiles > g->passes ? g->passes : tiles;
@@ -1527,8 +1533,8 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
                 const int64_t n = g->all_samples ? part / g->parts_a_sample : sample;
                 const int64_t first = (g->all_samples ? part % g->parts_a_sample : part) * g->part_rows;
                 const int64_t stop = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
-                const int64_t at_once = rows_at_once(a, launch->name, held, launch->threads);
-                if (is_of_grid(held)) {
+                const int64_t at_once = rows_at_once(a, launch->name, launch->threads);
+                if (is_of_grid(launch->name)) {
                     const struct normfuse_cuda_grid *const of = &a->columns.of.grid;
                     const int64_t tile = of->by_tile.divisor, apart = of->interleaved ? tile * g->parts : tile;
                     const int64_t end = of->interleaved ? g->rows : stop;
@@ -1783,14 +1789,16 @@ static void check_unaligned(const struct plan_case *test, const struct fake_laun
                             const struct normfuse_cuda_arguments *a, int vector_elements)
 {
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
-    const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
+    const struct normfuse_view *const views[] = {&p->x,        &p->y, &p->dy, &p->dx,       &p->pre_add,
+                                                 &p->post_add, &p->u, &p->du, &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch == p->x.batch &&
                                          views[i]->channel == p->x.channel && views[i]->position == 1),
               "%s: %s: tensor %zu is not like x, or not aligned", test->name, launch->name, i);
     /* Sums of x know nothing of a residual after them. */
-    CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
-              p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
+    CHECK(takes_additions(launch->name) ||
+              (p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
+               p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL),
           "%s: %s: more than a plain kernel does", test->name, launch->name);
     const int64_t elements = p->n * p->c * p->s;
     /* Of large ones the last rows: by then every place that a row can begin at in a vector was met. */
@@ -2202,6 +2210,26 @@ static void check_unaligned_samples(const struct plan_case *test, const struct f
     }
 }
 
+/* What is added has room to pass beside the vectors that are held, of as many tensors as are read at a time. */
+static void check_additions(const struct plan_case *test, const struct fake_launch *launch,
+                            const struct normfuse_cuda_arguments *a)
+{
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    const bool backward = p->dy.data != NULL, reads_post = p->post_add.data != NULL &&
+                                                           (!backward || p->activation != NORMFUSE_IDENTITY);
+    const bool is_exact = p->type == NORMFUSE_F32 || p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
+    const int before = p->pre_add.data != NULL || reads_post;
+    const int after = (backward && reads_post && !is_exact) + (backward && p->du.data != NULL && p->dx.data != NULL);
+    CHECK(p->type != NORMFUSE_F64 && !test->misaligned && g->passing == (before > after ? before : after),
+          "%s: %s: %d tensors pass", test->name, launch->name, (int)g->passing);
+    CHECK(launch->shared >= ((backward ? 2 : 1) * (size_t)g->held_shared +
+                             (size_t)NORMFUSE_CUDA_PASSING_AHEAD * (size_t)g->passing) *
+                                16 * launch->threads,
+          "%s: %s: %zu bytes of shared memory", test->name, launch->name, launch->shared);
+    additions_launches++;
+}
+
 static size_t end_of(const void *part, size_t bytes)
 {
     return part != NULL ? (size_t)((uintptr_t)part - scratch_address) + bytes : 0;
@@ -2276,6 +2304,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     HOLDS(!p->columns || line || general || g->blocks_wide == 1 || !gathers || p->sets == NORMFUSE_SETS_NONE ||
           g->width * vector_elements % g->group == 0);
+    if (takes_additions(launch->name))
+        check_additions(test, launch, &a);
     /* All elements, once. */
     const int64_t vectors = unaligned ? g->spans : (p->columns ? p->c * g->folded : p->s) / vector_elements;
     const int64_t lanes = INT64_C(1) << g->lane_bits;
@@ -2320,7 +2350,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_unaligned_samples(test, launch, &a, vector_elements);
             unaligned_samples_launches++;
         }
-        if (is_of_grid(held)) {
+        if (is_of_grid(launch->name)) {
             check_grid(test, launch, &a, vector_elements);
             grid_launches++;
         }
@@ -2340,7 +2370,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     }
     if (general) {
         HOLDS(true);
-    } else if (places <= (is_of_grid(held) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
+    } else if (places <= (is_of_grid(launch->name) ? 1000000 : 30000) && (int64_t)launch->grid * launch->threads <= 4000000) {
         unsigned char *seen = calloc((size_t)places, 1);
         int64_t wrong = 0, first = -1;
         if (seen == NULL)
@@ -2357,8 +2387,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     } else if (line) {
         HOLDS(g->all_block_groups == p->n * p->groups);
     } else if (p->columns && !is_short(launch->name)) {
-        HOLDS(is_of_grid(held) ||
-              g->passes * rows_at_once(&a, launch->name, held, launch->threads) * (held + g->held_shared) >=
+        HOLDS(is_of_grid(launch->name) ||
+              g->passes * rows_at_once(&a, launch->name, launch->threads) * (held + g->held_shared) >=
                   (g->part_rows < g->rows ? g->part_rows : g->rows));
         HOLDS((int64_t)g->parts_a_sample * g->part_rows >= g->rows);
         HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID || launch->grid == (int64_t)g->all_block_groups * g->parts);
@@ -2839,6 +2869,7 @@ static void test_plans(void)
           sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
     CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
+    CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
     CHECK(unaligned_samples_launches > 300, "samples began inside of vectors %d times", unaligned_samples_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);

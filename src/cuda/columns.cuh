@@ -280,30 +280,39 @@ __device__ __forceinline__ void send(cluster_mailbox &mailbox, float2 *place, in
 
 /* ---- the work on a vector's channels ----------------------------------------------------------------------------- */
 
-/* The results of a vector of x: (x - means) slope + offset, activated. `plain`: see choose_activation(). */
-template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means>
+struct nothing_added {
+    template <int H> __device__ __forceinline__ void operator()(float (&)[H], int) const
+    {
+    }
+};
+
+/* The results of a vector of x: (x - means) slope + offset, to which add(z, 0) adds, activated. `plain`: see
+ * choose_activation(). */
+template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means,
+          typename Add = nothing_added>
 __device__ __forceinline__ uint4 result_of(Chosen chosen, int activation, const Parameter &act_param,
                                            const uint4 &vector, const Means &means, const float (&slope)[V],
-                                           const float (&offset)[V])
+                                           const float (&offset)[V], Add add = {})
 {
     float z[V];
     unpack<T, V>(vector, z);
     each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
+    add(z, 0);
     activate<sizeof(T) == 2, plain>(z, chosen, activation, (float)act_param);
     return make_vector<T, V>(z);
 }
 
 /* Of part `h` of vectors of x and dy, H values each: x - mean, and what of dy comes through the activation, for SiLU
- * twice that. */
+ * twice that; add(z, h) adds before that. */
 template <typename T, int V, typename Means, bool plain = true, typename Parameter = float> struct channel_derivative {
     const int &activation;
     const Parameter &act_param;
     const Means &means;
     const float (&slope)[V], (&offset)[V];
 
-    template <typename Chosen, int H>
+    template <typename Chosen, int H, typename Add = nothing_added>
     __device__ __forceinline__ void operator()(Chosen chosen, const uint4 &x_vector, const uint4 &dy_vector,
-                                               float (&x)[H], float (&dy)[H], int h = 0) const
+                                               float (&x)[H], float (&dy)[H], int h = 0, Add add = {}) const
     {
         unpack_part<T, V>(x_vector, h, x);
         unpack_part<T, V>(dy_vector, h, dy);
@@ -311,6 +320,7 @@ template <typename T, int V, typename Means, bool plain = true, typename Paramet
         if (decltype(chosen)::constant != NORMFUSE_IDENTITY && (plain || activation != NORMFUSE_IDENTITY)) {
             float z[H];
             each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
+            add(z, h);
             differentiate_by<sizeof(T) == 2>(dy, z, chosen, activation, (float)act_param);
         }
     }

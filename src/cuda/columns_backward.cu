@@ -160,20 +160,19 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool adds = schedule == NORMFUSE_SCHEDULE_additions, holds = adds || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool half = takes_half<sizeof(T) == 2, true>(p.activation);
     block_turns block(a, false, holds, !holds && g.backwards);
-    column_vectors<T, V, K, 2, holds> vectors;
+    column_vectors<T, V, K, 2, holds, adds> vectors(a);
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
@@ -188,12 +187,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         /* ---- load ---- */
         cursor from[] = {{p.x().data, p.x(), place, row, edges.lead()}, {p.dy().data, p.x(), place, row, edges.lead()}};
         vectors.template request<unaligned_samples>(from, place, edges, shared, is_loaded);
+        vectors.pass(p.pre_add(), {}, place, count);
         const gradient_memory<T, V, holds, unaligned_samples> of(a, block, place, edges,
-                                                                 dynamic + 2 * (holds ? shared : K) * vectors.threads);
+                                                                 vectors.behind());
         const uint32_t grid_barrier_before = of.open_exchange(mailbox);
         of.know_channels();
         if (shared > 0)
             wait_for_copies();
+        if constexpr (adds)
+            vectors.add_to_x(place, count);
         __syncthreads();
         const int column = place.active ? place.column : 0;
         /* Where the column is among what rows have one after the other from their first channel on. */
@@ -203,17 +205,28 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             multiply(slope, offset, 0.5f);
         const channel_derivative<T, V, float[V], !unaligned_samples, double> differentiate = {p.activation, p.act_param,
                                                                                               shift, slope, offset};
+        const bool keeps_dz = vectors.keeps_dz();
+        const float factor = half ? 0.5f : 1.0f;
+        const typename decltype(vectors)::added_after add = {vectors, factor};
+        if (vectors.reads_post())
+            vectors.pass(p.post_add(), {}, place, count);
         /* ---- sums ---- */
         if constexpr (holds)
-            choose_activation<true, false>(p.activation, [&](auto chosen) {
-                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int, int) {
+            choose_activation<true, adds>(p.activation, [&](auto chosen) {
+                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int slot, int) {
+                    uint4 dz = make_uint4(0, 0, 0, 0);
                     each<V / H>([&](int h) {
                         float x[H], dy[H];
-                        differentiate(chosen, row.of[0], row.of[1], x, dy, h);
+                        differentiate(chosen, row.of[0], row.of[1], x, dy, h, add);
                         add_products(x, dy, first, second, h);
+                        if (keeps_dz)
+                            pack_part<T, V>(dz, h, dy);
                     });
+                    if (keeps_dz)
+                        vectors.shared(slot, 1) = dz;
                 });
             });
+        vectors.pass_to_gradients(place, count);
         const auto join_threads = [&] {
             if (half)
                 multiply(first, second, 0.5f);
@@ -242,20 +255,28 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
 
         /* ---- results ---- */
         vectors.forget();
-        const bool adds = !holds && sums, writes = applies && p.dx().data;
-        if (!holds || writes) {
+        const bool sums_here = !holds && sums, writes = applies && p.dx().data;
+        const bool writes_dz = adds && p.dpost_add().data;
+        if (!holds || writes || writes_dz) {
             /* The same rows of the block group that this block has next are requested as places become free. */
-            is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
+            is_loaded = holds && !adds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             const column_place next = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
             cursor next_from[] = {{p.x().data, p.x(), next, row}, {p.dy().data, p.x(), next, row}};
             column_results<T, V, unaligned_samples> dx(p.dx().data, p.x(), place, row, edges, of_edges);
-            choose_activation<!unaligned_samples, !holds, true>(p.activation, [&](auto chosen) {
+            column_cursor<T, V> to_dz(writes_dz ? p.dpost_add().data : p.x().data, p.x(), place, row);
+            const int activation = keeps_dz ? NORMFUSE_IDENTITY : p.activation;
+            choose_activation<!unaligned_samples, !holds || adds, true>(activation, [&](auto chosen) {
                 vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int slot, int left) {
-                    uint4 vector = make_uint4(0, 0, 0, 0);
+                    uint4 vector = make_uint4(0, 0, 0, 0), dz_vector = vector;
                     each<V / H>([&](int h) {
                         float x[H], dy[H];
-                        differentiate(chosen, row.of[0], row.of[1], x, dy, h);
-                        if (adds)
+                        differentiate(chosen, row.of[0], row.of[1], x, dy, h, add);
+                        if (writes_dz) {
+                            float dz[H];
+                            each<H>([&](int i) { dz[i] = dy[i] * factor; });
+                            pack_part<T, V>(dz_vector, h, dz);
+                        }
+                        if (sums_here)
                             add_products(x, dy, first, second, h);
                         if (writes) {
                             each<H>([&](int i) {
@@ -263,9 +284,14 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                                 x[i] = of.centred ? fma(slope[k], dy[i], fma(first[k], x[i], second[k]))
                                                   : slope[k] * dy[i];
                             });
+                            vectors.add_du(h, x);
                             pack_part<T, V>(vector, h, x);
                         }
                     });
+                    if (writes_dz)
+                        to_dz.store(dz_vector);
+                    if (adds)
+                        to_dz.advance(place);
                     if (writes)
                         dx.store(vector, place, left);
                     if (holds && is_loaded)
@@ -275,7 +301,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             if (writes)
                 dx.store_edges();
         }
-        if (adds)
+        if (sums_here)
             join_threads();
         /* ---- the parameters' gradients ---- */
         if (holds)

@@ -7,7 +7,7 @@
 
 /* Of a block's channels: sums of subvectors (where pipelines are, once these are done with); statistics of groups; of
  * each channel what channel_values says; means of groups; pairs of blocks. */
-template <typename T, int V, bool unaligned_samples> struct column_memory : block_channels {
+template <typename T, int V, bool unaligned_samples, bool adds> struct column_memory : block_channels {
     static constexpr int max_bits = V == 8 ? 3 : 2;
     const column_edges<T, V, unaligned_samples> &edges;
     const bool sums;
@@ -45,6 +45,12 @@ template <typename T, int V, bool unaligned_samples> struct column_memory : bloc
         const auto hold_first = [&](int i, raw<T, 1> own) {
             float value[1];
             unpack<T, 1>(own, value);
+            if (adds && p.pre_add().data) {
+                float more[1];
+                const int64_t c = first_channel + i * g.group;
+                unpack<T, 1>(load_vector<T, 1>(p.pre_add().data, n * p.x().batch + c * p.x().channel), more);
+                value[0] += more[0];
+            }
             if (p.pre_bias().data)
                 value[0] += parameter<float>(p.pre_bias(), n, first_channel + i * g.group, 0.0f);
             of_groups[i].mean = value[0];
@@ -209,21 +215,20 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool holds = schedule == NORMFUSE_SCHEDULE_split,
+    constexpr bool adds = schedule == NORMFUSE_SCHEDULE_additions, holds = adds || schedule == NORMFUSE_SCHEDULE_split,
                    unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
     using cursor = column_cursor<T, V>;
     constexpr bool fast = sizeof(T) == 2;
     constexpr int max_pairs = K <= 8 ? 10 : 4; /* parts of a set that a lane reads once */
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
     const bool sums = holds || (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = holds || !sums;
     block_turns block(a, false, holds, !holds && g.backwards);
 
-    column_vectors<T, V, K, 1, holds> vectors;
+    column_vectors<T, V, K, 1, holds, adds> vectors(a);
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
@@ -238,12 +243,15 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         /* ---- load ---- */
         cursor from[] = {{p.x().data, p.x(), place, row, edges.lead()}};
         vectors.template request<unaligned_samples>(from, place, edges, shared, is_loaded);
-        const column_memory<T, V, unaligned_samples> of(a, block, place, edges, dynamic + shared * vectors.threads,
-                                                        holds ? 0 : K * vectors.threads * 16, sums);
+        vectors.pass(p.pre_add(), {}, place, count);
+        const column_memory<T, V, unaligned_samples, adds> of(a, block, place, edges, vectors.behind(),
+                                                              holds ? 0 : K * vectors.threads * 16, sums);
         const uint32_t grid_barrier_before = of.open_exchange(mailbox);
         of.know_channels(applies);
         if (shared > 0)
             wait_for_copies();
+        if constexpr (adds)
+            vectors.add_to_x(place, count);
 
         /* ---- sums ---- */
         if (sums) {
@@ -260,6 +268,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                     add_squares<T, V>(row.of[0], shift, first, second);
                 });
             }
+            vectors.pass(p.post_add(), {}, place, count);
             /* ---- the statistics of the groups ---- */
             if (!holds || p.pre_bias().data)
                 __syncthreads();
@@ -283,14 +292,22 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
                 multiply(first, second, 0.5f);
             vectors.forget();
             /* The same rows of the block group that this block has next are requested as places become free. */
-            is_loaded = holds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
+            is_loaded = holds && !adds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             const column_place next_place = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
             cursor next[] = {{p.x().data, p.x(), next_place, row}};
             column_results<T, V, unaligned_samples> y(p.y().data, p.x(), place, row, edges, of_edges);
+            column_cursor<T, V> u(adds && p.u().data ? p.u().data : p.y().data, p.x(), place, row);
+            const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+            const typename decltype(vectors)::added_after add = {vectors, factor};
             choose_activation<!unaligned_samples, true, true>(p.activation, [&](auto chosen) {
                 vectors.walk_rows(from, place, count, shared, [&](const row_vectors<1> &row, int slot, int left) {
+                    if constexpr (adds) {
+                        if (p.u().data)
+                            u.store(row.of[0]);
+                        u.advance(place);
+                    }
                     y.store(result_of<T, V, !unaligned_samples>(chosen, p.activation, p.act_param, row.of[0], shift,
-                                                                first, second),
+                                                                first, second, add),
                             place, left);
                     if (holds && is_loaded)
                         vectors.load(next, place, slot);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_vectors.cuh - how threads of split, two_pass and unaligned over columns request their vectors and store
- * results, and what a block knows of its channels; both directions. */
+ * columns_vectors.cuh - how threads of split, additions, two_pass and unaligned over columns request their vectors and
+ * store results, and what a block knows of its channels; both directions. */
 #ifndef NORMFUSE_CUDA_COLUMNS_VECTORS_CUH
 #define NORMFUSE_CUDA_COLUMNS_VECTORS_CUH
 
+#include "additions.cuh"
 #include "columns.cuh"
 
 /* Where wide rows (kernels.h) and samples do not end together: vectors are aligned in memory wherever a sample begins,
@@ -138,17 +139,109 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
 }
 
 /* A thread's vectors of so many tensors. `holds`: K of each in registers, and behind them what slots of shared memory
- * hold, which are negative; else all go through a pipeline of K slots. */
-template <typename T, int V, int K, int tensors, bool holds> struct column_vectors {
+ * hold, which are negative; else all go through a pipeline of K slots. Where the kernel `adds`, what it adds passes behind
+ * the slots. */
+template <typename T, int V, int K, int tensors, bool holds, bool adds> struct column_vectors {
     using cursors = column_cursor<T, V>[tensors];
+    const normfuse_cuda_problem &p;
     const int threads = (int)blockDim.x;
-    row_vectors<tensors> held[holds ? K : 1];
+    const int slots; /* of shared memory */
+    passing_tensors<adds> passing;
+    int64_t begin = 0; /* of what adds: bytes from a tensor's first element to the thread's first vector */
+    row_vectors<tensors> held[holds && K > 0 ? K : 1];
 
+    __device__ __forceinline__ explicit column_vectors(const normfuse_cuda_arguments &a)
+        : p(a.problem), slots(holds ? a.geometry.held_shared : tensors > 1 ? K : 0),
+          passing(&shared(slots, 0), a.geometry.passing)
+    {
+    }
     __device__ __forceinline__ uint4 &shared(int slot, int tensor) const
     {
         NORMFUSE_DYNAMIC_SHARED(dynamic);
         return dynamic[(tensors * slot + tensor) * threads + (int)threadIdx.x];
     }
+    __device__ __forceinline__ uint4 *behind() const
+    {
+        NORMFUSE_DYNAMIC_SHARED(dynamic);
+        return dynamic + (tensors * slots + (adds ? passing.ahead * passing.tensors : 0)) * threads;
+    }
+    /* What passes: (to, tensor, i) requests the thread's i-th vector, if it has one. */
+    __device__ __forceinline__ auto copy_passing(const column_place &place, int count) const
+    {
+        return [at = begin, step = place.step, count](uint4 *to, const char *data, int i) {
+            if (i < count)
+                copy_ahead(to, data + at, (int64_t)((unsigned)i * step));
+        };
+    }
+    __device__ __forceinline__ void pass(const normfuse_view &one, const normfuse_view &other,
+                                         const column_place &place, int count)
+    {
+        if constexpr (adds)
+            passing.open(one.data, other.data, copy_passing(place, count));
+    }
+    /* Part `h` of the `which`-th tensor that passes. */
+    template <int H> __device__ __forceinline__ void read_added(int which, int h, float (&values)[H]) const
+    {
+        unpack_part<T, V>(passing.at(passing.slot, which), h, values);
+    }
+    /* Backward: where dz is exact in the tensors' type it takes the place of dy, and results do not read post_add again;
+     * they read du, behind it. */
+    __device__ __forceinline__ bool reads_post() const
+    {
+        return adds && p.post_add().data && p.activation != NORMFUSE_IDENTITY;
+    }
+    __device__ __forceinline__ bool keeps_dz() const
+    {
+        return reads_post() && normfuse_is_dz_exact(sizeof(T), p.activation);
+    }
+    __device__ __forceinline__ void pass_to_gradients(const column_place &place, int count)
+    {
+        const normfuse_view du = p.dx().data ? p.du() : normfuse_view();
+        const bool rereads = reads_post() && !keeps_dz();
+        pass(rereads ? p.post_add() : du, rereads ? du : normfuse_view(), place, count);
+    }
+    template <int H> __device__ __forceinline__ void add_du(int h, float (&x)[H]) const
+    {
+        if (!adds || !p.du().data)
+            return;
+        float more[H];
+        read_added(reads_post() && !keeps_dz() ? 1 : 0, h, more);
+        each<H>([&](int i) { x[i] += more[i]; });
+    }
+    /* x becomes x with pre_add, rounded. */
+    __device__ __forceinline__ void add_to_x(const column_place &place, int count)
+    {
+        if (!p.pre_add().data)
+            return;
+        const auto copy = copy_passing(place, count);
+#pragma unroll 1
+        for (int slot = 0; slot < count; slot++) {
+            float value[V], more[V];
+            passing.await();
+            unpack<T, V>(shared(slot, 0), value);
+            read_added(0, 0, more);
+            passing.advance(slot, copy);
+            each<V>([&](int i) { value[i] += more[i]; });
+            shared(slot, 0) = make_vector<T, V>(value);
+        }
+    }
+    /* What is added before the activation, `factor` times, or y in its place. */
+    struct added_after {
+        const column_vectors &of;
+        float factor;
+
+        template <int H> __device__ __forceinline__ void operator()(float (&z)[H], int h) const
+        {
+            if constexpr (adds) {
+                if (!of.p.post_add().data)
+                    return;
+                float more[H];
+                of.read_added(0, h, more);
+                const bool replaces = tensors > 1 && of.p.from_y();
+                each<H>([&](int i) { z[i] = replaces ? more[i] : fmaf(more[i], factor, z[i]); });
+            }
+        }
+    };
     __device__ __forceinline__ row_vectors<tensors> read_shared(int slot) const
     {
         row_vectors<tensors> found;
@@ -167,7 +260,7 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
     __device__ __forceinline__ void load(cursors &from, const column_place &place, int slot)
     {
         each<tensors>([&](int i) {
-            if (slot < 0)
+            if (K == 0 || slot < 0)
                 copy_once(&shared(-1 - slot, i), from[i].base + from[i].at, 0);
             else
                 held[slot < 0 ? 0 : slot].of[i] = from[i].load();
@@ -195,8 +288,18 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
      * it waits for, and two loads on one are waited for together. */
     template <typename Work>
     __device__ __forceinline__ void walk_rows(cursors &from, const column_place &place, int count, int shared_slots,
-                                              Work work) const
+                                              Work work)
     {
+        if constexpr (adds) {
+            const auto copy = copy_passing(place, count);
+#pragma unroll 1
+            for (int slot = 0; slot < count; slot++) {
+                passing.await();
+                work(read_shared(slot), slot, 0);
+                passing.advance(slot, copy);
+            }
+            return;
+        }
         if constexpr (holds) {
             walk<K>(count, shared_slots, [&](int slot) { work(read(slot), slot, 0); });
             return;
@@ -243,6 +346,7 @@ template <typename T, int V, int K, int tensors, bool holds> struct column_vecto
         } else if constexpr (!holds) {
             open_pipeline(from, place, edges);
         } else if (!is_loaded) {
+            begin = from[0].base + from[0].at - p.x().data;
             walk<K>(edges.count, shared_slots, [&](int slot) { load(from, place, slot); });
         }
     }

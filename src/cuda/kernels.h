@@ -10,13 +10,13 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` and `elementwise` of rows, both of lines, `tile` and `general` take every addition; the others are plain:
- * nothing is added to x, before the activation or to dx. Tensors have the same strides. */
+ * `lanes` and `elementwise` of rows, both of lines, `tile`, `additions` and `general` take every addition; the others are
+ * plain: nothing is added to x, before the activation or to dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
-    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(elementwise)                              \
-    SCHEDULE(elementwise_residual) SCHEDULE(general)
+    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions)              \
+    SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES
@@ -37,7 +37,8 @@ enum {
     NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, /* of sync memory: 512 barriers, each on a cache line of its own */
     NORMFUSE_CUDA_COUNTERS = 8192,           /* words behind them, which count blocks */
     NORMFUSE_CUDA_SYNC_BYTES = 65536,        /* of both: what normfuse_sync_bytes answers for every device */
-    NORMFUSE_CUDA_ROW_CLUSTER = 8            /* blocks of a cluster over rows, at most */
+    NORMFUSE_CUDA_ROW_CLUSTER = 8,           /* blocks of a cluster over rows, at most */
+    NORMFUSE_CUDA_PASSING_AHEAD = 4          /* additions: vectors of a thread that are on their way, of each tensor */
 };
 
 enum normfuse_cuda_kernel {
@@ -57,6 +58,12 @@ struct normfuse_cuda_kernel_row {
     int16_t elements, vectors, threads, registers;
 };
 extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
+/* Whether dz is the same numbers after it was in memory, or shared memory, as a tensor of so many bytes an element. */
+NORMFUSE_LAYOUT bool normfuse_is_dz_exact(int32_t bytes, int32_t activation)
+{
+    return bytes >= 4 || activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU || activation == NORMFUSE_RELU6;
+}
+
 /* In the module: "normfuse_merge". This thread's until it asks again. */
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 
@@ -164,7 +171,8 @@ struct normfuse_cuda_geometry {
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks;
     int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
-    int32_t unused[2]; /* what comes next begins a line */
+    int32_t passing; /* additions: tensors that pass in shared memory, at most */
+    int32_t unused;  /* what comes next begins a line */
 
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
     int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */

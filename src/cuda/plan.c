@@ -147,13 +147,13 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     struct step *const step = &plan->steps[plan->count];
     struct shape shape = *given;
     *step = (struct step){0};
-    /* Two passes are the faster way for what elementwise_residual takes, but for lines. */
-    if (holds && shape.residual && !normfuse_cuda_takes(&normfuse_cuda_lines, &shape))
-        return false;
-    if (holds && shape.unaligned_samples)
+    if (holds && shape.unaligned_samples) {
         shape = narrowed(given);
-    else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation))
+    } else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation)) {
+        /* The kernel of additions alone has the derivative. */
+        shape.additions = shape.additions || shape.plain;
         shape.plain = shape.compact = shape.few_rows = shape.batch = false;
+    }
     bool (*const pass)(const struct shape *, struct step *, bool, bool) =
         p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows;
     if (!(holds ? normfuse_cuda_hold(&shape, step)

@@ -6,6 +6,7 @@
 #define NORMFUSE_CUDA_ROWS_CUH
 
 #include "activation.cuh"
+#include "additions.cuh"
 #include "body.cuh"
 #include "join.cuh"
 
@@ -211,15 +212,17 @@ __device__ __forceinline__ Sums join_warps(Sums *of_warps, const Sums &of_warp, 
     return join(of_lane);
 }
 
-/* What both directions know: `vectors` of one set after another, of N tensors. Lanes alone have additions and tensors
- * of more than 2^31 bytes. */
+/* What both directions know: `vectors` of one set after another, of N tensors. Lanes have additions and tensors of more
+ * than 2^31 bytes. `additions` has all vectors in shared memory, through which what is added passes. */
 template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> struct row_kernel {
     using R = compute<T>;
     static constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block,
                           split = schedule == NORMFUSE_SCHEDULE_split, holds = whole || split,
-                          unaligned = schedule == NORMFUSE_SCHEDULE_unaligned ||
+                          adds = schedule == NORMFUSE_SCHEDULE_additions,
+                          unaligned = adds || schedule == NORMFUSE_SCHEDULE_unaligned ||
                                       schedule == NORMFUSE_SCHEDULE_unaligned_long,
                           streams = N == 1 && schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
+    static constexpr int registers = K > 0 ? K : 1;
     using tensor = row_tensor<T, V, !many, unaligned>;
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
@@ -228,10 +231,12 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     const int shared; /* slots of shared memory that the thread has beside K of registers */
     row_block block;
     row_vectors vectors;
+    mutable passing_tensors<adds> passing;
 
     __device__ __forceinline__ explicit row_kernel(const normfuse_cuda_arguments &a)
         : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH),
-          shared(many || streams ? 0 : g.held_shared), block(a, whole, split || unaligned, false)
+          shared(many || streams ? 0 : g.held_shared), block(a, whole, split || unaligned, false),
+          passing(&place_of_slot(shared, 0), g.passing)
     {
     }
     __device__ __forceinline__ tensor of(const normfuse_view &view) const
@@ -265,7 +270,7 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     __device__ __forceinline__ uint4 *behind_slots() const
     {
         NORMFUSE_DYNAMIC_SHARED(dynamic);
-        return dynamic + N * shared * (int)blockDim.x;
+        return dynamic + (N * shared + (adds ? passing.ahead * g.passing : 0)) * (int)blockDim.x;
     }
 
     /* The forward deals vectors to the threads of a block in turn. The backward, which has to know what each channel
@@ -295,18 +300,64 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
         }
         begin_of(a, vectors.set, vectors.n, vectors.c);
     }
+    /* Unaligned vectors may reach beyond the tensors' end, in bytes from their `data` (2^32 - 1 where that is further). */
+    __device__ __forceinline__ unsigned end_of(const tensor &x) const
+    {
+        const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
+        return (unsigned)min((int64_t)x.lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
+    }
+    /* What passes: (to, a tensor's `data`, i) requests the thread's i-th vector. */
+    __device__ __forceinline__ auto copy_passing() const
+    {
+        const tensor x = of(p.x());
+        const unsigned end = end_of(x);
+        return [this, x, end](uint4 *to, const char *data, int i) {
+            const int index = vectors.index + i * vectors.step;
+            if (index < vectors.end) {
+                const unsigned place = x.place(g, index, stretch_of(index));
+                if (place + 16 <= end)
+                    copy_ahead(to, data + place, 0);
+                else
+                    copy_before(to, data + place, (int64_t)end - place);
+            }
+        };
+    }
+    __device__ __forceinline__ void pass(const normfuse_view &one, const normfuse_view &other) const
+    {
+        if constexpr (adds)
+            passing.open(one.data ? of(one).data : nullptr, other.data ? of(other).data : nullptr, copy_passing());
+    }
+    /* work(i, index) for each slot in shared memory while more(index), what passes behind it. */
+    template <typename More, typename Work>
+    __device__ __forceinline__ void walk_shared(More more, Work work) const
+    {
+        const auto copy = [&] {
+            if constexpr (adds)
+                return copy_passing();
+            else
+                return 0;
+        }();
+        int index = vectors.index;
+        compiler_barrier(index);
+#pragma unroll 1
+        for (int k = 0; k < shared && more(index); k++) {
+            if constexpr (adds)
+                passing.await();
+            work(k, index);
+            if constexpr (adds)
+                passing.advance(k, copy);
+            index += vectors.step;
+        }
+    }
     /* The thread's vectors: `shared` into shared memory, which may have been requested, the others into registers;
      * `straight`: by loads without branches. */
     template <bool straight>
-    __device__ __forceinline__ void load(bool is_requested, const tensor (&from)[N], raw<T, V> (&held)[N][K]) const
+    __device__ __forceinline__ void load(bool is_requested, const tensor (&from)[N], raw<T, V> (&held)[N][registers]) const
     {
-        /* Unaligned vectors may reach beyond the tensors' end, in bytes from their `data` (2^32 - 1 where that is
-         * further): they have what is before that, and nothing after. */
+        /* They have what is before that, and nothing after. */
         unsigned end = 0;
-        if constexpr (unaligned) {
-            const int64_t last = (p.n - 1 - vectors.n) * p.x().batch + (p.c - 1 - vectors.c) * p.x().channel;
-            end = (unsigned)min((int64_t)from[0].lead + (last + p.s) * (int64_t)sizeof(T), (int64_t)0xffffffff);
-        }
+        if constexpr (unaligned)
+            end = end_of(from[0]);
         const auto is_cut = [&](unsigned place) { return unaligned && place + 16 > end; };
         const auto load_cut = [&](const tensor &of, unsigned place) {
             const int elements = end > place ? (int)((end - place) / (unsigned)sizeof(T)) : 0;
@@ -378,8 +429,15 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
             work(i, n, c);
         }
     }
-    /* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for; also to u. Lanes
-     * alone. */
+    /* What is added to a vector: the `which`-th tensor that passes, or from memory. */
+    __device__ __forceinline__ void read_added(const tensor &from, int which, int index, R (&values)[V]) const
+    {
+        if constexpr (adds)
+            unpack<T, V>(passing.at(passing.slot, which), values);
+        else
+            unpack<T, V>(load_vector<T, V>(from.at(g, index, stretch_of(index)), 0), values);
+    }
+    /* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for; also to u. */
     template <typename Walk> __device__ __forceinline__ void add_residual(bool writes, Walk walk) const
     {
         const tensor other = of(p.pre_add()), u = of(p.u().data ? p.u() : p.x());
@@ -387,7 +445,7 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
             const int stretch = stretch_of(index);
             R value[V], residual[V];
             unpack<T, V>(vector, value);
-            unpack<T, V>(load_vector<T, V>(other.at(g, index, stretch), 0), residual);
+            read_added(other, 0, index, residual);
             each<V>([&](int i) { value[i] += residual[i]; });
             vector = make_vector<T, V>(value);
             if (writes)

@@ -30,10 +30,11 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     using kernel = row_kernel<T, V, K, 2, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
-    using kernel::many, kernel::unaligned, kernel::split, kernel::fast;
+    using kernel::many, kernel::adds, kernel::unaligned, kernel::split, kernel::fast;
     using R = compute<T>;
     using tensor = typename kernel::tensor;
-    using pairs = raw<T, V>[2][K]; /* of x and dy */
+    using pairs = raw<T, V>[2][kernel::registers]; /* of x and dy */
+    static constexpr bool takes_additions = many || adds;
     /* Beside lanes unaligned tiles alone have the rare derivatives, by a call in each vector. */
     static constexpr bool all = many || unaligned;
     /* Channels of a set then have levels of their own, which the others have no registers for. */
@@ -131,11 +132,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
      * were read. */
     template <typename Work> __device__ __forceinline__ void walk(pairs &held, Work work, int64_t next) const
     {
-        int index = vectors.index;
-        compiler_barrier(index);
         if constexpr (!many) {
-#pragma unroll 1
-            for (int k = 0; k < shared && index - lane < vectors.end; k++) {
+            this->walk_shared([&](int index) { return index - lane < vectors.end; }, [&](int k, int index) {
                 work(this->place_of_slot(k, 0), this->place_of_slot(k, 1), index);
                 if constexpr (split) {
                     if (next != 0 && index < vectors.end) {
@@ -145,9 +143,10 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                         copy_once(&this->place_of_slot(k, 1), dy.at(g, index, stretch), next);
                     }
                 }
-                index += vectors.step;
-            }
+            });
         }
+        int index = vectors.index + (many ? 0 : shared * vectors.step);
+        compiler_barrier(index);
 #pragma unroll
         for (int k = 0; k < K; k++) {
             if (!many && index - lane >= vectors.end)
@@ -158,24 +157,38 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     }
 
     /* ---- sums ---- */
+    /* Where dz is exact in the tensors' type it takes the place of dy, and results do not read post_add again. */
+    __device__ __forceinline__ bool reads_post() const
+    {
+        return adds && p.post_add().data && p.activation != NORMFUSE_IDENTITY;
+    }
+    __device__ __forceinline__ bool keeps_dz() const
+    {
+        return reads_post() && normfuse_is_dz_exact(sizeof(T), p.activation);
+    }
+    __device__ __forceinline__ bool rereads_post() const
+    {
+        return reads_post() && !keeps_dz();
+    }
     __device__ __forceinline__ tensor post_add() const
     {
-        const normfuse_view view = many && p.post_add().data ? p.post_add() : p.x();
+        const normfuse_view view = takes_additions && p.post_add().data ? p.post_add() : p.x();
         return this->of(view);
     }
     /* x becomes x - shift, dy what came through the activation; `post` is post_add, or y. */
     template <typename Chosen>
     __device__ __forceinline__ void differentiate(Chosen chosen, const tensor &post, const row_gradient<R> &coefficient,
-                                                  int index, int stretch, R (&x)[V], R (&dy)[V]) const
+                                                  int index, R (&x)[V], R (&dy)[V]) const
     {
         each<V>([&](int i) { x[i] -= coefficient.shift; });
         if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
             R z[V];
             each<V>([&](int i) { z[i] = fma(x[i], coefficient.slope, coefficient.offset); });
-            if (many && p.post_add().data) {
+            if (takes_additions && p.post_add().data) {
+                const R factor = adds ? half() : R(1);
                 R residual[V];
-                unpack<T, V>(load_vector<T, V>(post.at(g, index, stretch), 0), residual);
-                each<V>([&](int i) { z[i] = p.from_y() ? residual[i] : z[i] + residual[i]; });
+                this->read_added(post, 0, index, residual);
+                each<V>([&](int i) { z[i] = p.from_y() ? residual[i] : fma(residual[i], factor, z[i]); });
             }
             differentiate_by<fast, !all>(dy, z, chosen, p.activation, (R)p.act_param);
         }
@@ -213,7 +226,9 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                     R x[V], dy[V];
                     unpack<T, V>(x_vector, x);
                     unpack<T, V>(dy_vector, dy);
-                    differentiate(chosen, post, own[channel_here], index, stretch, x, dy);
+                    differentiate(chosen, post, own[channel_here], index, x, dy);
+                    if (keeps_dz())
+                        dy_vector = make_vector<T, V>(dy);
                     const row_elements<V, unaligned> elements = this->elements_of(index);
                     if (!elements.are_all()) {
                         /* Not by a factor of 0: what others have there may be infinite. */
@@ -311,10 +326,11 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     {
         /* Lanes find it where it is needed: before the loop 16-bit vectors spilled. */
         const bool writes_dx = !many && p.dx().data;
-        const normfuse_view dx_view = p.dx().data ? p.dx() : p.x(), du_view = many && p.du().data ? p.du() : p.x();
-        const normfuse_view dpost_view = many && p.dpost_add().data ? p.dpost_add() : p.x();
+        const normfuse_view dx_view = p.dx().data ? p.dx() : p.x();
+        const normfuse_view du_view = takes_additions && p.du().data ? p.du() : p.x();
+        const normfuse_view dpost_view = takes_additions && p.dpost_add().data ? p.dpost_add() : p.x();
         const tensor dx = this->of(dx_view), du = this->of(du_view), dpost = this->of(dpost_view);
-        choose_activation<!many, all>(p.activation, [&](auto chosen) {
+        choose_activation<!many, all>(keeps_dz() ? NORMFUSE_IDENTITY : p.activation, [&](auto chosen) {
             const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
                 if (index >= vectors.end)
                     return;
@@ -323,17 +339,21 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                 R x[V], dy[V];
                 unpack<T, V>(x_vector, x);
                 unpack<T, V>(dy_vector, dy);
-                differentiate(chosen, post, coefficient, index, stretch, x, dy);
-                if (many && p.dpost_add().data)
-                    store_vector<T, V>(dpost.at(g, index, stretch), 0, make_vector<T, V>(dy));
+                differentiate(chosen, post, coefficient, index, x, dy);
+                if (takes_additions && p.dpost_add().data) {
+                    R dz[V];
+                    each<V>([&](int i) { dz[i] = adds ? dy[i] * half() : dy[i]; });
+                    store_own<T, V, unaligned>(dpost.at(g, index, stretch), make_vector<T, V>(dz),
+                                               this->elements_of(index));
+                }
                 if (many ? p.dx().data != nullptr : writes_dx) {
                     const R constant = takes_bias ? level.level - level.share * coefficient.rest : level.level;
                     each<V>([&](int i) {
                         x[i] = fma(coefficient.slope, dy[i], fma(level.share, x[i], constant));
                     });
-                    if (many && p.du().data) {
+                    if (takes_additions && p.du().data) {
                         R more[V];
-                        unpack<T, V>(load_vector<T, V>(du.at(g, index, stretch), 0), more);
+                        this->read_added(du, rereads_post() ? 1 : 0, index, more);
                         each<V>([&](int i) { x[i] += more[i]; });
                     }
                     store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
@@ -359,7 +379,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     kernel of(a);
     row_block &block = of.block;
     const row_vectors &vectors = of.vectors;
-    raw<T, V> held[2][K];
+    raw<T, V> held[2][kernel::registers];
     block.open(g, mailbox, PAIR);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     do {
@@ -384,9 +404,10 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             of.receive_gradients(first, rstd_of_set);
         else
             of.prepare_gradients();
+        of.pass(p.pre_add(), {});
         if (of.shared > 0)
             wait_for_copies();
-        if (many && p.pre_add().data) {
+        if (kernel::takes_additions && p.pre_add().data) {
             of.add_residual(false, [&](auto work) {
                 const auto add = [&](raw<T, V> &x, raw<T, V> &, int index) {
                     if (index < vectors.end)
@@ -395,11 +416,18 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
                 of.walk(held, add, 0);
             });
         }
+        if (of.reads_post())
+            of.pass(p.post_add(), {});
         __syncthreads();
         const auto post = of.post_add();
 
         /* ---- sums ---- */
         const totals<R> met = of.sum_channels(post, held);
+        const normfuse_view du = p.dx().data ? p.du() : normfuse_view();
+        if (of.rereads_post())
+            of.pass(p.post_add(), du);
+        else
+            of.pass(du, {});
         /* What the channels of the block summed, to memory: while the totals of other blocks are on their way. */
         const auto write_sums = [&] {
             if (a.sums)

@@ -27,7 +27,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     using kernel = row_kernel<T, V, K, 1, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
-    using kernel::many, kernel::unaligned, kernel::streams, kernel::split, kernel::fast;
+    using kernel::many, kernel::adds, kernel::unaligned, kernel::streams, kernel::split, kernel::fast;
     using R = compute<T>;
     static constexpr bool plain = !many;
     /* The others have no registers for it: 3 to 8 % of the time of calls without one. */
@@ -44,11 +44,15 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     {
         return takes_bias && p.pre_bias().data != nullptr;
     }
+    __device__ __forceinline__ R half() const
+    {
+        return takes_half<fast, plain>(p.activation) ? R(0.5) : R(1);
+    }
     /* Coefficients of the channels that the block touches, halved where the activation takes half. With statistics to
      * come they are weight and bias with the sample's scale and shift. */
     __device__ __forceinline__ void prepare_coefficients(int first) const
     {
-        const R factor = takes_half<fast, plain>(p.activation) ? R(0.5) : R(1);
+        const R factor = half();
         this->share_channels(first, [&](int i, int n, int c) {
             /* One after the other: requested all at once, they were ahead of the vectors (128x256x28x28: 61 us for
              * 56). */
@@ -105,11 +109,13 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         if (first >= vectors.end)
             return R(0);
         const int stretch = this->stretch_of(first);
-        const auto x = this->of(p.x());
         /* An unaligned vector of a stretch need not have elements of it; the stretch has a first. */
-        R value = number_at(unaligned ? x.data + x.start(stretch) : x.at(g, first, stretch), 0);
-        if (!plain && p.pre_add().data)
-            value += number_at(this->of(p.pre_add()).at(g, first, stretch), 0);
+        const auto number = [&](const typename kernel::tensor &of) {
+            return number_at(unaligned ? of.data + of.start(stretch) : of.at(g, first, stretch), 0);
+        };
+        R value = number(this->of(p.x()));
+        if ((many || adds) && p.pre_add().data)
+            value += number(this->of(p.pre_add()));
         return value;
     }
     /* The same with pre_bias, rounded. */
@@ -150,7 +156,12 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
                     for (index += vectors.step; index < vectors.end; index += vectors.step) {
                         own = this->elements_of(index);
                         if (own.count() > 0) {
-                            shift = number_at(this->of(p.x()).at(g, index, this->stretch_of(index)), own.begin());
+                            const auto number = [&](const normfuse_view &view) {
+                                return number_at(this->of(view).at(g, index, this->stretch_of(index)), own.begin());
+                            };
+                            shift = number(p.x());
+                            if (adds && p.pre_add().data)
+                                shift += number(p.pre_add());
                             break;
                         }
                     }
@@ -257,17 +268,21 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             each<V>([&](int i) { z[i] = fma(z[i] - about, slope, offset); });
             return y.at(g, index, stretch);
         };
-        const normfuse_view added = !plain && p.post_add().data ? p.post_add() : p.y();
-        const auto other = this->of(added);
+        const bool has_residual = (many || adds) && p.post_add().data, writes_u = adds && p.u().data;
+        const auto other = this->of(has_residual ? p.post_add() : p.y()), u = this->of(writes_u ? p.u() : p.y());
+        const R factor = adds ? half() : R(1);
         choose_activation<plain, true>(p.activation, [&](auto chosen) {
             const auto store = [&](raw<T, V> &vector, int index) {
                 R z[V];
                 char *const to = normalize(vector, index, z);
-                if (!plain && p.post_add().data) {
+                if (has_residual) {
                     R residual[V];
-                    unpack<T, V>(load_vector<T, V>(other.at(g, index, this->stretch_of(index)), 0), residual);
-                    each<V>([&](int i) { z[i] += residual[i]; });
+                    this->read_added(other, 0, index, residual);
+                    each<V>([&](int i) { z[i] = adds ? fma(residual[i], factor, z[i]) : z[i] + residual[i]; });
                 }
+                if (writes_u)
+                    store_own<T, V, unaligned>(u.at(g, index, this->stretch_of(index)), vector,
+                                               this->elements_of(index));
                 activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
                 store_own<T, V, unaligned>(to, make_vector<T, V>(z), this->elements_of(index));
             };
@@ -278,24 +293,22 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     /* ---- walks: work(vector, index) for each that the thread has ---- */
     /* In shared memory. Those of the set that begins at next_set, if any, are requested into their places. */
     template <typename Work>
-    __device__ __forceinline__ void walk_slots(int index, const char *next_set, Work work) const
+    __device__ __forceinline__ void walk_slots(const char *next_set, Work work) const
     {
-#pragma unroll 1
-        for (int k = 0; k < shared && index < vectors.end; k++) {
-            raw<T, V> vector = this->place_of_slot(k, 0);
-            work(vector, index);
+        this->walk_shared([&](int index) { return index < vectors.end; }, [&](int k, int index) {
+            raw<T, V> &slot = this->place_of_slot(k, 0), vector = slot;
+            work(adds ? slot : vector, index);
             if constexpr (split) {
                 auto x = this->of(p.x());
                 x.data = const_cast<char *>(next_set);
                 if (next_set)
-                    copy_once(&this->place_of_slot(k, 0), x.at(g, index, this->stretch_of(index)), 0);
+                    copy_once(&slot, x.at(g, index, this->stretch_of(index)), 0);
             }
-            index += vectors.step;
-        }
+        });
     }
     /* In registers. */
     template <int count, typename Work>
-    __device__ __forceinline__ void walk_held(raw<T, V> (&held)[1][K], Work work) const
+    __device__ __forceinline__ void walk_held(raw<T, V> (&held)[1][kernel::registers], Work work) const
     {
         int index = vectors.index + shared * vectors.step;
         compiler_barrier(index);
@@ -324,7 +337,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     kernel of(a);
     row_block &block = of.block;
     const row_vectors &vectors = of.vectors;
-    raw<T, V> held[1][K];
+    raw<T, V> held[1][kernel::registers];
     block.open(g, mailbox, TRIPLE);
     bool is_requested = false; /* for what goes to shared memory: while the results of the set before were written */
     do {
@@ -371,20 +384,28 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             __syncthreads();
             common = of.with_bias(common);
         }
+        of.pass(p.pre_add(), {});
         if (of.shared > 0)
             wait_for_copies();
         const auto walk_shared = [&](auto work, const char *next_set = nullptr) {
-            int index = vectors.index;
-            compiler_barrier(index);
             if constexpr (!many)
-                of.walk_slots(index, next_set, work);
+                of.walk_slots(next_set, work);
         };
         const auto walk_registers = [&](auto work) { of.template walk_held<K>(held, work); };
-        if (many && p.pre_add().data) {
-            /* Perhaps in place of x or of its residual, so not before all have read the value that they share. */
-            if (p.u().data)
-                __syncthreads();
-            of.add_residual(p.u().data != nullptr, walk_registers);
+        if constexpr (many || kernel::adds) {
+            if (p.pre_add().data) {
+                /* Perhaps in place of x or of its residual, so not before all have read the value that they share;
+                 * where blocks share a set, with the results. */
+                const bool writes = many && p.u().data;
+                if (writes)
+                    __syncthreads();
+                of.add_residual(writes, [&](auto work) {
+                    if (many)
+                        walk_registers(work);
+                    else
+                        walk_shared(work);
+                });
+            }
         }
 
         /* ---- sums ---- */
@@ -393,6 +414,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
             if (of.shared > 0)
                 of.add_moments(common, of.place_of_slot(0, 0), vectors.index, walk_shared, met);
         of.add_moments(common, held[0][0], vectors.index + of.shared * vectors.step, walk_registers, met);
+        of.pass(p.post_add(), {});
 
         /* ---- the statistics of the set ---- */
         row_centre<R> centre;

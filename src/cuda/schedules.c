@@ -15,7 +15,8 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
            : schedule->configure == NULL && is_small                    ? "a norm group is small"
            : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
            : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
-           : (needs & NEEDS_PLAIN) && !shape->plain                     ? "it takes plain tensors"
+           : (needs & NEEDS_PLAIN) && !shape->plain && !((needs & TAKES_ADDITIONS) && shape->additions)
+               ? "it takes plain tensors"
            : (needs & NEEDS_COMPACT) && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"
            : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"

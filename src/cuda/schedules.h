@@ -35,7 +35,8 @@ enum {
     NEEDS_GRID_BARRIERS = 8,
     TAKES_BIAS = 16, /* pre_bias; the others refuse it */
     TAKES_PRELU = 32, /* the same */
-    IS_GENERAL = 64   /* a GPU may lack the others */
+    IS_GENERAL = 64,  /* a GPU may lack the others */
+    TAKES_ADDITIONS = 128 /* where it needs shape.plain: or shape.additions */
 };
 
 /* One way of holding norm groups on the chip. */
@@ -133,28 +134,77 @@ static inline int64_t resident_blocks(const struct shape *shape, const struct st
 /* A set of schedules. */
 #define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
 
-/* Over rows one kernel has unaligned vectors for all that hold them. */
+/* One kernel has additions for all that hold vectors; over rows one has unaligned vectors. */
 static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    if (shape->unaligned && !p->columns && ((OF(block) | OF(split)) >> schedule & 1) != 0)
+    const bool holds = ((OF(block) | OF(split)) >> schedule & 1) != 0;
+    if (shape->additions && holds)
+        schedule = NORMFUSE_SCHEDULE_additions;
+    else if (shape->unaligned && !p->columns && holds)
         schedule = NORMFUSE_SCHEDULE_unaligned;
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+}
+
+static inline bool reads_du(const struct shape *shape)
+{
+    return shape->direction == BACKWARD && shape->problem->du.data != NULL && shape->problem->dx.data != NULL;
+}
+
+static inline bool reads_post(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return p->post_add.data != NULL && (shape->direction == FORWARD || p->activation != NORMFUSE_IDENTITY);
+}
+
+/* Whether a kernel that holds x and dy reads post_add again for results. */
+static inline bool rereads_post(const struct shape *shape)
+{
+    return shape->direction == BACKWARD && reads_post(shape) && !is_dz_exact(shape->problem);
 }
 
 /* Tensors that are walked through, and those that are written. */
 static inline int tensors_of(const struct shape *shape)
 {
-    const struct normfuse_problem *const p = shape->problem;
-    const bool forward = shape->direction == FORWARD;
-    return 1 + (p->pre_add.data != NULL) + !forward + (!forward && p->du.data != NULL && p->dx.data != NULL) +
-           (p->post_add.data != NULL && (forward || p->activation != NORMFUSE_IDENTITY));
+    return 1 + (shape->problem->pre_add.data != NULL) + (shape->direction == BACKWARD) + reads_du(shape) +
+           reads_post(shape);
 }
 
 static inline int results_of(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
+}
+
+/* What a schedule that holds vectors has of this where something is added. `additions` has more instructions a value
+ * than the memory leaves time for, over rows, where vectors may be unaligned, and with rare derivatives most. */
+static inline struct shape shape_held(const struct shape *given)
+{
+    struct shape shape = *given;
+    if (given->additions) {
+        const bool columns = given->problem->columns, backward = given->direction == BACKWARD;
+        const double of_columns = backward && is_rare(given->problem->activation) ? 1.7 : 1.15;
+        const double stretch = columns ? of_columns : backward ? 1.9 : 1.6;
+        shape.elements = (int)(16 / normfuse_type_bytes(given->problem->type));
+        shape.unaligned = !columns;
+        shape.bytes = stretch * given->tensor_bytes * (tensors_of(given) + rereads_post(given) + results_of(given));
+    }
+    return shape;
+}
+
+/* Tensors that pass through shared memory at a time beside those that are held, and what of it they take. */
+static inline int32_t passing_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    if (!shape->additions)
+        return 0;
+    const bool one = p->pre_add.data != NULL || reads_post(shape);
+    return (int32_t)maximum(one, rereads_post(shape) + reads_du(shape));
+}
+
+static inline size_t passing_bytes(const struct shape *shape, uint32_t threads)
+{
+    return (size_t)passing_of(shape) * NORMFUSE_CUDA_PASSING_AHEAD * 16 * threads;
 }
 
 /* Whether a first pass writes dz, which the second then goes on from. */

@@ -44,6 +44,10 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
+    if (holds) {
+        g->passing = passing_of(shape);
+        vectors += passing_bytes(shape, threads);
+    }
     if (shape->direction == BACKWARD) {
         words = 6 * groups + (6 + 2 * at_once) * channels + 2 * in_cluster;
     } else if (joins) {
@@ -167,6 +171,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     static const double cluster_gap[2] = {0.016, 0.1}; /* a block of a cluster, where there are waves */
     static const double GRID_ROUNDS = 1.8;             /* all multiprocessors read, then all write */
     static const double few_waves[2] = {1.2, 1.4}, more[2] = {2.2, 4.3}; /* of `split`: times the memory's time; us */
+    static const double ADDED_WAVES = 1.2, more_of_additions[2] = {2.2, 1.2}; /* of `additions`, the same */
     /* What a wave of `split` takes at least, one or two blocks a multiprocessor that read, wait and write: instance
      * norm 36x1216x9x7 bf16 backward, six waves, 43.1 us, in two passes 21.9; 107x1024x11x3 f16, four, 28.2, in
      * `cluster` 21.2. */
@@ -190,6 +195,8 @@ static double estimate(const struct shape *shape, const struct step *step)
         shape->bytes / (policy->bytes_a_microsecond * reach_of(shape, blocks, slots) * filled) * widths[i].stretch;
     if (!is_cluster && waves < 4.0)
         time *= few_waves[shape->direction];
+    else if (shape->additions)
+        time *= ADDED_WAVES;
     if (a_multiprocessor == 1 && waves > 1.0)
         time *= policy->alone;
     /* A cluster starts where all of its blocks find room at once, so the others wait. */
@@ -204,7 +211,8 @@ static double estimate(const struct shape *shape, const struct step *step)
     time += normfuse_cuda_start[shape->direction];
     if (is_cluster)
         return time + (cluster > 1.0 ? CLUSTER + SQUARE * cluster * cluster + WAVE * (waves - 1.0) : 0.0);
-    time += more[shape->direction] + short_waves(shape, waves, wave[shape->direction]);
+    time += (shape->additions ? more_of_additions : more)[shape->direction] +
+            short_waves(shape, waves, wave[shape->direction]);
     /* A group's sums are in as many places as rows are folded, forward from single channels, which each block joins. */
     if (shape->direction == FORWARD && g->folded > 1)
         time += 0.6 * g->folded * waves;
@@ -231,7 +239,7 @@ enum { WIDEST = 64 };
 
 static const char *refuse_two_pass(const struct shape *shape)
 {
-    return shape->problem->columns ? (shape->plain ? NULL : "it takes plain tensors")
+    return shape->problem->columns ? (shape->plain || shape->residual ? NULL : "it takes plain tensors, or a residual")
            : shape->run            ? NULL
                                    : "tensors have gaps, or are not aligned";
 }
@@ -248,10 +256,12 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
                           : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
                                                       : 0.0;
-    /* x, or x and dy, are read twice and one is written; over rows additions are read twice, and written once, too. */
-    const double tensors = p->columns ? 3.0 * shape->tensors - (shape->direction == BACKWARD)
-                                      : 2.0 * tensors_of(shape) + results_of(shape);
+    /* x, or x and dy, are read twice and one is written. Over columns a residual is read once, and backward what it gets
+     * is written; over rows additions are read twice, or dz in the place of two. */
     const double plain = shape->direction == FORWARD ? 3.0 : 5.0;
+    const double tensors = !p->columns       ? 2.0 * tensors_of(shape) + results_of(shape) - stores_dz(shape, true, false)
+                           : shape->residual ? plain + 1.0 + (shape->direction == BACKWARD)
+                                             : plain;
     return shape->bytes * policy->twice[shape->direction] * wide * (tensors / plain) / policy->bytes_a_microsecond +
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
@@ -326,17 +336,28 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 
 static const char *configure_split(const struct shape *shape, struct step *step)
 {
-    return configure_variant(shape, step, false);
+    const struct shape held = shape_held(shape);
+    return configure_variant(&held, step, false);
+}
+
+static double estimate_split(const struct shape *shape, const struct step *step)
+{
+    const struct shape held = shape_held(shape);
+    return estimate(&held, step);
 }
 
 const struct schedule normfuse_cuda_two_pass = {
     .name = "two_pass", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
 static const struct schedule lanes = {
     .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
-#define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
+#define VARIANTS .variants = WIDTHS * WAYS
 static const struct schedule
-    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, VARIANTS},
-    split = {.name = "split", .needs = NEEDS_PLAIN | TAKES_BIAS, .configure = configure_split, VARIANTS};
+    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, .estimate = estimate, VARIANTS},
+    split = {.name = "split",
+             .needs = NEEDS_PLAIN | TAKES_BIAS | TAKES_ADDITIONS,
+             .configure = configure_split,
+             .estimate = estimate_split,
+             VARIANTS};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
     &normfuse_cuda_two_pass,       &normfuse_cuda_lines, &normfuse_cuda_tile,

@@ -30,7 +30,7 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
-    if (shape->unaligned && each > MOST_IN_SHARED)
+    if (shape->unaligned && !shape->additions && each > MOST_IN_SHARED)
         schedule = NORMFUSE_SCHEDULE_unaligned_long;
     step->launch.kernel = kernel_of(shape, schedule);
     step->launch.threads = threads;
@@ -38,13 +38,15 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(forward ? each : 32 * each);
     g->held_shared = (int32_t)maximum(0, each - vectors_of(shape, schedule));
+    g->passing = passing_of(shape);
     g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
     step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     const int64_t numbers = 4 * (int64_t)g->coefficients + 2 * warps * g->channels_a_segment;
     step->launch.shared =
-        (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + (size_t)numbers * shape->value_bytes;
+        (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads + passing_bytes(shape, threads) +
+        (size_t)numbers * shape->value_bytes;
     return step->launch.shared + 2048 <= shape->device->shared_per_block;
 }
 
@@ -138,8 +140,9 @@ static const char *refuse(const struct shape *shape)
 
 /* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
  * largest. */
-static const char *configure_block(const struct shape *shape, struct step *step)
+static const char *configure_block(const struct shape *given, struct step *step)
 {
+    const struct shape held = shape_held(given), *const shape = &held;
     if (begin_split(shape, step).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
     const int32_t rows = step->geometry.rows, *const sizes = shape->policy->whole_threads[shape->direction];
@@ -191,8 +194,9 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     return exchange_by_grid(shape, step) == NULL;
 }
 
-static const char *configure_grid(const struct shape *shape, struct step *step)
+static const char *configure_grid(const struct shape *given, struct step *step)
 {
+    const struct shape held = shape_held(given), *const shape = &held;
     const struct split split = begin_split(shape, step);
     const int64_t sets = step->geometry.all_block_groups;
     return split.parts < 4                                 ? "fewer blocks hold a norm group"
@@ -201,8 +205,9 @@ static const char *configure_grid(const struct shape *shape, struct step *step)
 }
 
 /* As many norm groups at a time as take the least time in all. */
-static const char *configure_rounds(const struct shape *shape, struct step *step)
+static const char *configure_rounds(const struct shape *given, struct step *step)
 {
+    const struct shape held = shape_held(given), *const shape = &held;
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
     static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
@@ -227,8 +232,9 @@ static const char *configure_rounds(const struct shape *shape, struct step *step
 }
 
 /* A block, or a cluster of few, with vectors in shared memory, too. */
-static const char *configure_cluster(const struct shape *shape, struct step *step)
+static const char *configure_cluster(const struct shape *given, struct step *step)
 {
+    const struct shape held = shape_held(given), *const shape = &held;
     const struct split split = begin_split(shape, step);
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     struct step fit = {0};
@@ -360,14 +366,30 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
  * in two passes 1.7 times the floor of 741. */
 static double estimate(const struct shape *shape, const struct step *step)
 {
+    const bool adds = is_of(step, OF(additions));
+    const struct shape held = adds ? shape_held(shape) : *shape;
     const bool calls = shape->direction == BACKWARD && is_rare(shape->problem->activation);
-    return normfuse_cuda_estimate_once(shape, step) * (calls ? 2.2 : 1.0);
+    double stretch = calls ? 2.2 : 1.0;
+    if (adds) {
+        /* Blocks that have a multiprocessor alone, large clusters, rounds: group norm 3x3072x172x76 f16 + pre_add, alone,
+         * 546 us, in two passes 411; batch norm 256x512x28x28 bf16 + post_add, H200, in rounds 241, in two passes 211. */
+        const struct normfuse_cuda_geometry *const g = &step->geometry;
+        const int64_t resident = resident_blocks(shape, step);
+        if (2 * resident < 3 * shape->device->multiprocessors && step->launch.grid > resident)
+            stretch *= 1.4;
+        if (step->launch.cluster > 5)
+            stretch *= 1.2;
+        if (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups)
+            stretch *= 1.12;
+    }
+    return normfuse_cuda_estimate_once(&held, step) * stretch;
 }
 
 #define IN_ORDER .refuse = refuse, .estimate = estimate, .in_order = true
 const struct schedule normfuse_cuda_lanes_of_rows = {.name = "lanes", .configure = configure_lanes, IN_ORDER};
-#define PLAIN .needs = NEEDS_PLAIN | TAKES_BIAS, IN_ORDER
-static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN, .configure = configure_block, IN_ORDER},
+#define PLAIN .needs = NEEDS_PLAIN | TAKES_BIAS | TAKES_ADDITIONS, IN_ORDER
+static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN | TAKES_ADDITIONS,
+                                      .configure = configure_block, IN_ORDER},
                              grid = {.name = "grid", .configure = configure_grid, PLAIN},
                              cluster = {.name = "cluster", .configure = configure_cluster, PLAIN},
                              rounds = {.name = "grid in rounds", .configure = configure_rounds, PLAIN};

@@ -86,8 +86,9 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     shape->elements = (int)(16 / normfuse_type_bytes(p->type));
     shape->short_offsets = has_short_offsets(p, takes_all_samples(p));
     const bool biased = p->pre_bias.data != NULL;
-    shape->plain = p->type != NORMFUSE_F64 && !has_additions(p) && shape->short_offsets &&
-                   !shape->device->general_alone && p->activation != NORMFUSE_PRELU;
+    const bool takes_vectors = p->type != NORMFUSE_F64 && shape->short_offsets && !shape->device->general_alone &&
+                               p->activation != NORMFUSE_PRELU;
+    shape->plain = takes_vectors && !has_additions(p);
     /* Doubles have kernels with vectors of one element only under columns. */
     shape->folded = p->type == NORMFUSE_F64 && p->columns ? 0 : normfuse_cuda_rows_folded(p, shape->elements, false);
     const int64_t d = group_of(p);
@@ -102,8 +103,11 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
      * norm 1000x1024x5 f16 117.5 us, by single elements 61.4. */
     const bool lacks_derivative = !p->columns && !forward && is_rare(p->activation);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
-    shape->unaligned = (!shape->wide || lacks_derivative) && shape->plain && !p->columns && !biased && !none &&
-                       are_aligned(p, 16) && p->x.position == 1 && fills_vectors(p, shape->elements, 0.5);
+    const bool touches_vectors = takes_vectors && !p->columns && !biased && !none && are_aligned(p, 16) &&
+                                 p->x.position == 1 && fills_vectors(p, shape->elements, 0.5);
+    shape->unaligned = (!shape->wide || lacks_derivative) && shape->plain && touches_vectors;
+    shape->additions = takes_vectors && has_additions(p) && !none && (!forward || p->y.data != NULL) &&
+                       (p->columns ? shape->wide : touches_vectors);
     shape->wide = shape->wide && !shape->unaligned;
     shape->plain = shape->plain && (shape->unaligned || (shape->wide && !lacks_derivative));
     if (!shape->wide)

@@ -27,6 +27,7 @@ struct shape {
     bool short_offsets;     /* what a block has of a tensor is fewer than 2^31 bytes */
     bool plain;             /* vectors of singles or halves, nothing is added, offsets are short; the device has
                                 more than general kernels */
+    bool additions;         /* the same, of rows perhaps unaligned, where something is added */
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, the same */
@@ -83,8 +84,7 @@ static inline bool has_both_phases(const struct normfuse_problem *p)
 /* Whether dz is the same numbers after it was in memory. */
 static inline bool is_dz_exact(const struct normfuse_problem *p)
 {
-    return p->type == NORMFUSE_F32 || p->type == NORMFUSE_F64 || p->activation == NORMFUSE_IDENTITY ||
-           p->activation == NORMFUSE_RELU || p->activation == NORMFUSE_RELU6;
+    return normfuse_is_dz_exact((int32_t)normfuse_type_bytes(p->type), p->activation);
 }
 
 /* Norm groups, or channels where there are none. */
