@@ -5,6 +5,61 @@
 
 #include <stdio.h>
 
+enum normfuse_cuda_kernel normfuse_cuda_kernel_for(const struct shape *shape, enum normfuse_cuda_schedule schedule)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool holds = ((OF(block) | OF(split)) >> schedule & 1) != 0;
+    if (shape->additions && holds)
+        schedule = NORMFUSE_SCHEDULE_additions;
+    else if (shape->unaligned && !p->columns && holds)
+        schedule = NORMFUSE_SCHEDULE_unaligned;
+    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
+}
+
+int normfuse_cuda_tensors_of(const struct shape *shape)
+{
+    return 1 + (shape->problem->pre_add.data != NULL) + (shape->direction == BACKWARD) + reads_du(shape) +
+           reads_post(shape);
+}
+
+int normfuse_cuda_results_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
+}
+
+struct normfuse_cuda_geometry *normfuse_cuda_begin_step(struct step *step)
+{
+    *step =
+        (struct step){.variant = step->variant,
+                      .geometry = {.parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1}};
+    return &step->geometry;
+}
+
+/* What a schedule that holds vectors has of this where something is added. `additions` has more instructions a value than
+ * the memory leaves time for: over rows, where vectors may be unaligned, and with rare derivatives most. */
+static struct shape shape_held(const struct shape *given)
+{
+    struct shape shape = *given;
+    const bool columns = given->problem->columns, backward = given->direction == BACKWARD;
+    const double of_columns = backward && is_rare(given->problem->activation) ? 1.7 : 1.15;
+    const double stretch = columns ? of_columns : backward ? 1.9 : 1.6;
+    shape.elements = (int)(16 / normfuse_type_bytes(given->problem->type));
+    shape.unaligned = !columns;
+    const int tensors = normfuse_cuda_tensors_of(given) + rereads_post(given) + normfuse_cuda_results_of(given);
+    shape.bytes = stretch * given->tensor_bytes * tensors;
+    return shape;
+}
+
+int32_t normfuse_cuda_passing_of(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    if (!shape->additions)
+        return 0;
+    const bool one = p->pre_add.data != NULL || reads_post(shape);
+    return (int32_t)maximum(one, rereads_post(shape) + reads_du(shape));
+}
+
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
     enum { FEW_VALUES = 64 }; /* of rows, that meet more roundings in two passes than docs/numerics.md says */
@@ -32,12 +87,14 @@ bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *sh
 }
 
 /* Of the variants of a schedule the cheapest. Returns why there is none. */
-static const char *try_schedule(const struct schedule *schedule, const struct shape *shape, struct step *found,
+static const char *try_schedule(const struct schedule *schedule, const struct shape *given, struct step *found,
                                 double *lowest)
 {
-    const char *reason = normfuse_cuda_refused(schedule, shape);
+    const char *reason = normfuse_cuda_refused(schedule, given);
     if (reason != NULL)
         return reason;
+    const bool adds = (schedule->needs & TAKES_ADDITIONS) && given->additions;
+    const struct shape held = adds ? shape_held(given) : *given, *const shape = &held;
     struct step step = {0};
     for (int variant = 0; variant < maximum(1, schedule->variants); variant++) {
         step.variant = variant;

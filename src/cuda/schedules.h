@@ -135,16 +135,7 @@ static inline int64_t resident_blocks(const struct shape *shape, const struct st
 #define OF(schedule) (1u << NORMFUSE_SCHEDULE_##schedule)
 
 /* One kernel has additions for all that hold vectors; over rows one has unaligned vectors. */
-static inline enum normfuse_cuda_kernel kernel_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool holds = ((OF(block) | OF(split)) >> schedule & 1) != 0;
-    if (shape->additions && holds)
-        schedule = NORMFUSE_SCHEDULE_additions;
-    else if (shape->unaligned && !p->columns && holds)
-        schedule = NORMFUSE_SCHEDULE_unaligned;
-    return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
-}
+enum normfuse_cuda_kernel normfuse_cuda_kernel_for(const struct shape *shape, enum normfuse_cuda_schedule schedule);
 
 static inline bool reads_du(const struct shape *shape)
 {
@@ -164,47 +155,15 @@ static inline bool rereads_post(const struct shape *shape)
 }
 
 /* Tensors that are walked through, and those that are written. */
-static inline int tensors_of(const struct shape *shape)
-{
-    return 1 + (shape->problem->pre_add.data != NULL) + (shape->direction == BACKWARD) + reads_du(shape) +
-           reads_post(shape);
-}
-
-static inline int results_of(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
-}
-
-/* What a schedule that holds vectors has of this where something is added. `additions` has more instructions a value
- * than the memory leaves time for, over rows, where vectors may be unaligned, and with rare derivatives most. */
-static inline struct shape shape_held(const struct shape *given)
-{
-    struct shape shape = *given;
-    if (given->additions) {
-        const bool columns = given->problem->columns, backward = given->direction == BACKWARD;
-        const double of_columns = backward && is_rare(given->problem->activation) ? 1.7 : 1.15;
-        const double stretch = columns ? of_columns : backward ? 1.9 : 1.6;
-        shape.elements = (int)(16 / normfuse_type_bytes(given->problem->type));
-        shape.unaligned = !columns;
-        shape.bytes = stretch * given->tensor_bytes * (tensors_of(given) + rereads_post(given) + results_of(given));
-    }
-    return shape;
-}
+int normfuse_cuda_tensors_of(const struct shape *shape);
+int normfuse_cuda_results_of(const struct shape *shape);
 
 /* Tensors that pass through shared memory at a time beside those that are held, and what of it they take. */
-static inline int32_t passing_of(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    if (!shape->additions)
-        return 0;
-    const bool one = p->pre_add.data != NULL || reads_post(shape);
-    return (int32_t)maximum(one, rereads_post(shape) + reads_du(shape));
-}
+int32_t normfuse_cuda_passing_of(const struct shape *shape);
 
 static inline size_t passing_bytes(const struct shape *shape, uint32_t threads)
 {
-    return (size_t)passing_of(shape) * NORMFUSE_CUDA_PASSING_AHEAD * 16 * threads;
+    return (size_t)normfuse_cuda_passing_of(shape) * NORMFUSE_CUDA_PASSING_AHEAD * 16 * threads;
 }
 
 /* Whether a first pass writes dz, which the second then goes on from. */
@@ -216,13 +175,7 @@ static inline bool stores_dz(const struct shape *shape, bool sums, bool applies)
 }
 
 /* What most schedules begin with; most variants are refused before they need it. */
-static inline struct normfuse_cuda_geometry *begin_step(struct step *step)
-{
-    *step =
-        (struct step){.variant = step->variant,
-                      .geometry = {.parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1}};
-    return &step->geometry;
-}
+struct normfuse_cuda_geometry *normfuse_cuda_begin_step(struct step *step);
 
 /* Blocks of `width` of all that is side by side in a row, which join `group` channels over so many rows. */
 static inline void set_width(const struct shape *shape, struct normfuse_cuda_geometry *g, int64_t all, int64_t width,
@@ -243,7 +196,7 @@ static inline void set_width(const struct shape *shape, struct normfuse_cuda_geo
 static inline struct normfuse_cuda_geometry *begin_columns(const struct shape *shape, struct step *step, int64_t width,
                                                            int64_t group)
 {
-    struct normfuse_cuda_geometry *const g = begin_step(step);
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
     set_width(shape, g, vectors_of_row(shape), width, group, rows_of_sample(shape, shape->unaligned_samples));
     g->row_values = g->group * shape->folded;
     return g;
@@ -252,7 +205,7 @@ static inline struct normfuse_cuda_geometry *begin_columns(const struct shape *s
 /* Vectors of each tensor that a thread of this schedule's kernel holds, or has on their way. */
 static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
-    return normfuse_cuda_kernel_table[kernel_of(shape, schedule)].vectors;
+    return normfuse_cuda_kernel_table[normfuse_cuda_kernel_for(shape, schedule)].vectors;
 }
 
 static inline bool is_of(const struct step *step, uint32_t schedules)

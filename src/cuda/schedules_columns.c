@@ -31,7 +31,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     /* Two passes hold nothing: what passes goes through a pipeline of each thread, or registers. */
     const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
     const bool holds = schedule == NORMFUSE_SCHEDULE_split;
-    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
     step->launch.threads = threads;
     part_rows_of(shape, step, part_rows);
     g->held_shared = holds ? (int32_t)maximum(0, divide_up(part_rows, at_once) - registers) : 0;
@@ -45,7 +45,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     int64_t words = 3 * channels, doubles = 0;
     size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
     if (holds) {
-        g->passing = passing_of(shape);
+        g->passing = normfuse_cuda_passing_of(shape);
         vectors += passing_bytes(shape, threads);
     }
     if (shape->direction == BACKWARD) {
@@ -112,7 +112,8 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t d = p->c / p->groups, vectors = maximum(1, d / shape->elements);
     const enum normfuse_cuda_schedule schedule =
         p->s == 1 && d >= shape->elements ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
-    const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel_of(shape, schedule)];
+    const struct normfuse_cuda_kernel_row *const row =
+        &normfuse_cuda_kernel_table[normfuse_cuda_kernel_for(shape, schedule)];
     const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / row->vectors;
     const int lane_bits = bits_for(vectors), row_bits = bits_for(divide_up(p->s, row->vectors));
     /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 vectors: 23.6 us, compact 20.5. */
@@ -122,7 +123,7 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
-    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
     step->launch.threads = (uint32_t)row->threads;
     step->at_once = 1 << row_bits;
     step->of.lanes =
@@ -259,7 +260,9 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     /* x, or x and dy, are read twice and one is written. Over columns a residual is read once, and backward what it gets
      * is written; over rows additions are read twice, or dz in the place of two. */
     const double plain = shape->direction == FORWARD ? 3.0 : 5.0;
-    const double tensors = !p->columns       ? 2.0 * tensors_of(shape) + results_of(shape) - stores_dz(shape, true, false)
+    const double of_rows =
+        2.0 * normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape) - stores_dz(shape, true, false);
+    const double tensors = !p->columns       ? of_rows
                            : shape->residual ? plain + 1.0 + (shape->direction == BACKWARD)
                                              : plain;
     return shape->bytes * policy->twice[shape->direction] * wide * (tensors / plain) / policy->bytes_a_microsecond +
@@ -336,27 +339,19 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
 
 static const char *configure_split(const struct shape *shape, struct step *step)
 {
-    const struct shape held = shape_held(shape);
-    return configure_variant(&held, step, false);
-}
-
-static double estimate_split(const struct shape *shape, const struct step *step)
-{
-    const struct shape held = shape_held(shape);
-    return estimate(&held, step);
+    return configure_variant(shape, step, false);
 }
 
 const struct schedule normfuse_cuda_two_pass = {
     .name = "two_pass", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
 static const struct schedule lanes = {
     .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
-#define VARIANTS .variants = WIDTHS * WAYS
+#define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
 static const struct schedule
-    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, .estimate = estimate, VARIANTS},
+    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, VARIANTS},
     split = {.name = "split",
              .needs = NEEDS_PLAIN | TAKES_BIAS | TAKES_ADDITIONS,
              .configure = configure_split,
-             .estimate = estimate_split,
              VARIANTS};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {

@@ -121,7 +121,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const struct normfuse_problem *const p = shape->problem;
     const int64_t channels = g->width * (int64_t)shape->elements, groups = channels / g->group;
     const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
-    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_general);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_general);
     step->launch.threads = whole_warps((int64_t)g->width * g->unit_lanes);
     step->launch.grid = (int64_t)g->all_block_groups * g->parts;
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
@@ -200,7 +200,8 @@ static double estimate(const struct shape *given, const struct step *step)
 {
     const struct shape held = held_of(given), *const shape = &held;
     const double resident = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
-    const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
+    const double reads = shape->tensor_bytes * normfuse_cuda_tensors_of(shape);
+    const double writes = shape->tensor_bytes * normfuse_cuda_results_of(shape);
     const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
     const double working = reads * running / blocks;
     const bool holds = step->geometry.general.holds;
@@ -258,7 +259,8 @@ static int64_t size_of_pass(const struct shape *shape)
 static double estimate_passes(const struct shape *shape, const struct step *step)
 {
     (void)step;
-    const double reads = shape->tensor_bytes * tensors_of(shape), writes = shape->tensor_bytes * results_of(shape);
+    const double reads = shape->tensor_bytes * normfuse_cuda_tensors_of(shape);
+    const double writes = shape->tensor_bytes * normfuse_cuda_results_of(shape);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     /* Of doubles: batch norm 151x1600x38 NCHW with both additions 277 us, in one kernel 219. */
     const double factor = !shape->problem->columns                  ? 4.0

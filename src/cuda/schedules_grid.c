@@ -104,7 +104,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->first_parts = (int32_t)(of->interleaved ? all - (tiles - 1) * parts : parts);
     of->lacking_rows = (int32_t)((of->interleaved ? all * tile_rows : parts * part_rows) - g->rows);
     step->launch.kernel =
-        kernel_of(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch : NORMFUSE_SCHEDULE_grid_pipeline);
+        normfuse_cuda_kernel_for(shape, shape->batch ? NORMFUSE_SCHEDULE_grid_pipeline_batch
+                                                     : NORMFUSE_SCHEDULE_grid_pipeline);
     step->launch.threads = consumers + 32;
     step->without_vectors = 32;
     of->small_part_rows = (int32_t)(part_rows - tile_rows);
@@ -178,7 +179,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
         joined_entries(shape, g, at_once) > MAX_ENTRIES)
         return "its registers do not hold what a multiprocessor has of the samples";
-    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_grid_registers);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->launch.threads = whole_warps(at_once * g->width);
     step->launch.shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
     return share_grid(shape, step, p->n, parts, part_rows, at_once);

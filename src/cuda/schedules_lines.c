@@ -81,7 +81,7 @@ static bool pays(const struct shape *shape)
      * time than three: 63x3x8x6x16, one group, f16 with both 10.7 us in two passes. In general kernels each sample has
      * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. */
     if (adds) {
-        const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
+        const double moved = shape->tensor_bytes * (normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape));
         return values <= FEW_VALUES || (p->columns ? p->s == 1 : moved <= LITTLE);
     }
     /* Norm groups of several rows that are little have a block each where parts of a warp are too many for them:
@@ -172,7 +172,7 @@ static const char *configure(const struct shape *shape, struct step *step)
         bits++;
     const int64_t values = divide_up(line.vectors, INT64_C(1) << bits) * line.elements;
     const struct block block = fullest_block(p, bits);
-    struct normfuse_cuda_geometry *const g = begin_step(step);
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
     step->launch.kernel = line.kernel;
     step->launch.threads = (uint32_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);

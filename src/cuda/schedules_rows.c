@@ -6,7 +6,7 @@
 static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = begin_step(step);
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
     g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     g->spans = (int32_t)(shape->unaligned ? unaligned_spans(p, shape->elements) : p->s / shape->elements);
@@ -32,13 +32,13 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
     if (shape->unaligned && !shape->additions && each > MOST_IN_SHARED)
         schedule = NORMFUSE_SCHEDULE_unaligned_long;
-    step->launch.kernel = kernel_of(shape, schedule);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
     step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(forward ? each : 32 * each);
     g->held_shared = (int32_t)maximum(0, each - vectors_of(shape, schedule));
-    g->passing = passing_of(shape);
+    g->passing = normfuse_cuda_passing_of(shape);
     g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
     g->sum_slots = by_sample ? g->parts : (int32_t)minimum(g->parts, (g->spans - 1) / part_rows + 2);
@@ -69,7 +69,7 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     if (g->rows == 0 || g->lane_bits > 5 || (int64_t)g->all_block_groups << g->lane_bits <
                                                 MIN_SETS_A_MULTIPROCESSOR * (int64_t)shape.device->multiprocessors)
         return "norm groups are too large, or too few";
-    step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_lanes);
+    step->launch.kernel = normfuse_cuda_kernel_for(&shape, NORMFUSE_SCHEDULE_lanes);
     step->launch.threads = THREADS;
     g->sets_a_block = THREADS >> g->lane_bits;
     g->segment_rows = g->rows;
@@ -140,9 +140,8 @@ static const char *refuse(const struct shape *shape)
 
 /* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
  * largest. */
-static const char *configure_block(const struct shape *given, struct step *step)
+static const char *configure_block(const struct shape *shape, struct step *step)
 {
-    const struct shape held = shape_held(given), *const shape = &held;
     if (begin_split(shape, step).parts > 1)
         return "a norm group is too large for a block, or norm groups are too few";
     const int32_t rows = step->geometry.rows, *const sizes = shape->policy->whole_threads[shape->direction];
@@ -194,9 +193,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     return exchange_by_grid(shape, step) == NULL;
 }
 
-static const char *configure_grid(const struct shape *given, struct step *step)
+static const char *configure_grid(const struct shape *shape, struct step *step)
 {
-    const struct shape held = shape_held(given), *const shape = &held;
     const struct split split = begin_split(shape, step);
     const int64_t sets = step->geometry.all_block_groups;
     return split.parts < 4                                 ? "fewer blocks hold a norm group"
@@ -205,9 +203,8 @@ static const char *configure_grid(const struct shape *given, struct step *step)
 }
 
 /* As many norm groups at a time as take the least time in all. */
-static const char *configure_rounds(const struct shape *given, struct step *step)
+static const char *configure_rounds(const struct shape *shape, struct step *step)
 {
-    const struct shape held = shape_held(given), *const shape = &held;
     /* The values of so few meet more roundings from block to block than docs/numerics.md says. */
     enum { FEW_VECTORS = 32 };
     static const double ROUND_WAIT = 7.5; /* microseconds that each round takes beside its bytes */
@@ -232,9 +229,8 @@ static const char *configure_rounds(const struct shape *given, struct step *step
 }
 
 /* A block, or a cluster of few, with vectors in shared memory, too. */
-static const char *configure_cluster(const struct shape *given, struct step *step)
+static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
-    const struct shape held = shape_held(given), *const shape = &held;
     const struct split split = begin_split(shape, step);
     const struct normfuse_cuda_geometry *const g = &step->geometry;
     struct step fit = {0};
@@ -286,7 +282,7 @@ static bool sum_vectors(const struct shape *shape, struct step *step)
     if (g->rows < tile_rows)
         return false;
     const int64_t all = divide_up(g->rows, tile_rows) * g->all_block_groups;
-    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_two_pass);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_two_pass);
     step->launch.threads = THREADS;
     g->passes = (int32_t)maximum(1, minimum(all / maximum(1, resident_blocks(shape, step)), MAX_SUMMED / slots));
     g->segment_rows = (int32_t)slots;
@@ -310,8 +306,8 @@ static void configure_run(const struct shape *given, struct step *step, bool sum
     const struct normfuse_problem *const p = shape.problem;
     const bool backward = shape.direction == BACKWARD;
     shape.elements = (int)(16 / normfuse_type_bytes(p->type));
-    struct normfuse_cuda_geometry *const g = begin_step(step);
-    step->launch.kernel = kernel_of(&shape, NORMFUSE_SCHEDULE_elementwise);
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
+    step->launch.kernel = normfuse_cuda_kernel_for(&shape, NORMFUSE_SCHEDULE_elementwise);
     /* One wave of blocks or more, whose rows' parameters have room. In twice as many affine 228x256x8x4 f16 takes 1.2
      * times as long; in half as many of 16 vectors a thread group norm 1x4x152x70x242 backward 1.06. */
     const int64_t wave = (backward ? 3 : 4) * (int64_t)shape.device->multiprocessors;
@@ -366,11 +362,9 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
  * in two passes 1.7 times the floor of 741. */
 static double estimate(const struct shape *shape, const struct step *step)
 {
-    const bool adds = is_of(step, OF(additions));
-    const struct shape held = adds ? shape_held(shape) : *shape;
     const bool calls = shape->direction == BACKWARD && is_rare(shape->problem->activation);
     double stretch = calls ? 2.2 : 1.0;
-    if (adds) {
+    if (is_of(step, OF(additions))) {
         /* Blocks that have a multiprocessor alone, large clusters, rounds: group norm 3x3072x172x76 f16 + pre_add, alone,
          * 546 us, in two passes 411; batch norm 256x512x28x28 bf16 + post_add, H200, in rounds 241, in two passes 211. */
         const struct normfuse_cuda_geometry *const g = &step->geometry;
@@ -382,7 +376,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         if (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups)
             stretch *= 1.12;
     }
-    return normfuse_cuda_estimate_once(&held, step) * stretch;
+    return normfuse_cuda_estimate_once(shape, step) * stretch;
 }
 
 #define IN_ORDER .refuse = refuse, .estimate = estimate, .in_order = true

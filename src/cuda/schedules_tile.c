@@ -53,7 +53,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const struct normfuse_problem *const p = shape->problem;
     const int variant = step->variant;
     const int64_t parts = INT64_C(1) << variant % CLUSTERS, threads = threads_of[variant / CLUSTERS % THREADS];
-    struct normfuse_cuda_geometry *const g = begin_step(step);
+    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
     struct normfuse_cuda_tile *const tile = &step->tile;
     *tile = tile_of(p, minimum(threads, p->s));
     const int64_t wanted = tile->length > 0 ? 1 : widths[variant / CLUSTERS / THREADS];
@@ -68,7 +68,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const bool gives = shape->wants_gradients, by_channels = tile->group == tile->channel_columns;
     const int64_t samples = exchange_of_samples(shape, step, samples_of(p), parts), ranks = parts * maximum(1, samples);
     const int64_t blocks_wide = divide_up(tile->columns, width), of_width = width / tile->channel_columns;
-    step->launch.kernel = kernel_of(shape, NORMFUSE_SCHEDULE_tile);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_tile);
     step->launch.threads = whole_warps(width * at_once);
     step->launch.grid = samples_of(p) * blocks_wide * parts;
 #define SET(name) tile->name = (int32_t)name;
