@@ -1170,7 +1170,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, unaligned_samples_launches, added_launches,
+    grid_launches, short_launches, spread_launches, unaligned_samples_launches, residual_launches,
     additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -1235,7 +1235,7 @@ static bool is_unaligned_samples(const char *kernel)
     return strstr(kernel, "_columns_unaligned_") != NULL;
 }
 
-static bool is_added(const char *kernel)
+static bool is_residual(const char *kernel)
 {
     return strstr(kernel, "_residual_") != NULL;
 }
@@ -1416,7 +1416,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         }
         if (backward)
             return (double)(up(rows, at_once) + up(beside * g->folded, INT64_C(1) << g->channel_bits) +
-                            (centred && !is_added(kernel) ? up(g->group, lanes) : 0) + 10);
+                            (centred && !is_residual(kernel) ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t subvectors = (g->group >> g->subvector_bits) * beside;
         return (double)(up(rows, at_once) + 5 + 3 * g->subvector_bits + g->folded * up(subvectors, lanes) + 7) +
@@ -2354,10 +2354,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_grid(test, launch, &a, vector_elements);
             grid_launches++;
         }
-        if (is_added(launch->name)) {
+        if (is_residual(launch->name)) {
             HOLDS(test->residual && p->post_add.data != NULL && !test->misaligned);
             HOLDS(!backward || !gathers || p->sets == NORMFUSE_SETS_NONE || p->dpost_add.data != NULL);
-            added_launches++;
+            residual_launches++;
         }
         if (is_short(launch->name)) {
             check_short(test, launch, &a, vector_elements, held);
@@ -2868,7 +2868,7 @@ static void test_plans(void)
     CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
           sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
-    CHECK(added_launches > 100, "kernels with an addition were launched %d times", added_launches);
+    CHECK(residual_launches > 100, "kernels with a residual were launched %d times", residual_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
     CHECK(unaligned_samples_launches > 300, "samples began inside of vectors %d times", unaligned_samples_launches);

@@ -15,7 +15,7 @@
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
-    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions)              \
+    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions)                                 \
     SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
@@ -58,6 +58,7 @@ struct normfuse_cuda_kernel_row {
     int16_t elements, vectors, threads, registers;
 };
 extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
+
 /* Whether dz is the same numbers after it was in memory, or shared memory, as a tensor of so many bytes an element. */
 NORMFUSE_LAYOUT bool normfuse_is_dz_exact(int32_t bytes, int32_t activation)
 {

@@ -56,8 +56,8 @@ static bool reads_running(const struct normfuse_problem *p, int elements)
            (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
-/* Whether elementwise_residual takes the residual before the activation, and is the faster way: it is the only one. In a
- * gradient dz must go to memory without loss, as the residual gets it. */
+/* Whether elementwise_residual takes the residual before the activation, the only addition, and is the faster of two
+ * passes. In a gradient dz must go to memory without loss, as the residual gets it. */
 static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
 {
     /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
