@@ -165,12 +165,13 @@ template <typename T, int V, int K, int tensors, bool holds, bool adds> struct c
         NORMFUSE_DYNAMIC_SHARED(dynamic);
         return dynamic + (tensors * slots + (adds ? passing.ahead * passing.tensors : 0)) * threads;
     }
-    /* What passes: (to, tensor, i) requests the thread's i-th vector, if it has one. */
+    /* What passes; passing_tensors::request says how. */
     __device__ __forceinline__ auto copy_passing(const column_place &place, int count) const
     {
-        return [at = begin, step = place.step, count](uint4 *to, const char *data, int i) {
+        return [at = begin, step = place.step, count](int i, auto one) {
+            const int64_t bytes = at + (unsigned)i * step;
             if (i < count)
-                copy_ahead(to, data + at, (int64_t)((unsigned)i * step));
+                one([&](uint4 *to, const char *data) { copy_ahead(to, data, bytes); });
         };
     }
     __device__ __forceinline__ void pass(const normfuse_view &one, const normfuse_view &other,
@@ -182,7 +183,7 @@ template <typename T, int V, int K, int tensors, bool holds, bool adds> struct c
     /* Part `h` of the `which`-th tensor that passes. */
     template <int H> __device__ __forceinline__ void read_added(int which, int h, float (&values)[H]) const
     {
-        unpack_part<T, V>(passing.at(passing.slot, which), h, values);
+        unpack_part<T, V>(passing.at(which), h, values);
     }
     /* Backward: where dz is exact in the tensors' type it takes the place of dy, and results do not read post_add again;
      * they read du, behind it. */

@@ -203,6 +203,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         int current = many || by_sample ? 0 : this->stretch_of(vectors.index - lane) - vectors.first_outer;
         totals<R> channel = {R(0), R(0)};
         totals<R> *entry = of_channels + segment * g.channels_a_segment;
+        int keeps = keeps_dz();
+        make_opaque(keeps);
         const auto flush = [&] {
             const R slope = own[current].slope;
             channel.centred -= own[current].rest * channel.plain;
@@ -227,15 +229,16 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                     unpack<T, V>(x_vector, x);
                     unpack<T, V>(dy_vector, dy);
                     differentiate(chosen, post, own[channel_here], index, x, dy);
-                    if (keeps_dz())
+                    if (adds && keeps)
                         dy_vector = make_vector<T, V>(dy);
-                    const row_elements<V, unaligned> elements = this->elements_of(index);
-                    if (!elements.are_all()) {
+                    if (!this->is_inside(index)) {
+                        const row_elements<V, unaligned> elements = this->elements_of(index);
                         /* Not by a factor of 0: what others have there may be infinite. */
-                        each<V>([&](int i) {
-                            x[i] = elements.has(i) ? x[i] : R(0);
-                            dy[i] = elements.has(i) ? dy[i] : R(0);
-                        });
+                        if (!elements.are_all())
+                            each<V>([&](int i) {
+                                x[i] = elements.has(i) ? x[i] : R(0);
+                                dy[i] = elements.has(i) ? dy[i] : R(0);
+                            });
                     }
                     each<V>([&](int i) {
                         plain += dy[i];
@@ -330,6 +333,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         const normfuse_view du_view = takes_additions && p.du().data ? p.du() : p.x();
         const normfuse_view dpost_view = takes_additions && p.dpost_add().data ? p.dpost_add() : p.x();
         const tensor dx = this->of(dx_view), du = this->of(du_view), dpost = this->of(dpost_view);
+        int of_du = rereads_post(); /* of what passes */
+        make_opaque(of_du);
         choose_activation<!many, all>(keeps_dz() ? NORMFUSE_IDENTITY : p.activation, [&](auto chosen) {
             const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
                 if (index >= vectors.end)
@@ -343,8 +348,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                 if (takes_additions && p.dpost_add().data) {
                     R dz[V];
                     each<V>([&](int i) { dz[i] = adds ? dy[i] * half() : dy[i]; });
-                    store_own<T, V, unaligned>(dpost.at(g, index, stretch), make_vector<T, V>(dz),
-                                               this->elements_of(index));
+                    this->store(dpost.at(g, index, stretch), make_vector<T, V>(dz), index);
                 }
                 if (many ? p.dx().data != nullptr : writes_dx) {
                     const R constant = takes_bias ? level.level - level.share * coefficient.rest : level.level;
@@ -353,11 +357,10 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                     });
                     if (takes_additions && p.du().data) {
                         R more[V];
-                        this->read_added(du, rereads_post() ? 1 : 0, index, more);
+                        this->read_added(du, of_du, index, more);
                         each<V>([&](int i) { x[i] += more[i]; });
                     }
-                    store_own<T, V, unaligned>(dx.at(g, index, stretch), make_vector<T, V>(x),
-                                               this->elements_of(index));
+                    this->store(dx.at(g, index, stretch), make_vector<T, V>(x), index);
                 }
             };
             walk(held, store, next);

@@ -37,14 +37,14 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_step(struct step *step)
 }
 
 /* What a schedule that holds vectors has of this where something is added. `additions` has more instructions a value than
- * the memory leaves time for: over rows, where vectors may be unaligned, and with rare derivatives most. */
+ * the memory leaves time for: over rows, where vectors may be unaligned, with rare derivatives, and of 16 bits most. */
 static struct shape shape_held(const struct shape *given)
 {
     struct shape shape = *given;
     const bool columns = given->problem->columns, backward = given->direction == BACKWARD;
     const double of_columns = backward && is_rare(given->problem->activation) ? 1.7 : 1.15;
-    const double stretch = columns ? of_columns : backward ? 1.9 : 1.6;
     shape.elements = (int)(16 / normfuse_type_bytes(given->problem->type));
+    const double stretch = columns ? of_columns : !backward ? 1.6 : shape.elements > 4 ? 1.5 : 1.35;
     shape.unaligned = !columns;
     const int tensors = normfuse_cuda_tensors_of(given) + rereads_post(given) + normfuse_cuda_results_of(given);
     shape.bytes = stretch * given->tensor_bytes * tensors;

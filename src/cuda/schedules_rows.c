@@ -368,9 +368,15 @@ static double estimate(const struct shape *shape, const struct step *step)
         /* Blocks that have a multiprocessor alone, large clusters, rounds: group norm 3x3072x172x76 f16 + pre_add, alone,
          * 546 us, in two passes 411; batch norm 256x512x28x28 bf16 + post_add, H200, in rounds 241, in two passes 211. */
         const struct normfuse_cuda_geometry *const g = &step->geometry;
-        const int64_t resident = resident_blocks(shape, step);
-        if (2 * resident < 3 * shape->device->multiprocessors && step->launch.grid > resident)
+        const int64_t resident = resident_blocks(shape, step), multiprocessors = shape->device->multiprocessors;
+        if (shape->direction == BACKWARD) {
+            /* Few warps leave the multiprocessor idle, and each end of a row takes instructions: times the memory's time
+             * batch norm 3x3072x63x168 + post_add, 16 warps, 1.7; 256x1024x14x14, 8 warps, 2.8; 256x2048x7x7 3.3. */
+            const double warps = (double)(resident * step->launch.threads) / 32.0 / multiprocessors;
+            stretch *= (1.0 + 6.0 / g->spans) * fmax(1.0, sqrt(20.0 / warps));
+        } else if (2 * resident < 3 * multiprocessors && step->launch.grid > resident) {
             stretch *= 1.4;
+        }
         if (step->launch.cluster > 5)
             stretch *= 1.2;
         if (g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups)
