@@ -192,7 +192,7 @@ static const char *configure(const struct shape *given, struct step *step)
     exchange_by_cluster(step, cluster);
     if (!settle(shape, step, true, true))
         return "a thread would sum too much, or shared memory does not suffice";
-    return resident_blocks(shape, step) > 0 ? NULL : "no cluster of these blocks is resident";
+    return resident_blocks(shape, step) > 0 ? NULL : "its blocks are not resident together";
 }
 
 /* Microseconds: what moves, what waits, and what of the second walk the L2 has no more. */

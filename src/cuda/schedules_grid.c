@@ -152,7 +152,7 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
-           of[d].round * (rounds - 1.0) / g->block_groups;
+           (of[d].round / g->block_groups + 1.2) * (rounds - 1.0);
 }
 
 static const char *refuse_registers(const struct shape *shape)
@@ -178,7 +178,7 @@ static const char *configure_registers(const struct shape *shape, struct step *s
     const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
     if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
         joined_entries(shape, g, at_once) > MAX_ENTRIES)
-        return "its registers do not hold what a multiprocessor has of the samples";
+        return "its registers do not hold the samples";
     step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_grid_registers);
     step->launch.threads = whole_warps(at_once * g->width);
     step->launch.shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
