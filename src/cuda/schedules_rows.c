@@ -372,7 +372,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         if (shape->direction == BACKWARD) {
             /* Few warps leave the multiprocessor idle, and each end of a row takes instructions: times the memory's time
              * batch norm 3x3072x63x168 + post_add, 16 warps, 1.7; 256x1024x14x14, 8 warps, 2.8; 256x2048x7x7 3.3. */
-            const double warps = (double)(resident * step->launch.threads) / 32.0 / multiprocessors;
+            const double warps = (double)(resident * step->launch.threads) / (32.0 * (double)multiprocessors);
             stretch *= (1.0 + 6.0 / g->spans) * fmax(1.0, sqrt(20.0 / warps));
         } else if (2 * resident < 3 * multiprocessors && step->launch.grid > resident) {
             stretch *= 1.4;
