@@ -248,8 +248,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     {
         return divide(index, g.by_spans);
     }
-    /* Whether all elements of a vector are of its stretch; of a stretch's first vector and its last two elements_of knows.
-     * Loops that are unrolled (K > 1) have no branch for it. */
+    /* Whether all elements of a vector are of its stretch, whose first vector and last two are not asked. Loops that are
+     * unrolled (K > 1) have no branch for it. */
     __device__ __forceinline__ bool is_inside(int index) const
     {
         const int within = index - stretch_of(index) * g.spans;
@@ -259,18 +259,11 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     __device__ __forceinline__ row_elements<V, unaligned> elements_of(int index) const
     {
         row_elements<V, unaligned> found = {0, V};
-        if constexpr (unaligned) {
+        if (!is_inside(index)) {
             const int stretch = stretch_of(index), within = index - stretch * g.spans;
             const int before = (int)(of(p.x()).start(stretch) % 16 / (unsigned)sizeof(T));
             found = {within * V - before, (int)p.s};
         }
-        return found;
-    }
-    __device__ __forceinline__ row_elements<V, unaligned> own_elements(int index) const
-    {
-        row_elements<V, unaligned> found = {0, V};
-        if (!is_inside(index))
-            found = elements_of(index);
         return found;
     }
     /* The forward has one store for all vectors: where rows are short and most vectors are at an end, threads of a warp
@@ -280,7 +273,7 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
         if (N > 1 && is_inside(index))
             store_vector<T, V>(data, 0, vector);
         else
-            store_own<T, V, unaligned>(data, vector, own_elements(index));
+            store_own<T, V, unaligned>(data, vector, elements_of(index));
     }
     /* The thread's place in shared memory for a vector of one of the tensors. */
     __device__ __forceinline__ uint4 &place_of_slot(int slot, int which) const

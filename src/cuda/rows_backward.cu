@@ -203,7 +203,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         int current = many || by_sample ? 0 : this->stretch_of(vectors.index - lane) - vectors.first_outer;
         totals<R> channel = {R(0), R(0)};
         totals<R> *entry = of_channels + segment * g.channels_a_segment;
-        int keeps = keeps_dz();
+        int keeps = keeps_dz(); /* asked once, not of the arguments for each vector; so is of_du below */
         make_opaque(keeps);
         const auto flush = [&] {
             const R slope = own[current].slope;

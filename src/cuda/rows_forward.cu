@@ -148,13 +148,13 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             shift = value[unaligned ? V - 1 : 0];
             if constexpr (unaligned) {
                 /* Of the first vector that has one; only then from memory, so that none waits for it. */
-                row_elements<V, unaligned> own = this->own_elements(index);
+                row_elements<V, unaligned> own = this->elements_of(index);
 #pragma unroll
                 for (int i = V - 2; i >= 0; i--)
                     shift = own.has(i) ? value[i] : shift;
                 if (own.count() == 0) {
                     for (index += vectors.step; index < vectors.end; index += vectors.step) {
-                        own = this->own_elements(index);
+                        own = this->elements_of(index);
                         if (own.count() > 0) {
                             const auto number = [&](const normfuse_view &view) {
                                 return number_at(this->of(view).at(g, index, this->stretch_of(index)), own.begin());
@@ -174,7 +174,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         const auto add = [&](raw<T, V> &vector, int index) {
             R value[V];
             unpack<T, V>(vector, value);
-            const row_elements<V, unaligned> own = this->own_elements(index);
+            const row_elements<V, unaligned> own = this->elements_of(index);
             if (!own.are_all())
                 each<V>([&](int i) { value[i] = own.has(i) ? value[i] : shift; });
             each<V>([&](int i) {
@@ -188,7 +188,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         const auto add_biased = [&](raw<T, V> &vector, int index) {
             R value[V], rest, total = R(0), squares = R(0);
             unpack<T, V>(vector, value);
-            const row_elements<V, unaligned> own = this->own_elements(index);
+            const row_elements<V, unaligned> own = this->elements_of(index);
             const R about = add_exactly(shift, -bias_of(index), rest);
             each<V>([&](int i) {
                 const R distance = own.has(i) ? value[i] - about : R(0);
