@@ -1977,15 +1977,19 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         HOLDS(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->channel == p->x.channel &&
                                          views[i]->position == p->x.position));
-    const bool batch = p->sets == NORMFUSE_SETS_BATCH, apart = !p->columns && batch;
-    const int64_t ranks = launch->cluster > 1 ? (int64_t)launch->cluster : 1, value = p->type == NORMFUSE_F64 ? 8 : 4;
+    /* Without norm groups a channel is as of batch norm, or with parameters of samples as of instance norm. */
+    const bool given = p->sets == NORMFUSE_SETS_NONE, own = (p->weight.batch | p->bias.batch | p->dweight.batch) != 0;
+    const bool batch = given ? p->n > 1 && !own : p->sets == NORMFUSE_SETS_BATCH, apart = !p->columns && batch;
+    const bool joins = !given || test->backward;
+    const int64_t ranks = !joins ? t->parts : launch->cluster > 1 ? (int64_t)launch->cluster : 1;
     const int64_t samples = apart || batch ? 1 : p->n, width = t->width, run = t->length ? width : p->s;
-    HOLDS(p->sets != NORMFUSE_SETS_NONE && (!batch || !p->columns || p->n == 1));
-    HOLDS(!batch || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL));
+    const int64_t value = p->type == NORMFUSE_F64 ? 8 : 4, channels = given || batch ? 1 : p->c / p->groups;
+    HOLDS(!batch || !p->columns || p->n == 1);
+    HOLDS(joins || (launch->cluster <= 1 && t->samples == 0));
+    HOLDS(!(batch || given) || (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL));
     /* Instance norm over rows: a channel of a sample is cut into rows of a block. */
-    HOLDS(t->length == (p->columns || batch ? 0 : p->s) && (t->length == 0 || (p->groups == p->c && t->at_once == 1)));
-    HOLDS(t->channel_columns == (p->columns ? 1 : run) &&
-          t->group == (batch ? 1 : p->c / p->groups) * t->channel_columns);
+    HOLDS(t->length == (p->columns || batch ? 0 : p->s) && (t->length == 0 || (channels == 1 && t->at_once == 1)));
+    HOLDS(t->channel_columns == (p->columns ? 1 : run) && t->group == channels * t->channel_columns);
     HOLDS(t->columns == p->c * t->channel_columns && t->rows == (p->columns ? p->s : batch ? p->n : up(p->s, width)));
     HOLDS(t->tile_bytes == (t->length ? t->length : width) * (int64_t)normfuse_type_bytes(p->type));
     HOLDS((t->by_channels != 0) == (t->group == t->channel_columns) && width == (int64_t)t->sets * t->group);
@@ -1993,7 +1997,7 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS((width / t->channel_columns) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
     HOLDS(t->slots % 4 == 0 && t->slots <= held && (int64_t)t->slots * t->at_once >= t->part_rows);
     HOLDS((int64_t)t->parts * t->part_rows >= t->rows && (int64_t)(t->parts - 1) * t->part_rows < t->rows);
-    HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == samples));
+    HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == (given ? 1 : samples)));
     HOLDS(t->gives == 0 || t->samples > 0 ||
           (a->sums != NULL && g->sum_slots == (t->by_channels ? 1 : t->parts) && !g->sums_by_channel));
     HOLDS(launch->grid == (uint32_t)(samples * g->blocks_wide * t->parts));
@@ -2868,10 +2872,10 @@ static void test_plans(void)
     CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
           sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
-    CHECK(residual_launches > 100, "kernels with a residual were launched %d times", residual_launches);
+    CHECK(residual_launches > 80, "kernels with a residual were launched %d times", residual_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
-    CHECK(unaligned_samples_launches > 300, "samples began inside of vectors %d times", unaligned_samples_launches);
+    CHECK(unaligned_samples_launches > 250, "samples began inside of vectors %d times", unaligned_samples_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);

@@ -188,7 +188,8 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
     if (p->sets == NORMFUSE_SETS_NONE)
-        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
+        return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, true) ||
+               add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
     const bool holds = statistics && applies && !empty &&
                        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, true);
@@ -240,8 +241,10 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     if (empty) {
         plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
     } else if (wants_dx && sums && !centred) {
-        /* dx needs no sums: one reading in any case. */
-        if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
+        /* dx needs no sums: one reading in any case; small calls have one kernel for the gradients, too. */
+        if (wants_gradients && add_step(shape, plan, both, true))
+            wants_gradients = !first->finds_gradients;
+        else if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
     } else if (wants_dx && sums && add_step(shape, plan, both, true)) {
         wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);

@@ -65,9 +65,12 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
     enum { FEW_VALUES = 64 }; /* of rows, that meet more roundings in two passes than docs/numerics.md says */
     const struct normfuse_problem *const p = shape->problem;
     const int lacks = ~schedule->needs, needs = schedule->needs;
-    const bool is_small = !p->columns && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
+    const bool given = p->sets == NORMFUSE_SETS_NONE;
+    const bool is_small =
+        !p->columns && !given && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
     return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
            : schedule->configure == NULL && is_small                    ? "a norm group is small"
+           : (lacks & TAKES_GIVEN) && given                             ? "there are no norm groups"
            : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
            : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain && !((needs & TAKES_ADDITIONS) && shape->additions)
@@ -144,7 +147,8 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     const struct schedule *taken = NULL;
     struct step step;
     shape.has_pipeline = columns && normfuse_cuda_takes(&normfuse_cuda_grid_pipeline, &shape);
-    const double twice = normfuse_cuda_two_pass.estimate(&shape, NULL);
+    const bool is_given = shape.problem->sets == NORMFUSE_SETS_NONE;
+    const double twice = (is_given ? normfuse_cuda_elementwise : normfuse_cuda_two_pass).estimate(&shape, NULL);
     double lowest = INFINITY;
     struct normfuse_cuda_choice *const choice = normfuse_cuda_last_choice();
     choice->schedule = NULL;

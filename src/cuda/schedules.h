@@ -36,7 +36,8 @@ enum {
     TAKES_BIAS = 16, /* pre_bias; the others refuse it */
     TAKES_PRELU = 32, /* the same */
     IS_GENERAL = 64,  /* a GPU may lack the others */
-    TAKES_ADDITIONS = 128 /* where it needs shape.plain: or shape.additions */
+    TAKES_ADDITIONS = 128, /* where it needs shape.plain: or shape.additions */
+    TAKES_GIVEN = 256      /* evaluation and affine, which have no norm groups; the others refuse them */
 };
 
 /* One way of holding norm groups on the chip. */
@@ -54,7 +55,8 @@ extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
 extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers, normfuse_cuda_lines,
     normfuse_cuda_tile, normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows;
-extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes, normfuse_cuda_two_pass;
+extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes, normfuse_cuda_two_pass,
+    normfuse_cuda_elementwise;
 
 /* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
 struct normfuse_cuda_choice {

@@ -402,4 +402,4 @@ const struct schedule *const normfuse_cuda_rows_schedules[] = {
     &normfuse_cuda_lines,   &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_of_rows,
     &block,                 &grid,                    &cluster,
     &rounds,                &normfuse_cuda_two_pass,  &normfuse_cuda_general_passes,
-    &normfuse_cuda_general, NULL};
+    &normfuse_cuda_general, &normfuse_cuda_elementwise, NULL};

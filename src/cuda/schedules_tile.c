@@ -3,6 +3,14 @@
  * schedules_tile.c - the schedule of small norm groups of a few rows of adjacent values, of both layouts. */
 #include "schedules.h"
 
+/* Whether a set, or a channel where there are none, has rows of all samples; not where samples have parameters of their
+ * own. */
+static bool joins_samples(const struct normfuse_problem *p)
+{
+    const int64_t apart = p->weight.batch | p->bias.batch | p->dweight.batch | p->dbias.batch;
+    return p->sets == NORMFUSE_SETS_BATCH || (p->sets == NORMFUSE_SETS_NONE && p->n > 1 && apart == 0);
+}
+
 /* What the kernel takes the tensors for: rows of adjacent columns; `width`: of rows that a norm group is cut into. */
 static struct normfuse_cuda_tile tile_of(const struct normfuse_problem *p, int64_t width)
 {
@@ -11,7 +19,7 @@ static struct normfuse_cuda_tile tile_of(const struct normfuse_problem *p, int64
     if (p->columns)
         return (struct normfuse_cuda_tile){.rows = s, .columns = c, .group = (int32_t)group_of(p), .channel_columns = 1,
                                            .batch_bytes = p->x.batch * bytes, .row_bytes = p->x.position * bytes};
-    if (p->sets == NORMFUSE_SETS_BATCH)
+    if (joins_samples(p))
         return (struct normfuse_cuda_tile){.rows = (int32_t)p->n, .columns = c * s, .group = s, .channel_columns = s,
                                            .row_bytes = p->x.batch * bytes};
     return (struct normfuse_cuda_tile){.rows = (int32_t)divide_up(s, w), .length = s, .columns = c * w, .group = w,
@@ -21,13 +29,13 @@ static struct normfuse_cuda_tile tile_of(const struct normfuse_problem *p, int64
 /* Of which blocks have a part each. */
 static int64_t samples_of(const struct normfuse_problem *p)
 {
-    return !p->columns && p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n;
+    return !p->columns && joins_samples(p) ? 1 : p->n;
 }
 
 static const char *refuse(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool batch = p->sets == NORMFUSE_SETS_BATCH;
+    const bool batch = joins_samples(p);
     const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1
                                         : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
     if (!shape->short_offsets || !is_adjacent)
@@ -35,6 +43,8 @@ static const char *refuse(const struct shape *shape)
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
     if (shape->compact)
         return "others have vectors of 16 bytes for it";
+    if (p->sets == NORMFUSE_SETS_NONE && is_modulated(p))
+        return "it has no scale and shift";
     if (batch && p->columns && p->n > 1)
         return "samples of batch norm are apart";
     if (p->columns ? p->s == 1 : batch ? p->n == 1 : group_of(p) > 1)
@@ -66,7 +76,10 @@ static const char *configure(const struct shape *shape, struct step *step)
         (parts - 1) * part_rows >= tile->rows)
         return "such blocks do not hold its rows, or are more than these";
     const bool gives = shape->wants_gradients, by_channels = tile->group == tile->channel_columns;
-    const int64_t samples = exchange_of_samples(shape, step, samples_of(p), parts), ranks = parts * maximum(1, samples);
+    /* Results of given statistics wait for no sum; where parameters are of single samples, each finds its gradients. */
+    const bool given = p->sets == NORMFUSE_SETS_NONE, joins = !given || shape->direction == BACKWARD;
+    const int64_t samples = joins ? exchange_of_samples(shape, step, given ? 1 : samples_of(p), parts) : 0;
+    const int64_t ranks = parts * maximum(1, samples);
     const int64_t blocks_wide = divide_up(tile->columns, width), of_width = width / tile->channel_columns;
     step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_tile);
     step->launch.threads = whole_warps(width * at_once);
@@ -89,7 +102,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->blocks_wide = (int32_t)blocks_wide;
     g->group = (int32_t)group_of(p);
     g->all_block_groups = (int32_t)(samples_of(p) * blocks_wide);
-    g->all_samples = g->sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+    g->all_samples = g->sums_by_channel = joins_samples(p);
     g->sum_slots = by_channels ? 1 : g->parts;
     /* Shared memory: what each thread found, forward 4 values, backward 2, and once more where norm groups have several
      * channels; what the blocks of the cluster send one another of norm groups, and the first one of channels. */
@@ -143,13 +156,15 @@ static const char *refuse_rows(const struct shape *shape)
     enum { MAX_POSITIONS = 64, MAX_WHOLE = 2048, MAX_BYTES = 16 << 20 };
     const struct normfuse_problem *const p = shape->problem;
     const bool has_others = p->s > MAX_POSITIONS || (shape->wide && shape->plain && p->n * p->s > MAX_WHOLE);
-    const bool pays = p->sets == NORMFUSE_SETS_BATCH ? !has_others
-                                                     : has_additions(p) || p->n * p->c < shape->device->multiprocessors;
+    const bool few = has_additions(p) || p->n * p->c < shape->device->multiprocessors;
+    const bool pays = p->sets == NORMFUSE_SETS_BATCH ? !has_others : few || p->sets == NORMFUSE_SETS_NONE;
     if (!pays || shape->bytes > MAX_BYTES)
         return "others have vectors of 16 bytes for it";
     return refuse(shape);
 }
 
-#define TILE .name = "tile", .variants = WIDTHS * CLUSTERS * THREADS, .configure = configure, .estimate = estimate
+#define TILE                                                                                                           \
+    .name = "tile", .needs = TAKES_GIVEN, .variants = WIDTHS * CLUSTERS * THREADS, .configure = configure,             \
+    .estimate = estimate
 const struct schedule normfuse_cuda_tile = {TILE, .refuse = refuse};
 const struct schedule normfuse_cuda_tile_rows = {TILE, .refuse = refuse_rows, .in_order = true};

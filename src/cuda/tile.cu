@@ -187,6 +187,43 @@ struct tile_place {
     }
 };
 
+/* Of the lane's norm group, or channel where there are none: about + rest is the mean. */
+template <typename R> struct tile_statistics {
+    R about, rest;
+    double rstd;
+};
+
+/* Statistics that a call gives: saved ones, or of a channel without a norm group the running ones, or none. */
+struct given_statistics {
+    const bool running;
+    const normfuse_parameter centre, spread;
+    const requested_value of_centre, of_spread;
+
+    __device__ __forceinline__ given_statistics(const normfuse_cuda_problem &p, const tile_place &place, bool wanted)
+        : running(p.sets == NORMFUSE_SETS_NONE), centre(running ? p.running_mean() : p.mean()),
+          spread(running ? p.running_var() : p.rstd()), of_centre(request(centre, place, wanted)),
+          of_spread(request(spread, place, wanted))
+    {
+    }
+    __device__ __forceinline__ static requested_value request(const normfuse_parameter &of, const tile_place &place,
+                                                              bool wanted)
+    {
+        return request_at_once(of, place.n * of.batch + place.set() * of.channel, wanted);
+    }
+    template <typename R>
+    __device__ __forceinline__ tile_statistics<R> receive(const normfuse_cuda_problem &p) const
+    {
+        const double mean = ::receive<double>(of_centre, centre.type);
+        const R about = (R)mean;
+        double rstd = 1.0;
+        if (!running)
+            rstd = (double)::receive<R>(of_spread, spread.type);
+        else if (p.evaluate())
+            rstd = 1.0 / sqrt((spread.data ? ::receive<double>(of_spread, spread.type) : 1.0) + p.eps);
+        return {about, (R)(mean - (double)about), rstd};
+    }
+};
+
 /* A struct into the same place of another block's shared memory. */
 template <typename S>
 __device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, int rank, const S &value)
@@ -204,38 +241,19 @@ __device__ __forceinline__ requested_weights request_weights(const normfuse_cuda
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-template <typename T, int K> __device__ __forceinline__ void tile_forward(const normfuse_cuda_arguments &all)
+/* Of the values of all blocks that share the lane's norm group; written where the call wants them. */
+template <typename T, int K>
+__device__ __forceinline__ tile_statistics<compute<T>> find_statistics(const normfuse_cuda_arguments &all,
+                                                                       const tile_place &place,
+                                                                       cluster_mailbox &mailbox,
+                                                                       const compute<T> (&x)[K])
 {
-    follow_kernel();
     using R = compute<T>;
-    constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_tile &a = all.tile;
     const normfuse_cuda_problem &p = all.problem;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ cluster_mailbox mailbox;
     tile_entry<R> *const entries = reinterpret_cast<tile_entry<R> *>(dynamic), *const of_parts =
                                                                                    entries + a.width * a.at_once;
-
-    tile_place place(a, (int)sizeof(T));
-    raw<T, 1> requested_x[K], more[K];
-    place.request(a.x, requested_x);
-    if (a.pre_add)
-        place.request(a.pre_add, more);
-    place.find_groups();
-    const requested_weights weights = request_weights(all, place);
-    if (a.parts > 1)
-        open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
-
-    R x[K];
-    in_slots<K>(a.slots, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
-    if (a.pre_add) {
-        in_slots<K>(a.slots, [&](int k) { x[k] = rounded_sum<T>(x[k], number_of<T>(more[k])); });
-        if (a.u)
-            place.store<T>(a.u, x);
-    }
-    if (a.post_add)
-        place.request(a.post_add, more);
-
     /* About the thread's first value; then about its mean. */
     const R own_about = x[0];
     R sum = R(0), squares = R(0), own_count = R(0);
@@ -278,14 +296,47 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
         if (p.has_running_momentum() && by_channel)
             update_running<R>(p, set, mean, of_running);
     }
+    const R about = all_of.about + all_of.mean, back = about - all_of.about;
+    return {about, (all_of.about - (about - back)) + (all_of.mean - back), (double)rstd};
+}
 
-    /* The mean is about + rest. */
-    const R about_of = all_of.about + all_of.mean, back = about_of - all_of.about;
-    const R rest_of = (all_of.about - (about_of - back)) + (all_of.mean - back);
-    const R about = place.broadcast(about_of), rest = place.broadcast(rest_of);
+template <typename T, int K> __device__ __forceinline__ void tile_forward(const normfuse_cuda_arguments &all)
+{
+    follow_kernel();
+    using R = compute<T>;
+    constexpr bool fast = sizeof(T) == 2;
+    const normfuse_cuda_tile &a = all.tile;
+    const normfuse_cuda_problem &p = all.problem;
+    const bool is_given = p.sets == NORMFUSE_SETS_NONE;
+    __shared__ cluster_mailbox mailbox;
+
+    tile_place place(a, (int)sizeof(T));
+    raw<T, 1> requested_x[K], more[K];
+    place.request(a.x, requested_x);
+    if (a.pre_add)
+        place.request(a.pre_add, more);
+    place.find_groups();
+    const given_statistics given(p, place, is_given);
+    const requested_weights weights = request_weights(all, place);
+    if (!is_given && a.parts > 1)
+        open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
+
+    R x[K];
+    in_slots<K>(a.slots, [&](int k) { x[k] = number_of<T>(requested_x[k]); });
+    if (a.pre_add) {
+        in_slots<K>(a.slots, [&](int k) { x[k] = rounded_sum<T>(x[k], number_of<T>(more[k])); });
+        if (a.u)
+            place.store<T>(a.u, x);
+    }
+    if (a.post_add)
+        place.request(a.post_add, more);
+    const tile_statistics<R> of =
+        is_given ? given.receive<R>(p) : find_statistics<T>(all, place, mailbox, x);
+
+    const R about = place.broadcast(of.about), rest = place.broadcast(of.rest);
     R slope, offset;
     weigh(p, weights, slope, offset);
-    slope *= place.broadcast(rstd);
+    slope = (R)((double)slope * place.broadcast(of.rstd));
     offset -= rest * slope;
     in_slots<K>(a.slots, [&](int k) {
         x[k] = fma(x[k] - about, slope, offset);
@@ -324,8 +375,8 @@ __device__ __forceinline__ void finish_channel(const normfuse_cuda_arguments &al
                     gradients.places + channel * gradients.senders + (a.by_channels ? place.n : place.rank), 0,
                     tile_sums<R>{(R)plain, (R)(centred * (double)rstd)});
     } else {
-        write_gradient(p, p.dweight(), 0, c, centred * (double)rstd);
-        write_gradient(p, p.dbias(), 0, c, plain);
+        write_gradient(p, p.dweight(), place.n, c, centred * (double)rstd);
+        write_gradient(p, p.dbias(), place.n, c, plain);
     }
 }
 
@@ -399,9 +450,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     if (a.pre_add)
         place.request(a.pre_add, more);
     place.find_groups();
-    const int set = place.set();
-    const requested_value requested_mean = request_at_once(p.mean(), place.n * p.mean().batch + set * p.mean().channel);
-    const requested_value requested_rstd = request_at_once(p.rstd(), place.n * p.rstd().batch + set * p.rstd().channel);
+    const given_statistics given(p, place, true);
     const requested_weights weights = request_weights(all, place);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
@@ -420,14 +469,11 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         in_slots<K>(a.slots, [&](int k) { x[k] = rounded_sum<T>(x[k], number_of<T>(more[k])); });
     if (has_post)
         place.request(a.post_add, more);
-    const double mean = receive<double>(requested_mean, p.mean().type);
-    const R rstd_of = receive<R>(requested_rstd, p.rstd().type), about_of = (R)mean,
-            rest_of = (R)(mean - (double)about_of);
-    const R about = place.broadcast(about_of), rest = place.broadcast(rest_of),
-            rstd = place.broadcast(rstd_of);
+    const tile_statistics<R> of = given.receive<R>(p);
+    const R rest_of = of.rest, rstd_of = (R)of.rstd, about = place.broadcast(of.about), rest = place.broadcast(rest_of);
     R slope, offset;
     weigh(p, weights, slope, offset);
-    slope *= rstd;
+    slope = (R)((double)slope * place.broadcast(of.rstd));
     offset -= rest * slope;
 
     /* x becomes x - about, and dy what came through the activation. */
@@ -488,7 +534,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     if (a.out) {
         /* dx = slope dz + by_x (x - about) + level */
-        const R portion = R(1) / (R)p.set_values;
+        const R portion = given.running ? R(0) : R(1) / (R)p.set_values;
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
         const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
         const R by_x = later * place.broadcast(by_x_of), level = later * place.broadcast(level_of);
