@@ -14,6 +14,7 @@ static bool joins_samples(const struct normfuse_problem *p)
 /* What the kernel takes the tensors for: rows of adjacent columns; `width`: of rows that a norm group is cut into. */
 static struct normfuse_cuda_tile tile_of(const struct normfuse_problem *p, int64_t width)
 {
+    enum { SHORT = 64 };
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const int32_t c = (int32_t)p->c, s = (int32_t)p->s, w = (int32_t)width;
     if (p->columns)
@@ -22,6 +23,10 @@ static struct normfuse_cuda_tile tile_of(const struct normfuse_problem *p, int64
     if (joins_samples(p))
         return (struct normfuse_cuda_tile){.rows = (int32_t)p->n, .columns = c * s, .group = s, .channel_columns = s,
                                            .row_bytes = p->x.batch * bytes};
+    /* A block has several channels of few positions: affine of samples 5x608x4x4 bf16 backward 7.4 us, so 4.6. */
+    if (p->sets == NORMFUSE_SETS_NONE && s <= SHORT)
+        return (struct normfuse_cuda_tile){.rows = 1, .columns = c * s, .group = s, .channel_columns = s,
+                                           .batch_bytes = p->x.batch * bytes};
     return (struct normfuse_cuda_tile){.rows = (int32_t)divide_up(s, w), .length = s, .columns = c * w, .group = w,
                                        .channel_columns = w, .batch_bytes = p->x.batch * bytes, .row_bytes = w * bytes};
 }
