@@ -4,6 +4,7 @@
 import argparse
 import concurrent.futures
 import fnmatch
+import functools
 import os
 import pathlib
 import re
@@ -36,6 +37,9 @@ PLATFORMS = {
     "riscv64": ("riscv64-linux-gnu-gcc", "qemu-riscv64-static", "gcc-riscv64-linux-gnu and libc6-dev-riscv64-cross"),
     "musl": ("musl-gcc", None, "musl-tools"),
 }
+PYTHON_TESTS = ROOT / "python/tests"
+# Slower than their sizes say: they start many programs.
+SLOW = {"test_bench.py", "test_distributed.py", "test_models.py", "test_tools.py", "test_examples.py"}
 FUZZ_TARGETS = ["fuzz_calls", "fuzz_npy", "fuzz_problem_line"]
 
 totals = [0, 0, 0]
@@ -43,18 +47,35 @@ failures = []
 printing = threading.Lock()  # what a check prints stays together
 
 
-def count(name, passed, failed, skipped, note=""):
+def count(name, passed, failed, skipped, note="", shown=()):
+    """Adds up a check and prints it, below the lines `shown`."""
     passed, failed, skipped = int(passed), int(failed), int(skipped)
-    for k, n in enumerate((passed, failed, skipped)):
-        totals[k] += n
-    if failed:
-        failures.append(name)
-    print(f"{'FAIL' if failed else 'skip' if skipped and not passed else 'ok':4}  {name}: "
-          f"{passed} passed, {failed} failed, {skipped} skipped{'  (' + note + ')' if note else ''}", flush=True)
+    line = (f"{'FAIL' if failed else 'skip' if skipped and not passed else 'ok':4}  {name}: "
+            f"{passed} passed, {failed} failed, {skipped} skipped{'  (' + note + ')' if note else ''}")
+    with printing:
+        for k, n in enumerate((passed, failed, skipped)):
+            totals[k] += n
+        if failed:
+            failures.append(name)
+        print(*shown, line, sep="\n", flush=True)
 
 
-def skip(name, reason):
-    count(name, 0, 0, 1, reason)
+def skip(name, reason, shown=()):
+    count(name, 0, 0, 1, reason, shown)
+
+
+def at_once(groups):
+    """Runs groups of checks, as many at once as --jobs says, the first ones first. Checks of one group run in turn; those
+    that it returns are groups of their own, behind all others."""
+    with concurrent.futures.ThreadPoolExecutor(int(args.jobs)) as pool:
+        futures = [pool.submit(group) for group in groups]
+        try:
+            for future in futures:  # which grow meanwhile
+                futures += [pool.submit(group) for group in future.result() or ()]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
 
 
 def log_of(name, ending):
@@ -88,11 +109,9 @@ def check(name, command, timeout=300, env=None, cwd=ROOT, expect=None):
     """One check: the command succeeds, and prints `expect` if given. True if so."""
     code, output, seconds = run(name, command, timeout, env, cwd)
     good = code == 0 and (expect is None or expect in output)
-    if not good:
-        print("\n".join(output.splitlines()[-40:]))
     count(name, good, not good, 0,
           "ran past its time" if code is None else f"exit code {code}" if code else
-          f"did not print {expect!r}" if not good else f"{seconds:.0f} s")
+          f"did not print {expect!r}" if not good else f"{seconds:.0f} s", [] if good else output.splitlines()[-40:])
     return good
 
 
@@ -106,21 +125,18 @@ def test_program(name, command, timeout=300, env=None, past_time_is_skip=False):
         skip(name, f"stopped after {timeout} s without a result")
         return
     if not closing:
-        print("\n".join(lines[-40:]))
-        count(name, 0, 1, 0, f"ran past {timeout} s" if code is None else f"no closing line, exit code {code}")
+        count(name, 0, 1, 0, f"ran past {timeout} s" if code is None else f"no closing line, exit code {code}",
+              lines[-40:])
         return
     passed, failed, skipped = (int(n) for n in closing.groups())
     note = f"{seconds:.0f} s"
-    if failed:
-        print("\n".join(shown[:40] or lines[-40:]))
-    elif shown:
-        print("\n".join("      " + line for line in shown[:20]))
+    shown = (shown[:40] or lines[-40:]) if failed else ["      " + line for line in shown[:20]]
     if code != 0 and not failed:
-        print("\n".join(lines[-40:]))
+        shown += lines[-40:]
         failed, note = 1, f"exit code {code} after its closing line"
     if passed + failed + skipped == 0:
         failed, note = 1, "counted nothing"
-    count(name, passed, failed, skipped, note)
+    count(name, passed, failed, skipped, note, shown)
 
 
 def pytest(name, words, timeout=300, env=None, python=sys.executable):
@@ -140,26 +156,23 @@ def pytest(name, words, timeout=300, env=None, python=sys.executable):
     skipped_whole = code == 5 and skipped > 0 and passed == 0
     if (code != 0 or passed == 0) and not failed and not skipped_whole:
         failed = 1
-    with printing:
-        if failed:
-            print("\n".join(output.splitlines()[-60:]))
-        elif skipped:
-            print("\n".join("      " + line for line in output.splitlines() if line.startswith("SKIPPED")))
-        count(name, passed, failed, skipped, "ran past its time" if code is None else f"{seconds:.0f} s")
+    lines = output.splitlines()
+    count(name, passed, failed, skipped, "ran past its time" if code is None else f"{seconds:.0f} s",
+          lines[-60:] if failed else ["      " + line for line in lines if line.startswith("SKIPPED")])
 
 
-def cmake_build(name, folder, options, env=None, timeout=600):
-    """Configures and builds into build/<folder>. True if that worked; counted as one check."""
+def cmake_build(name, folder, options, targets=()):
+    """Configures and builds all, or these targets, into build/<folder>. True if that worked; counted as one check."""
     start = time.monotonic()
     binary = BUILD / folder
     # The CUDA kernels are the same in every build: those of build/release are not compiled again.
     options = [f"-DNORMFUSE_CUDA_FATBIN_DIR={BUILD / 'release/cuda'}", *options]
-    code, output, _ = run(name + " configure", [args.cmake, "-S", ROOT, "-B", binary, *options], 120, env)
+    code, output, _ = run(name + " configure", [args.cmake, "-S", ROOT, "-B", binary, *options], 120)
     if code == 0:
-        code, output, _ = run(name, [args.cmake, "--build", binary, "-j", args.jobs], timeout, env)
-    if code != 0:
-        print("\n".join(output.splitlines()[-40:]))
-    count(name, code == 0, code != 0, 0, f"{time.monotonic() - start:.0f} s" if code == 0 else f"exit code {code}")
+        words = ["--target", *targets] if targets else []
+        code, output, _ = run(name, [args.cmake, "--build", binary, "-j", args.jobs, *words], 900)
+    count(name, code == 0, code != 0, 0, f"{time.monotonic() - start:.0f} s" if code == 0 else f"exit code {code}",
+          [] if code == 0 else output.splitlines()[-40:])
     return code == 0
 
 
@@ -343,7 +356,7 @@ def second_compiler():
         test_program(f"{other}: test_passes", [BUILD / other / "test_passes"])
 
 
-def cross_build(name, *options):
+def cross_build(name, *targets):
     """Builds static programs for another platform, warnings as errors. Returns the words that run them here, in front of
     the program's name; None, and counted: this machine has no compiler or emulator for it, or the build failed."""
     compiler, emulator, package = PLATFORMS[name]
@@ -351,7 +364,7 @@ def cross_build(name, *options):
     if emulator and not found:
         skip(name, f"{emulator} is not installed")
         return None
-    source, program = BUILD / "static.c", BUILD / "static"
+    source, program = BUILD / f"static-{name}.c", BUILD / f"static-{name}"
     source.write_text("#include <pthread.h>\nint main(void) { return 0; }\n")
     if not shutil.which(compiler) or run(f"{name} compiler", [compiler, "-static", source, "-o", program], 60)[0] != 0:
         skip(name, f"{compiler} with a static C library is not installed (Debian: {package})")
@@ -359,12 +372,12 @@ def cross_build(name, *options):
     system = [] if not emulator else ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={name}"]
     if not cmake_build(f"{name}: build, warnings are errors", name, [
             f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_EXE_LINKER_FLAGS=-static", "-DNORMFUSE_BUILD_SHARED=OFF",
-            "-DNORMFUSE_WERROR=ON", "-DNORMFUSE_CUDA=OFF", *system, *options]):
+            "-DNORMFUSE_WERROR=ON", "-DNORMFUSE_CUDA=OFF", *system], targets):
         return None
     return [found] if emulator else []
 
 
-def cross_tests(name, emulator, *tests, limit=120):
+def cross_tests(name, emulator, *tests, limit=400):
     """Each test: a program with its words, or {variable: value} first. Emulated ones may run past their time."""
     for words in tests:
         environment, words = (words[0], words[1:]) if isinstance(words[0], dict) else ({}, words)
@@ -385,15 +398,17 @@ def cross_program(name, emulator, *words):
 
 # Reaches every pass; all operator cases would take an emulator a quarter of an hour.
 OPTIONS = ("test_operators", ROOT / "tests/cases/options.txt")
+# So does each third of its cases: the lists in it have two or four choices, mostly, so that each choice has its turn.
+THIRD = ("test_operators", "--every", "3", ROOT / "tests/cases/options.txt")
 
 
 def neon():
     """The NEON tables, on an emulated aarch64."""
     if os.uname().machine == "aarch64":
         return
-    emulator = cross_build("aarch64", "-DNORMFUSE_BUILD_CLI=OFF")
+    emulator = cross_build("aarch64", "test_passes", "test_threads", "test_operators")
     if emulator is not None:
-        cross_tests("aarch64", emulator, ("test_passes",), ("test_threads",), OPTIONS)
+        cross_tests("aarch64", emulator, ("test_passes",), ("test_threads",), THIRD)
 
 
 def big_endian():
@@ -411,8 +426,7 @@ def all_platforms():
         if emulator is None:
             continue
         skip(f"{name}: {' and '.join(sorted(DYNAMIC))}", "the program is static")
-        cross_tests(name, emulator, *((program,) for program in PROGRAMS if program not in {"test_operators", *DYNAMIC}), OPTIONS,
-                    limit=400)
+        cross_tests(name, emulator, *((program,) for program in PROGRAMS if program not in {"test_operators", *DYNAMIC}), OPTIONS)
         if name == "musl":
             cross_tests(name, emulator, ({"NORMFUSE_MAX_ISA": "avx2"}, *OPTIONS), ({"NORMFUSE_MAX_ISA": "scalar"}, *OPTIONS))
         # Timed out, or ended by a signal, an emulator is not what it emulates.
@@ -429,15 +443,24 @@ def all_platforms():
         header_alone([name])
 
 
+def has_cuda():
+    return (BUILD / "release" / CUDA_PROGRAM).exists()
+
+
+def emulator():
+    """The CUDA kernels on the CPU."""
+    if has_cuda():
+        test_program("check_emulator.py", [sys.executable, ROOT / "tests/check_emulator.py", "--jobs", args.jobs,
+                                           "--cmake", args.cmake], 600)
+
+
 def cuda():
     """The host side of the CUDA backend, without a GPU, and what its kernels use of one."""
-    if not (BUILD / "release" / CUDA_PROGRAM).exists():
+    if not has_cuda():
         skip("CUDA", "built without nvcc")
         return
     test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
     test_program("test_tuning", [BUILD / "release" / "test_tuning"])
-    test_program("check_emulator.py", [sys.executable, ROOT / "tests/check_emulator.py", "--jobs", args.jobs,
-                                       "--cmake", args.cmake])
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])
@@ -449,8 +472,10 @@ def cuda():
                                                       f"-DNORMFUSE_CUDA_ARCHITECTURES={targets}"])
         good = (code not in (0, None) if is_refused else code == 0) and words in " ".join(output.split())
         count(f"CMake {'refuses' if is_refused else 'takes'} kernels for {targets}", good, not good, 0)
-    if cmake_build("build without CUDA", "cpu", ["-DNORMFUSE_CUDA=OFF", "-DNORMFUSE_WERROR=ON",
-                                                 "-DNORMFUSE_BUILD_CLI=OFF"]):
+    # Without the vector tables, which know nothing of CUDA. Builds for other platforms, without CUDA too, have the rest.
+    if cmake_build("build without CUDA", "cpu", [
+            "-DNORMFUSE_CUDA=OFF", "-DNORMFUSE_ENABLE_AVX2=OFF", "-DNORMFUSE_ENABLE_AVX512=OFF", "-DNORMFUSE_WERROR=ON"],
+            ["normfuse", "test_arguments"]):
         test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])
 
 
@@ -460,56 +485,58 @@ def documents():
     code, output, _ = run("environment of the site", [ROOT / "cmake/venv.sh", BUILD / "venv-docs", ROOT / "docs/site/requirements.txt",
                                                       "mkdocs", "material"], 300, {"PIP_RETRIES": "1"})
     if code != 0:  # test_documents.py skips the site then
-        print("\n".join(output.splitlines()[-3:]))
+        with printing:
+            print("\n".join(output.splitlines()[-3:]))
     pytest("test_documents.py", ["tests/test_documents.py", "-k", "not test_python"])
 
 
-def python_package():
-    """The Python package: arrays and the wheel here, what needs PyTorch in an environment of its own."""
+def wheel():
+    """The Python package without PyTorch: arrays, and what is installed."""
     if sys.version_info < (3, 10):
         skip("Python package", "needs Python 3.10 or newer")
         return
-    tests = ROOT / "python/tests"
-    cmake = {"CMAKE_EXECUTABLE": shutil.which(args.cmake), "JOBS": args.jobs}
-    # Those that are named after PyTorch and JAX run below, where these are installed.
-    pytest("python: test_arrays.py", [tests / "test_arrays.py", "-k", "not torch and not jax"])
-    pytest("python: test_tiles.py", [tests / "test_tiles.py", "-k", "not torch"])
-    pytest("python: test_wheel.py", [tests / "test_wheel.py"], 600, cmake)
+    # Those that are named after PyTorch and JAX run where these are installed.
+    pytest("python: test_arrays.py", [PYTHON_TESTS / "test_arrays.py", "-k", "not torch and not jax"])
+    pytest("python: test_tiles.py", [PYTHON_TESTS / "test_tiles.py", "-k", "not torch"])
+    pytest("python: test_wheel.py", [PYTHON_TESTS / "test_wheel.py"], 900,
+           {"CMAKE_EXECUTABLE": shutil.which(args.cmake), "JOBS": args.jobs})
 
+
+def with_pytorch():
+    """What needs PyTorch, in an environment of its own. Returns a group of checks for each file: these mostly have one
+    thread, or wait for compilers."""
+    if sys.version_info < (3, 10):
+        return []
     venv = BUILD / "venv-torch"
-    code, output, seconds = run("python: torch environment", [ROOT / "cmake/venv.sh", venv,
-                                                              ROOT / "python/requirements-test.txt", "torch", "pytest"], 600,
-                                # Without the network each package would otherwise wait for the extra index in vain.
-                                {"PIP_RETRIES": "1"})
+    code, output, _ = run("python: torch environment", [ROOT / "cmake/venv.sh", venv,
+                                                        ROOT / "python/requirements-test.txt", "torch", "pytest"], 600,
+                          # Without the network each package would otherwise wait for the extra index in vain.
+                          {"PIP_RETRIES": "1"})
+    documents = "test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"], 900
     if code != 0:
-        print("\n".join(output.splitlines()[-10:]))
-        skip("python: with PyTorch", "PyTorch could not be installed")
-        pytest("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"])
-        return
-    python = venv / "bin/python"
+        skip("python: with PyTorch", "PyTorch could not be installed", output.splitlines()[-10:])
+        return [functools.partial(pytest, *documents)]
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // int(args.jobs)))}
     some = {"test_arrays.py": (" with PyTorch and JAX", ["-k", "torch or jax"]),
             "test_tiles.py": (" with PyTorch", ["-k", "torch"])}
-    files = [("test_documents.py, Python", ["tests/test_documents.py", "-k", "test_python"])]
-    # Long ones first, and a process for each: they mostly have one thread, or wait for compilers.
-    for program in sorted(tests.glob("test_*.py"), key=lambda path: -path.stat().st_size):
+    files = [documents]
+    # Long ones first: those that start many programs, then the largest.
+    for program in sorted(PYTHON_TESTS.glob("test_*.py"),
+                          key=lambda path: (path.name not in SLOW, -path.stat().st_size)):
         rest, words = some.get(program.name, ("", []))
         if program.name != "test_wheel.py":
-            files.append((f"python: {program.name}{rest}", [program, *words]))
-    jobs = int(args.jobs)
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda file: pytest(*file, 900, threads, python), files))
+            files.append((f"python: {program.name}{rest}", [program, *words], 900))
+    return [functools.partial(pytest, *file, threads, venv / "bin/python") for file in files]
 
 
-def check_all():
+def small_checks():
     for name in PROGRAMS:
-        test_program(name, [BUILD / "release" / name])
+        if name != "test_operators":
+            test_program(name, [BUILD / "release" / name])
     for name in FUZZ_TARGETS:
         test_program(f"inputs of {name}", [BUILD / "release" / f"replay_{name}", ROOT / "tests/fuzz" / f"{name}.txt"])
     test_program("random calls", [BUILD / "release/replay_fuzz_calls", "--random", "50000"])
     test_program("soak, 20,000 calls", [BUILD / "release/soak", "--calls", "20000"])
-    cuda()
-    pytest("test_program.py", ["tests/test_program.py"], env={"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")})
     test_program("check_symbols.py", [sys.executable, ROOT / "tests/check_symbols.py",
                                       BUILD / "release/libnormfuse.so", BUILD / "release/libnormfuse.a"])
     test_program("check_abi.py", [sys.executable, ROOT / "tests/check_abi.py", BUILD / "release/libnormfuse.so"])
@@ -518,13 +545,17 @@ def check_all():
     header_alone()
     cxx()
     examples()
-    documents()
     shards()
     installed()
-    python_package()
-    second_compiler()
-    neon()
-    big_endian()
+
+
+def check_all():
+    # Long ones first, so that none of them runs alone at the end; with_pytorch returns what fills that.
+    at_once([with_pytorch, emulator, neon, big_endian, wheel,
+             lambda: pytest("test_program.py", ["tests/test_program.py"], 600,
+                            {"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")}),
+             lambda: test_program("test_operators", [BUILD / "release/test_operators"], 600),
+             second_compiler, documents, cuda, small_checks])
 
 
 # ---- make check-release ---------------------------------------------------------------------------------------------
@@ -557,29 +588,43 @@ def release_all():
 
 def sanitize_all():
     fast = args.fast
-    limit = 150 if fast else 900
-    # The operator cases of one file reach every pass and every way of scheduling.
-    words = {"test_operators": [ROOT / "tests/cases/options.txt"]} if fast else {}
-    programs = PROGRAMS + ([CUDA_PROGRAM, "test_tuning"] if (BUILD / "release" / CUDA_PROGRAM).exists() else [])
-    if cmake_build("build with ASan and UBSan", "asan", ["-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-                                                         "-DNORMFUSE_SANITIZE=address,undefined",
-                                                         "-DNORMFUSE_BUILD_SHARED=OFF"]):
-        for name in programs:
-            test_program(f"ASan and UBSan: {name}", [BUILD / "asan" / name, *words.get(name, [])], limit,
-                         {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"},
-                         past_time_is_skip=True)
-    if cmake_build("build with TSan", "tsan", ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_SANITIZE=thread",
-                                               "-DNORMFUSE_BUILD_SHARED=OFF"]):
+    limit = 400 if fast else 900
+    cuda_programs = [CUDA_PROGRAM, "test_tuning"] if has_cuda() else []
+    options = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_BUILD_SHARED=OFF"]
+
+    def test(sanitizer, folder, name, cases, env, prefix=()):
+        words = {cases[0]: cases[1:], CUDA_PROGRAM: ["--fast"]}.get(name, []) if fast else []
+        return functools.partial(test_program, f"{sanitizer}: {name}", [*prefix, BUILD / folder / name, *words], limit, env,
+                                 past_time_is_skip=True)
+
+    def address():
+        programs = [*cuda_programs, "test_operators", *(name for name in PROGRAMS if name != "test_operators")]
+        built = cmake_build("build with ASan and UBSan", "asan", [*options, "-DNORMFUSE_SANITIZE=address,undefined"],
+                            programs if fast else ())
+        env = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
+        # With frames on the heap the planner takes twice as long.
+        plain = {**env, "ASAN_OPTIONS": "detect_stack_use_after_return=0"} if fast else env
+        # TSan's build comes after this one, which makes the CUDA kernels where make check did not.
+        return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PROGRAM else env)
+                           for name in programs if built]
+
+    def thread():
+        programs = ["test_operators", "test_threads", *cuda_programs[:1]]  # test_tuning has no threads
+        # Which thread touches what is the same with every table.
+        table = f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"
+        if not cmake_build("build with TSan", "tsan", [*options, "-DNORMFUSE_SANITIZE=thread", table],
+                           programs + ([] if fast else ["soak"])):
+            return []
         # TSan of older compilers cannot place its shadow when addresses are randomized over 32 bits.
         fixed = ["setarch", "-R"] if subprocess.run("setarch -R true", shell=True, stderr=subprocess.DEVNULL,
                                                     stdin=subprocess.DEVNULL).returncode == 0 else []
-        for name in ("test_threads", "test_operators", *programs[len(PROGRAMS):]):
-            test_program(f"TSan: {name}", [*fixed, BUILD / "tsan" / name, *words.get(name, [])], limit,
-                         {"NORMFUSE_NUM_THREADS": "4"}, past_time_is_skip=True)
         if not fast:
             test_program("TSan: soak, 5,000 calls", [*fixed, BUILD / "tsan/soak", "--calls", "5000"], limit)
+        return [test("TSan", "tsan", name, THIRD, {"NORMFUSE_NUM_THREADS": "4"}, fixed) for name in programs]
+
     # clang takes minutes for the vector tables with a fuzzer's counters in them.
-    fuzz(*((10, "-DNORMFUSE_ENABLE_AVX2=OFF -DNORMFUSE_ENABLE_AVX512=OFF") if fast else (60, "")))
+    plain_c = "-DNORMFUSE_ENABLE_AVX2=OFF -DNORMFUSE_ENABLE_AVX512=OFF"
+    at_once([address, lambda: fuzz(*((10, plain_c) if fast else (60, "")))])
 
 
 def fuzz(seconds, options):

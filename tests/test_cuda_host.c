@@ -2910,12 +2910,13 @@ static void test_plans_of_general_alone(void)
     CHECK(general_launches - before > 6000, "general kernels were launched %d times", general_launches - before);
 }
 
+static int cases_of_schedule = 2000;
+
 /* Of the first cases, in one layout: how many a schedule took. */
 static int run_plan_cases(const struct normfuse_cuda_device *device, bool columns, const char *schedule)
 {
-    enum { CASES = 2000 };
     int taken = 0;
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < cases_of_schedule; i++) {
         struct plan_case test = draw_plan_case(i);
         test.channels_last = columns;
         test.sliced = test.sliced && columns;
@@ -3396,8 +3397,11 @@ static void test_tuning_of_environment(void)
 #endif
 }
 
-int main(void)
+/* test_cuda_host [--fast]: a fifth of the problems for each schedule, as sanitizers are slow. */
+int main(int count, char **arguments)
 {
+    if (count > 1 && strcmp(arguments[1], "--fast") == 0)
+        cases_of_schedule /= 5;
     test_no_driver();
     test_opened();
     test_versions();

@@ -9,6 +9,7 @@
  * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
  * hundreds of cases. Cases come from FILE, --case and --random N. --with and --seed hold for the arguments behind them:
  * words that every case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first.
+ * --every N leaves out all but each N-th case of the arguments behind it.
  * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
  * prints a hash of the outputs of each case in place of comparing them. */
 #define _GNU_SOURCE
@@ -36,6 +37,7 @@ enum { CASE_BYTES = 512, CASE_LIMIT_S = 120 };
 static bool verbose, hashes;
 static const char *with = ""; /* words that the cases of the next arguments get */
 static int jobs = 1;          /* processes */
+static int64_t every = 1;     /* only each so many-th case is run */
 
 /* The greatest part of a bound that a process met. */
 struct greatest {
@@ -220,6 +222,9 @@ static void add_case(const char *text, const char *where)
 {
     struct listed_case added = { .source = list.sources_count - 1, .size = 1 };
     char error[400], extended[2 * CASE_BYTES];
+    static int64_t seen;
+    if (++seen % every != 0)
+        return;
     snprintf(extended, sizeof extended, "%s %s", text, with);
     if (!parse_case(extended, &added.test, error, sizeof error)) {
         CHECK(false, "%s: %s", where, error);
@@ -895,6 +900,8 @@ int main(int count, char **arguments)
             i++;
         } else if (strcmp(arguments[i], "--jobs") == 0 && value && (jobs = atoi(value)) > 0 && jobs <= MAX_PROCESSES) {
             i++;
+        } else if (strcmp(arguments[i], "--every") == 0 && value && (every = atoi(value)) > 0) {
+            i++;
         } else if (strcmp(arguments[i], "--random") == 0 && value) {
             add_random(strtoll(value, NULL, 10), seed);
             given = true;
@@ -922,7 +929,7 @@ int main(int count, char **arguments)
             given = true;
         } else {
             fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] [--jobs N] "
-                            "[--random N] [--only TEST] [--hashes] [FILE...]\n");
+                            "[--every N] [--random N] [--only TEST] [--hashes] [FILE...]\n");
             return 2;
         }
     }
