@@ -590,7 +590,9 @@ def sanitize_all():
     fast = args.fast
     limit = 400 if fast else 900
     cuda_programs = [CUDA_PROGRAM, "test_tuning"] if has_cuda() else []
-    options = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_BUILD_SHARED=OFF"]
+    # Which thread touches what is the same with every table, and guard pages see what each reads, in test_passes.
+    options = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_BUILD_SHARED=OFF",
+               f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"]
 
     def test(sanitizer, folder, name, cases, env, prefix=()):
         words = {cases[0]: cases[1:], CUDA_PROGRAM: ["--fast"]}.get(name, []) if fast else []
@@ -610,9 +612,7 @@ def sanitize_all():
 
     def thread():
         programs = ["test_operators", "test_threads", *cuda_programs[:1]]  # test_tuning has no threads
-        # Which thread touches what is the same with every table.
-        table = f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"
-        if not cmake_build("build with TSan", "tsan", [*options, "-DNORMFUSE_SANITIZE=thread", table],
+        if not cmake_build("build with TSan", "tsan", [*options, "-DNORMFUSE_SANITIZE=thread"],
                            programs + ([] if fast else ["soak"])):
             return []
         # TSan of older compilers cannot place its shadow when addresses are randomized over 32 bits.

@@ -1940,7 +1940,8 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
           (size_t)(g->segment_rows + 1) * launch->threads * of_value * (p->type == NORMFUSE_F64 ? 8 : 4));
     HOLDS((int64_t)g->by_width.divisor == width && (int32_t)g->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS((int32_t)g->by_group.divisor == g->group && (int64_t)g->by_spans.divisor == p->s);
-    HOLDS(g->folded == 0 && g->contributors == 0 && p->dscale.data == NULL && p->dshift.data == NULL);
+    HOLDS(g->folded == 0 && p->dscale.data == NULL && p->dshift.data == NULL);
+    HOLDS(g->contributors == (a->sums != NULL && g->parts == 1 && p->dslope.data == NULL));
     HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == g->parts && p->scale.data == NULL &&
                               up(p->n, (int64_t)g->parts * g->sets_a_block) <= 128));
     /* Where a value is, and what channel it is of; in the sums of a channel each of its positions, once. */

@@ -146,8 +146,8 @@ struct normfuse_cuda_geometry {
     struct normfuse_cuda_divisor by_spans, by_outer, by_groups;
 
     int32_t sums_by_channel; /* backward: sums are of all samples */
-    int32_t contributors;    /* blocks that have parts of a channel, where the last finds the gradients; 0: a later
-                                kernel */
+    int32_t contributors;    /* blocks that have parts of a channel, where the last or only one finds the gradients;
+                                0: a later kernel */
     int32_t all_block_groups; /* of the problem; rows: its norm groups */
     int32_t block_groups;     /* exchange by the grid: sets at a time, each with a grid barrier */
     int32_t exchange;         /* enum normfuse_cuda_exchange */

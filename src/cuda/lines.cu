@@ -389,7 +389,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
 /* The sums of the block's channels, of what its threads have of positions (of one channel two doubles, in the place of
- * the first), to memory: `bits` say how many threads of a warp have a channel together. */
+ * the first), to memory, or without a place there to the gradients: `bits` say how many threads of a warp have a channel
+ * together. */
 template <int V, typename R>
 __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a, const line_pair<R> *positions,
                                                 double *to, int part, int block_of_row)
@@ -427,9 +428,15 @@ __device__ __forceinline__ void write_line_sums(const normfuse_cuda_arguments &a
         }
         plain = sum_lanes(plain, 1 << bits);
         normalized = sum_lanes(normalized, 1 << bits);
-        if (has && of == 0)
-            reinterpret_cast<double2 *>(to)[(int64_t)(first_channel + channel) * g.sum_slots + part] =
-                make_double2(plain, normalized);
+        if (!has || of != 0)
+            continue;
+        const int64_t c = first_channel + channel;
+        if (to) {
+            reinterpret_cast<double2 *>(to)[c * g.sum_slots + part] = make_double2(plain, normalized);
+        } else {
+            write_gradient(a.problem, a.problem.dbias(), 0, c, plain);
+            write_gradient(a.problem, a.problem.dweight(), 0, c, normalized);
+        }
     }
 }
 
@@ -463,7 +470,7 @@ __device__ __forceinline__ void write_all_sums(const normfuse_cuda_arguments &a,
     const line_pair<R> *const positions = reinterpret_cast<const line_pair<R> *>(dynamic);
     hold_positions(a.geometry, own, plain, normalized);
     __syncthreads();
-    write_line_sums<V>(a, positions, a.sums, part, block_of_row);
+    write_line_sums<V>(a, positions, a.geometry.contributors ? nullptr : a.sums, part, block_of_row);
     if (!a.problem.dslope().data)
         return;
     each<N>([&](int v) { plain[v] = v < a.geometry.segment_rows ? of_slopes[v] : R(0); });

@@ -159,7 +159,7 @@ static struct block fullest_block(const struct normfuse_problem *p, int bits)
 
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
+    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256, FEW_ROUNDS = 3 };
     enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
     const struct normfuse_problem *const p = shape->problem;
     const struct line line = line_of(shape);
@@ -197,12 +197,19 @@ static const char *configure(const struct shape *shape, struct step *step)
         parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
     /* As many samples for each. */
     parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
+    /* Blocks that have all samples of their channels find the gradients: 1x503x15x13 backward 6.1 us, so 4.6; in one part
+     * for three 3x743x143 8.4, 7.4. */
+    const bool spares = shape->wants_gradients && p->dslope.data == NULL;
+    if (spares && rounds <= FEW_ROUNDS && 2 * block.blocks_wide >= shape->device->multiprocessors)
+        parts = 1;
     /* A thread's words begin in the same place of each of its samples. */
     if (line.elements > 1 && p->x.batch % 2 != 0 && parts * block.samples % 2 != 0 && parts < rounds) {
         const bool is_summed = shape->wants_gradients && divide_up(rounds, maximum(1, parts - 1)) > MAX_SUMMED;
         parts += parts == 1 || parts < resident || is_summed ? 1 : -1;
     }
     g->parts = g->sum_slots = (int32_t)parts;
+    step->finds_gradients = spares && parts == 1;
+    g->contributors = step->finds_gradients;
     step->launch.grid = block.blocks_wide * parts;
     return NULL;
 }
