@@ -40,7 +40,7 @@ static int64_t samples_of(const struct normfuse_problem *p)
 static const char *refuse(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool batch = joins_samples(p);
+    const bool joins = joins_samples(p);
     const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1
                                         : (p->s == 1 || p->x.position == 1) && (p->c == 1 || p->x.channel == p->s);
     if (!shape->short_offsets || !is_adjacent)
@@ -50,9 +50,9 @@ static const char *refuse(const struct shape *shape)
         return "others have vectors of 16 bytes for it";
     if (p->sets == NORMFUSE_SETS_NONE && is_modulated(p))
         return "it has no scale and shift";
-    if (batch && p->columns && p->n > 1)
-        return "samples of batch norm are apart";
-    if (p->columns ? p->s == 1 : batch ? p->n == 1 : group_of(p) > 1)
+    if (joins && p->columns && p->n > 1)
+        return "samples are apart";
+    if (p->columns ? p->s == 1 : joins ? p->n == 1 : group_of(p) > 1)
         return "a norm group is one row";
     return (double)p->c * (double)(p->columns ? 1 : p->s) * (double)samples_of(p) < INT32_MAX ? NULL
                                                                                               : "blocks are too many";

@@ -193,15 +193,15 @@ template <typename R> struct tile_statistics {
     double rstd;
 };
 
-/* Statistics that a call gives: saved ones, or of a channel without a norm group the running ones, or none. */
+/* Statistics that a call gives: saved ones; where there are no norm groups the running ones, or for affine none. */
 struct given_statistics {
-    const bool running;
+    const bool saved;
     const normfuse_parameter centre, spread;
     const requested_value of_centre, of_spread;
 
     __device__ __forceinline__ given_statistics(const normfuse_cuda_problem &p, const tile_place &place, bool wanted)
-        : running(p.sets == NORMFUSE_SETS_NONE), centre(running ? p.running_mean() : p.mean()),
-          spread(running ? p.running_var() : p.rstd()), of_centre(request(centre, place, wanted)),
+        : saved(p.sets != NORMFUSE_SETS_NONE), centre(saved ? p.mean() : p.running_mean()),
+          spread(saved ? p.rstd() : p.running_var()), of_centre(request(centre, place, wanted)),
           of_spread(request(spread, place, wanted))
     {
     }
@@ -216,11 +216,27 @@ struct given_statistics {
         const double mean = ::receive<double>(of_centre, centre.type);
         const R about = (R)mean;
         double rstd = 1.0;
-        if (!running)
+        if (saved)
             rstd = (double)::receive<R>(of_spread, spread.type);
         else if (p.evaluate())
             rstd = 1.0 / sqrt((spread.data ? ::receive<double>(of_spread, spread.type) : 1.0) + p.eps);
         return {about, (R)(mean - (double)about), rstd};
+    }
+};
+
+/* Of the thread's column: z = (x - about) * slope + offset. */
+template <typename R> struct tile_column {
+    R about, slope, offset;
+
+    template <typename Requested>
+    __device__ __forceinline__ tile_column(const normfuse_cuda_problem &p, const tile_place &place,
+                                           const Requested &weights, const tile_statistics<R> &of)
+        : about(place.broadcast(of.about))
+    {
+        const R rest = place.broadcast(of.rest);
+        weigh(p, weights, slope, offset);
+        slope = (R)((double)slope * place.broadcast(of.rstd));
+        offset -= rest * slope;
     }
 };
 
@@ -333,13 +349,9 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     const tile_statistics<R> of =
         is_given ? given.receive<R>(p) : find_statistics<T>(all, place, mailbox, x);
 
-    const R about = place.broadcast(of.about), rest = place.broadcast(of.rest);
-    R slope, offset;
-    weigh(p, weights, slope, offset);
-    slope = (R)((double)slope * place.broadcast(of.rstd));
-    offset -= rest * slope;
+    const tile_column<R> own(p, place, weights, of);
     in_slots<K>(a.slots, [&](int k) {
-        x[k] = fma(x[k] - about, slope, offset);
+        x[k] = fma(x[k] - own.about, own.slope, own.offset);
         if (a.post_add)
             x[k] += number_of<T>(more[k]);
     });
@@ -470,17 +482,14 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     if (has_post)
         place.request(a.post_add, more);
     const tile_statistics<R> of = given.receive<R>(p);
-    const R rest_of = of.rest, rstd_of = (R)of.rstd, about = place.broadcast(of.about), rest = place.broadcast(rest_of);
-    R slope, offset;
-    weigh(p, weights, slope, offset);
-    slope = (R)((double)slope * place.broadcast(of.rstd));
-    offset -= rest * slope;
+    const R rest_of = of.rest, rstd_of = (R)of.rstd;
+    const tile_column<R> own(p, place, weights, of);
 
     /* x becomes x - about, and dy what came through the activation. */
     R z[K];
     in_slots<K>(a.slots, [&](int k) {
-        x[k] -= about;
-        z[k] = fma(x[k], slope, offset);
+        x[k] -= own.about;
+        z[k] = fma(x[k], own.slope, own.offset);
         if (has_post)
             z[k] = a.from_y ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
     });
@@ -497,7 +506,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         }
     });
     /* Where a norm group is one channel its slope comes later, and its sums are those of the channel. */
-    const R by = a.by_channels ? R(1) : slope;
+    const R by = a.by_channels ? R(1) : own.slope;
     if (place.beside < a.at_once) {
         entries[place.entry()] = {by * found.plain, by * found.centred};
         if (!a.by_channels)
@@ -534,12 +543,12 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     if (a.out) {
         /* dx = slope dz + by_x (x - about) + level */
-        const R portion = given.running ? R(0) : R(1) / (R)p.set_values;
+        const R portion = given.saved ? R(1) / (R)p.set_values : R(0);
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
-        const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? slope : R(1);
+        const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? own.slope : R(1);
         const R by_x = later * place.broadcast(by_x_of), level = later * place.broadcast(level_of);
         in_slots<K>(a.slots, [&](int k) {
-            x[k] = fma(slope, dy[k], fma(by_x, x[k], level));
+            x[k] = fma(own.slope, dy[k], fma(by_x, x[k], level));
             if (a.du)
                 x[k] += number_of<T>(more[k]);
         });
