@@ -488,7 +488,8 @@ static void test_general_alone(void)
     int general = 0;
     for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++) {
         const char *const name = fake_driver_kernel_name(k);
-        const bool is_general = strstr(name, "_general_") != NULL || k >= NORMFUSE_CUDA_shares;
+        const bool is_general = (strstr(name, "_general_") != NULL && strstr(name, "_general_vectors_") == NULL) ||
+                                k >= NORMFUSE_CUDA_shares;
         general += is_general;
         CHECK(fake_driver.device[0].functions_loaded[k] == 1 && fake_driver.device[1].functions_loaded[k] == is_general,
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
@@ -1170,7 +1171,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, unaligned_samples_launches, residual_launches,
+    grid_launches, short_launches, spread_launches, unaligned_samples_launches, vectors_launches,
     additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -1233,11 +1234,6 @@ static bool is_spread(const char *kernel)
 static bool is_unaligned_samples(const char *kernel)
 {
     return strstr(kernel, "_columns_unaligned_") != NULL;
-}
-
-static bool is_residual(const char *kernel)
-{
-    return strstr(kernel, "_residual_") != NULL;
 }
 
 /* One of both layouts that holds its vectors in shared memory, through which what is added passes. */
@@ -1312,9 +1308,11 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
     const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows,
                   vectors = up(rows, g->unit_lanes) * g->part_samples;
-    /* A thread adds a batch of values to four sums in turn; over columns those of a channel, and then these to one. */
-    const int64_t of_batch = held * vector_elements;
-    const int64_t in_turn = of_batch < 4 ? of_batch : 4, of_channel = p->columns ? vector_elements : 1;
+    /* A thread adds a batch of values to four sums in turn; over columns those of a channel, and then these to one. A
+     * vector of 16 bytes is a batch, and has a sum of each channel. */
+    held = vector_elements > 2 ? 1 : held;
+    const int64_t of_batch = held * vector_elements, sums = vector_elements > 4 ? vector_elements : 4;
+    const int64_t in_turn = of_batch < sums ? of_batch : sums, of_channel = p->columns ? vector_elements : 1;
     const int64_t lanes = INT64_C(1) << g->group_bits;
     const int64_t in_thread = up(vectors, held) * up(of_batch, in_turn) + in_turn / of_channel - 1;
     const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
@@ -1416,7 +1414,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         }
         if (backward)
             return (double)(up(rows, at_once) + up(beside * g->folded, INT64_C(1) << g->channel_bits) +
-                            (centred && !is_residual(kernel) ? up(g->group, lanes) : 0) + 10);
+                            (centred ? up(g->group, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t subvectors = (g->group >> g->subvector_bits) * beside;
         return (double)(up(rows, at_once) + 5 + 3 * g->subvector_bits + g->folded * up(subvectors, lanes) + 7) +
@@ -1652,9 +1650,9 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     }
     HOLDS(vector_elements == 1 || p->c * g->folded % vector_elements == 0);
     HOLDS(g->folded == g->copies && (g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
-    /* Words begin at one in each sample; one sample may have the rows of all, which then follow one another. */
+    /* Vectors begin at one in each sample; one sample may have the rows of all, which then follow one another. */
     const bool is_one = g->all_samples && g->rows * (int64_t)g->folded != p->s;
-    HOLDS(!p->columns || vector_elements == 1 || is_one || p->n == 1 || p->x.batch % 2 == 0);
+    HOLDS(!p->columns || vector_elements == 1 || is_one || p->n == 1 || p->x.batch % vector_elements == 0);
     HOLDS(!p->columns || (is_one ? p->x.batch * g->folded == p->s * p->x.position &&
                                        g->rows * (int64_t)g->folded == p->n * p->s
                                  : g->rows * (int64_t)g->folded == p->s));
@@ -1674,7 +1672,14 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
-    const bool holds = g->general.holds != 0;
+    const bool holds = g->general.holds != 0, passes = vector_elements > 2;
+    /* A pipeline has what the kernel reads, and what comes to its place is no part of the same pass. */
+    const int tensors = 1 + backward + (p->pre_add.data != NULL) +
+                        (backward ? (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
+                                        (applies && p->dx.data != NULL && p->du.data != NULL)
+                                  : applies && p->post_add.data != NULL);
+    HOLDS(g->general.slot == (passes ? tensors * (int32_t)launch->threads : 0));
+    HOLDS(g->general.pipeline == held * g->general.slot && (!passes || !both));
     HOLDS(!holds || (both && vectors <= held && g->part_samples == 1));
     HOLDS(!sums || g->general.entries >=
                        (int64_t)g->width * g->unit_lanes *
@@ -1710,6 +1715,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     }
 #undef HOLDS
     general_launches++;
+    vectors_launches += passes;
 }
 
 /* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (rows of vectors
@@ -2360,11 +2366,6 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_grid(test, launch, &a, vector_elements);
             grid_launches++;
         }
-        if (is_residual(launch->name)) {
-            HOLDS(test->residual && p->post_add.data != NULL && !test->misaligned);
-            HOLDS(!backward || !gathers || p->sets == NORMFUSE_SETS_NONE || p->dpost_add.data != NULL);
-            residual_launches++;
-        }
         if (is_short(launch->name)) {
             check_short(test, launch, &a, vector_elements, held);
             short_launches++;
@@ -2874,7 +2875,7 @@ static void test_plans(void)
     CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
           sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
-    CHECK(residual_launches > 80, "kernels with a residual were launched %d times", residual_launches);
+    CHECK(vectors_launches > 500, "general kernels of vectors were launched %d times", vectors_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
     CHECK(unaligned_samples_launches > 250, "samples began inside of vectors %d times", unaligned_samples_launches);

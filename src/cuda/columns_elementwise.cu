@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_elementwise.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine, and of norms with an
- * addition before the activation the second half, results from given statistics, and the first half of their
- * gradient. Nothing waits for a sum, so memory is the limit as long as enough is on its way: blocks are many and short,
- * and each thread requests its own channels' parameters along with its vectors. Where a block prepared them in shared
- * memory, to meet before the first result, affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109.
- *
- * With an addition, z = normalized(x) + post_add, a gradient has three tensors to read. Here they are read once: dz,
- * which is the gradient of post_add anyway, goes to memory along with the channels' sums, and a plain tile makes dx of
- * x and dz. Where dz would be rounded on the way (16 bits, and an activation that does more than pass or drop dy) the
- * general tiles read all three twice, or hold them. */
+ * columns_elementwise.cu - what needs no sum over adjacent channels (NHWC): evaluation and affine. Nothing waits for a
+ * sum, so memory is the limit as long as enough is on its way: blocks are many and short, and each thread requests its own
+ * channels' parameters along with its vectors. Where a block prepared them in shared memory, to meet before the first
+ * result, affine 64x256x64x64 bf16 took 69.6 us for 67.6 and its backward 120 for 109. */
 #include "columns_held.cuh"
 #include "gradients.cuh"
 
@@ -29,37 +23,6 @@ template <typename T, int V> struct elementwise_channels {
         weight = request_of(p, p.weight(), n, c);
         bias = request_of(p, p.bias(), n, c);
     }
-    /* The statistics of the sets that the channels are of; a vector of one group requests once. */
-    __device__ __forceinline__ static void centre(const normfuse_cuda_arguments &a, int n, int c, float (&slope)[V],
-                                                  float (&offset)[V], float (&about)[V])
-    {
-        const int first = divide(c, a.geometry.by_set_channels);
-        const bool several = divide(c + V - 1, a.geometry.by_set_channels) != first;
-        float rest = 0.0f, rstd = 0.0f;
-        each<V>([&](int i) {
-            if (i == 0 || several) {
-                const set_statistics<float> of =
-                    statistics_of(a, n, i == 0 ? first : divide(c + i, a.geometry.by_set_channels));
-                split_mean<T>(of.mean, about[i], rest);
-                rstd = of.rstd;
-            } else {
-                about[i] = about[0];
-            }
-            slope[i] *= rstd;
-            offset[i] -= rest * slope[i];
-        });
-    }
-    __device__ __forceinline__ static set_statistics<float> statistics_of(const normfuse_cuda_arguments &a, int n,
-                                                                          int set)
-    {
-        const normfuse_cuda_problem &p = a.problem;
-        if (a.source == NORMFUSE_SOURCE_SAVED)
-            return {parameter<double>(p.mean(), n, set, 0.0), 0.0f, parameter<float>(p.rstd(), n, set, 1.0f)};
-        const normfuse_cuda_statistics *const of =
-            a.statistics + ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set);
-        return {of->mean, 0.0f, (float)of->rstd};
-    }
-    template <bool residual>
     __device__ __forceinline__ void receive(const normfuse_cuda_arguments &a, int n, int c, float factor,
                                             float (&slope)[V], float (&offset)[V], float (&about)[V]) const
     {
@@ -98,8 +61,6 @@ template <typename T, int V> struct elementwise_channels {
                 split_mean<T>(of[i], about[i], rest);
                 offset[i] -= rest * slope[i];
             });
-        } else if (residual && p.sets != NORMFUSE_SETS_NONE) {
-            centre(a, n, c, slope, offset, about);
         }
         take(p.pre_bias(), [&](int i, float added) {
             float left;
@@ -114,25 +75,20 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
-    using vectors = row_vectors<residual ? 2 : 1>; /* x, what is added */
+    using vectors = row_vectors<1>;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
-    const int block = (int)(residual && g.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    const int block_group = divide(block, g.by_parts), part = block - block_group * g.parts;
+    const int block_group = divide((int)blockIdx.x, g.by_parts), part = (int)blockIdx.x - block_group * g.parts;
     const column_place place = place_of<T, V>(a, block_group, part);
     const int row = place.first + place.beside, count = slots_of(a, place, row, 1 << 30);
     if (count == 0)
         return;
     vectors held[K];
-    cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row),
-        other(residual ? p.post_add().data : p.x().data, p.x(), place, row);
+    cursor x(p.x().data, p.x(), place, row), y(p.y().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.of[0], x.base + x.at);
-        if constexpr (residual)
-            load_vector_where<T, V>(wanted, of.of[1], other.base + x.at);
         x.advance(place);
     };
     request_first<K>(held, count, request_vector);
@@ -140,17 +96,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     parameters.request(p, place.n, place.c);
     float slope[V], offset[V], about[V];
     const float factor = factor_of<T>(p.activation);
-    parameters.template receive<residual>(a, place.n, place.c, factor, slope, offset, about);
+    parameters.receive(a, place.n, place.c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.of[0], z);
             each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
-            if constexpr (residual) {
-                float more[V];
-                unpack<T, V>(of.of[1], more);
-                each<V>([&](int i) { z[i] = fmaf(more[i], factor, z[i]); });
-            }
             activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
             y.store(make_vector<T, V>(z));
             y.advance(place);
@@ -158,16 +109,14 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     });
 }
 
-/* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean); with an addition dy', its
- * gradient. */
+/* dx = slope * dy', and of each channel the block's sums of dy' and dy' * (x - mean). */
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool residual = schedule == NORMFUSE_SCHEDULE_elementwise_residual;
     using cursor = column_cursor<T, V>;
     using channels_of = elementwise_channels<T, V>;
-    using vectors = row_vectors<residual ? 3 : 2>; /* x, dy, what was added */
+    using vectors = row_vectors<2>; /* x, dy */
     constexpr bool fast = sizeof(T) == 2;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
@@ -180,13 +129,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     vectors held[K];
     cursor x_at(p.x().data, p.x(), place, row), dy_at(p.dy().data, p.x(), place, row),
         dx(p.dx().data, p.x(), place, row);
-    cursor residual_at(residual ? p.post_add().data : p.x().data, p.x(), place, row),
-        dresidual(p.dpost_add().data, p.x(), place, row);
     const auto request_vector = [&](vectors &of, bool wanted) {
         load_vector_where<T, V>(wanted, of.of[0], x_at.base + x_at.at);
         load_vector_where<T, V>(wanted, of.of[1], dy_at.base + dy_at.at);
-        if constexpr (residual)
-            load_vector_where<T, V>(wanted, of.of[2], residual_at.base + x_at.at);
         x_at.advance(place);
         dy_at.advance(place);
     };
@@ -196,10 +141,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     parameters.request(p, place.n, c);
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = factor_of<T>(p.activation);
-    parameters.template receive<residual>(a, place.n, c, factor, slope, offset, about);
+    parameters.receive(a, place.n, c, factor, slope, offset, about);
     choose_activation<true, false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
-            uint4 out = make_uint4(0, 0, 0, 0), out_residual = make_uint4(0, 0, 0, 0);
+            uint4 out = make_uint4(0, 0, 0, 0);
             each<V / H>([&](int h) {
                 float x[H], dy[H];
                 unpack_part<T, V>(of.of[0], h, x);
@@ -208,17 +153,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
                     float z[H];
                     each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
-                    if constexpr (residual) {
-                        float more[H];
-                        unpack_part<T, V>(of.of[2], h, more);
-                        each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fmaf(more[i], factor, z[i]); });
-                    }
                     differentiate_by<fast>(dy, z, chosen, p.activation, (float)p.act_param);
-                }
-                if constexpr (residual) {
-                    float more[H];
-                    each<H>([&](int i) { more[i] = dy[i] * factor; });
-                    pack_part<T, V>(out_residual, h, more);
                 }
                 add_products(x, dy, first, second, h);
                 each<H>([&](int i) { dy[i] *= slope[h * H + i]; });
@@ -226,10 +161,6 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             });
             if (writes_dx)
                 dx.store(out);
-            if constexpr (residual) {
-                if (p.dpost_add().data)
-                    store_vector<T, V>(dresidual.base + dx.at, 0, out_residual);
-            }
             dx.advance(place);
         });
     });
@@ -251,8 +182,6 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         float rounded = 0.0f, rest = 0.0f, left;
         if (p.evaluate())
             split_mean<T>(parameter<float>(p.running_mean(), 0, c, 0.0f), rounded, rest);
-        else if (residual && p.sets != NORMFUSE_SETS_NONE)
-            split_mean<T>(channels_of::statistics_of(a, place.n, divide(c, g.by_set_channels)).mean, rounded, rest);
         if (p.pre_bias().data) {
             (void)add_exactly(rounded, -parameter<float>(p.pre_bias(), place.n, c, 0.0f), left);
             rest += left;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * general.cuh - what takes every call: both layouts, any alignment and activation, and all additions, at the
- * cost of the tensors that move. A unit is one channel of a sample (rows), or one channel or two that are a word
+ * cost of the tensors that move. A unit is one channel of a sample (rows), or the channels of a vector or word
  * (columns); a few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the same
  * all the way and what it knows and sums of them stays in registers.
  *
@@ -62,9 +62,12 @@ template <typename T, int V, bool columns> struct general_tile {
     /* The channel of the block's i-th, and which copy of it that is where rows are folded. */
     __device__ __forceinline__ int channel_at(const normfuse_cuda_arguments &a, int i, int &copy) const
     {
-        const bool is_second = columns && first_channel + i >= (int)a.problem.c;
-        copy = is_second ? 1 : 0;
-        return first_channel + i - (is_second ? (int)a.problem.c : 0);
+        int c = first_channel + i;
+        copy = 0;
+        if constexpr (columns && V > 1)
+            for (; c >= (int)a.problem.c; c -= (int)a.problem.c)
+                copy++;
+        return c;
     }
 };
 
@@ -125,9 +128,11 @@ __device__ __forceinline__ void unpack_batch(const raw<T, V> (&vectors)[B], comp
     }
 }
 
-/* The loader: B at a time, through registers. */
-template <typename T, int V, int B, bool columns, int N> struct general_loader {
-    static constexpr int values = B * V;
+/* The loader: K at a time, through registers; vectors of 16 bytes one at a time, through K slots of the thread in shared
+ * memory. */
+template <typename T, int V, int K, bool columns, int N> struct general_loader {
+    static constexpr bool pipelines = V > 2;
+    static constexpr int B = pipelines ? 1 : K, values = B * V;
     using batch = general_batch<T, V, B, N>;
 
     const normfuse_cuda_arguments &a;
@@ -137,6 +142,8 @@ template <typename T, int V, int B, bool columns, int N> struct general_loader {
     general_place next;
     bool adds; /* others than x and dy are read */
     batch held;
+    general_place here; /* of a pipeline: where the vector is that is worked on, the first place of its slot, */
+    int slot, waiting;  /* and how many vectors have not been requested */
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
@@ -174,10 +181,47 @@ template <typename T, int V, int B, bool columns, int N> struct general_loader {
         });
         next.advance(held.count);
     }
+    /* work(place, i) for each tensor that is read, whose vector of the slot is at that place. */
+    template <typename Work> __device__ __forceinline__ void each_place(Work work) const
+    {
+        NORMFUSE_DYNAMIC_SHARED(dynamic);
+        uint4 *place = dynamic + slot + threadIdx.x;
+        each_read([&](int i) {
+            work(place, i);
+            place += blockDim.x;
+        });
+    }
+    /* To the slot after this one. */
+    __device__ __forceinline__ void advance_slot()
+    {
+        slot += a.geometry.general.slot;
+        slot = slot == K * a.geometry.general.slot ? 0 : slot;
+    }
+    __device__ __forceinline__ void request_slot()
+    {
+        if (waiting > 0) {
+            each_place([&](uint4 *place, int i) { copy_ahead(place, from[i], next.at); });
+            next.advance(1);
+            waiting--;
+        }
+        commit_copies();
+    }
+    /* The vector that the thread has first, or comes to; what it has none of stays. */
+    __device__ __forceinline__ void await()
+    {
+        if constexpr (pipelines) {
+            wait_for_older_copies<K - 1>();
+            if (tile.count > 0)
+                each_place([&](const uint4 *place, int i) { held.of[i][0] = *place; });
+        }
+    }
     /* Begins at the first one; a thread that has none holds zeros. */
     __device__ __forceinline__ void open()
     {
         next.find(a, tile);
+        here = next;
+        slot = 0;
+        waiting = tile.count;
         adds = false;
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -186,11 +230,40 @@ template <typename T, int V, int B, bool columns, int N> struct general_loader {
             for (int k = 0; k < B; k++)
                 held.of[i][k] = raw<T, V>();
         }
-        request();
+        if constexpr (pipelines) {
+#pragma unroll 1
+            for (int k = 0; k < K; k++) {
+                request_slot();
+                advance_slot();
+            }
+        } else {
+            request();
+        }
     }
-    /* Calls work(batch) for each, in order. What a batch lacks are the thread's first ones of x and pre_add, whose
-     * derivative is a number if the set's are, and 0. */
+    /* Calls work(batch) for each, in order. */
     template <typename Work> __device__ __forceinline__ void walk(Work work)
+    {
+        if constexpr (pipelines)
+            walk_slots(work);
+        else
+            walk_batches(work);
+    }
+    template <typename Work> __device__ __forceinline__ void walk_slots(Work work)
+    {
+#pragma unroll 1
+        for (int left = tile.count; left > 0; left--) {
+            await();
+            held.at = here.at;
+            held.count = 1;
+            here.advance(1);
+            request_slot();
+            advance_slot();
+            work(held);
+        }
+    }
+    /* What a batch lacks are the thread's first ones of x and pre_add, whose derivative is a number if the set's are, and
+     * 0. */
+    template <typename Work> __device__ __forceinline__ void walk_batches(Work work)
     {
         const raw<T, V> first_x = held.of[GENERAL_X][0], first_added = held.of[GENERAL_PRE_ADD][0];
 #pragma unroll 1
@@ -227,9 +300,7 @@ template <typename T, int V> struct general_result {
 #pragma unroll
         for (int k = 0; k < B; k++) {
             compute<T> own[V];
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                own[i] = values[k * V + i];
+            each<V>([&](int i) { own[i] = values[k * V + i]; });
             if (k < of.count)
                 store_vector<T, V>(data + of.at + k * of.step, 0, make_vector<T, V>(own));
         }
@@ -247,9 +318,7 @@ __device__ __forceinline__ void values_of_x(const general_batch<T, V, B, N> &fro
 #pragma unroll
         for (int k = 0; k < B; k++) {
             compute<T> own[V];
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                own[i] = u[k * V + i] + more[k * V + i];
+            each<V>([&](int i) { own[i] = u[k * V + i] + more[k * V + i]; });
             unpack<T, V>(make_vector<T, V>(own), own);
 #pragma unroll
             for (int i = 0; i < V; i++)

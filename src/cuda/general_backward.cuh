@@ -20,14 +20,10 @@ differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const gener
     const normfuse_cuda_problem &p = a.problem;
     values_of_x<T, V>(from, p.pre_add().data != nullptr, u);
     unpack_batch<T, V>(from.of[GENERAL_DY], dy);
-#pragma unroll
-    for (int i = 0; i < M; i++)
-        u[i] -= mean[i % V];
+    each<M>([&](int i) { u[i] -= mean[i % V]; });
     if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
         R z[M];
-#pragma unroll
-        for (int i = 0; i < M; i++)
-            z[i] = fma(u[i], slope[i % V], offset[i % V]);
+        each<M>([&](int i) { z[i] = fma(u[i], slope[i % V], offset[i % V]); });
         if (reads_post) {
             R more[M];
             unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
@@ -58,9 +54,7 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
     const normfuse_cuda_problem &p = a.problem;
     if (writes_dz) {
         R through[M];
-#pragma unroll
-        for (int i = 0; i < M; i++)
-            through[i] = dy[i] * factor;
+        each<M>([&](int i) { through[i] = dy[i] * factor; });
         general_result<T, V>(p.dpost_add()).store(from, through);
     }
     if (writes_dx) {
@@ -75,24 +69,23 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a
     }
 }
 
-/* What dx takes of totals that are known. */
+/* What dx takes of totals that are known: of u - mean, and level. Of each channel by the thread that knows it. */
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                            int first_channel, const general_channel<compute<T>> *channels,
-                                            compute<T> (&of_mean)[V], compute<T> (&level)[V])
+                                            const general_channel<compute<T>> *channels,
+                                            totals<compute<T>> *of_channels)
 {
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-#pragma unroll
-    for (int i = 0; i < V; i++) {
+    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
         int copy;
-        const int c = tile.channel_at(a, first_channel + i, copy);
-        const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, g.by_set_channels) : c;
-        const double *const total = a.totals + ((p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set) * PAIR;
+        const int c = tile.channel_at(a, i, copy);
+        const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
+        const double2 total = reinterpret_cast<const double2 *>(
+            a.totals)[(p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set];
         const R rstd = parameter<R>(p.rstd(), tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
-        of_mean[i] = -((R)total[1] * rstd) * (rstd * portion);
-        level[i] = -(R)total[0] * portion - of_mean[i] * channels[first_channel + i].rest;
+        const R of_mean = -((R)total.y * rstd) * (rstd * portion);
+        of_channels[i] = {-(R)total.x * portion - of_mean * channels[i].rest, of_mean};
     }
 }
 
@@ -195,7 +188,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     constexpr int N = GENERAL_DU + 1;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
-    constexpr int values = K * V, sums_in_turn = values < 4 ? values : 4;
+    constexpr int values = loader::values, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -225,6 +218,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
     know_channels(a, tile, channels, of_prelu, true);
+    if (applies && centred && !twice)
+        know_totals(a, tile, channels, of_channels);
     __syncthreads();
 
     R slope[V], offset[V], mean[V];
@@ -253,9 +248,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                         third[i % sums_in_turn] += of_slope[i];
                 }
                 if (writes_dx || writes_dz) {
+                    if (writes_dx) {
 #pragma unroll
-                    for (int i = 0; i < values; i++)
-                        u[i] = slope[i % V] * dy[i];
+                        for (int i = 0; i < values; i++)
+                            u[i] = slope[i % V] * dy[i];
+                    }
                     store_gradients(a, from, writes_dz, writes_dx, factor, u, dy);
                 }
             });
@@ -300,7 +297,12 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             data.open();
         }
     } else {
-        know_totals<T, V, columns>(a, tile, first_channel, channels, of_mean, level);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            const totals<R> known = of_channels[first_channel + i];
+            of_mean[i] = known.centred;
+            level[i] = known.plain;
+        }
     }
 
     /* ---- results ---- */
@@ -308,9 +310,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         data.walk([&](const typename loader::batch &from) {
             R u[values], dy[values], of_slope[values];
             differentiate(chosen, from, u, dy, of_slope);
-#pragma unroll
-            for (int i = 0; i < values; i++)
-                u[i] = fma(slope[i % V], dy[i], fma(of_mean[i % V], u[i], level[i % V]));
+            each<values>([&](int i) { u[i] = fma(slope[i % V], dy[i], fma(of_mean[i % V], u[i], level[i % V])); });
             store_gradients(a, from, p.dpost_add().data, p.dx().data, factor, u, dy);
         });
     });

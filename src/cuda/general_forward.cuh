@@ -25,9 +25,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
             values_of_x<T, V>(from, adds, z);
             if (writes)
                 u_to.store(from, z);
-#pragma unroll
-            for (int i = 0; i < values; i++)
-                z[i] = fma(z[i] - mean[i % V], slope[i % V], offset[i % V]);
+            each<values>([&](int i) { z[i] = fma(z[i] - mean[i % V], slope[i % V], offset[i % V]); });
             if (p.post_add().data) {
                 R more[values];
                 unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
@@ -163,10 +161,10 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     follow_kernel();
     using R = compute<T>;
     constexpr int N = GENERAL_POST_ADD + 1;
-    constexpr int max_bits = columns && V == 2 ? 1 : 0;
+    constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V / 2;
     constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
-    constexpr int values = K * V, sums_in_turn = values < 4 ? values : 4;
+    constexpr int values = loader::values, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -198,10 +196,9 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         R shift[V], first_values[values], first[sums_in_turn] = {}, second[sums_in_turn] = {};
         const bool writes = !applies && adds && p.u().data;
         const general_result<T, V> u_to(p.u());
+        data.await();
         values_of_x<T, V>(data.held, adds, first_values);
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            shift[i] = first_values[i];
+        each<V>([&](int i) { shift[i] = first_values[i]; });
         data.walk([&](const typename loader::batch &from) {
             R u[values];
             values_of_x<T, V>(from, adds, u);

@@ -10,13 +10,13 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` and `elementwise` of rows, both of lines, `tile`, `additions` and `general` take every addition; the others are
+ * `lanes` and `elementwise` of rows, both of lines, of general, `tile` and `additions` take every addition; the others are
  * plain: nothing is added to x, before the activation or to dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
     SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions)                                 \
-    SCHEDULE(elementwise) SCHEDULE(elementwise_residual) SCHEDULE(general)
+    SCHEDULE(elementwise) SCHEDULE(general) SCHEDULE(general_vectors)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES

@@ -140,9 +140,10 @@ struct normfuse_general_sizes {
     int32_t holds;   /* a thread, all that it has of the tensors */
     int32_t entries; /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
     int32_t channels, sets, blocks; /* of a block; blocks: that exchange sums of their sets, 0 where none do */
+    int32_t slot, pipeline;         /* 16 bytes each: of a slot of all threads, and of all slots; 0: there are none */
 };
 struct normfuse_general_layout {
-    int32_t entries;  /* 0: they come first */
+    int32_t entries;  /* 0: they come first, after the pipeline was there */
     int32_t channels; /* 4 values each */
     int32_t weighted; /* backward: of each channel 2 */
     int32_t sets;     /* forward 4 values each, backward 2 */
@@ -158,6 +159,8 @@ NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const st
     struct normfuse_general_layout at = {0};
     const int32_t of_entry = (backward ? 2 : 4) * value_bytes;
     at.channels = (sizes->entries * of_entry + 15) / 16 * 16;
+    if (at.channels < 16 * sizes->pipeline)
+        at.channels = 16 * sizes->pipeline;
     at.weighted = at.channels + 4 * value_bytes * sizes->channels;
     at.sets = (at.weighted + (backward ? 2 * value_bytes * sizes->channels : 0) + 15) / 16 * 16;
     at.means = at.sets + of_entry * sizes->sets;

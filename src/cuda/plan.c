@@ -130,7 +130,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
     const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(lines_long) | OF(tile) | OF(cluster) |
-                           OF(general);
+                           OF(general) | OF(general_vectors);
     if (rounds || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
@@ -259,7 +259,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         }
         struct normfuse_problem rest = *p;
         struct shape of_dz = *shape;
-        const bool stored = wants_dx && (first->geometry.stores_dz || (shape->residual && centred));
+        const bool stored = wants_dx && first->geometry.stores_dz;
         if (stored) {
             go_on_from_dz(&rest);
             (void)normfuse_cuda_shape_of(&rest, &of_dz);

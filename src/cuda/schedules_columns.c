@@ -246,7 +246,7 @@ enum { WIDEST = 64 };
 
 static const char *refuse_two_pass(const struct shape *shape)
 {
-    return shape->problem->columns ? (shape->plain || shape->residual ? NULL : "it takes plain tensors, or a residual")
+    return shape->problem->columns ? (shape->plain ? NULL : "it takes plain tensors")
            : shape->run            ? NULL
                                    : "tensors have gaps, or are not aligned";
 }
@@ -263,16 +263,13 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
                           : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
                                                       : 0.0;
-    /* x, or x and dy, are read twice and one is written. Over columns a residual is read once, and backward what it gets
-     * is written; over rows additions are read twice, or dz in the place of two. */
+    /* x, or x and dy, are read twice and one is written; over rows additions are read twice, or dz in the place of two. */
     const double plain = shape->direction == FORWARD ? 3.0 : 5.0;
     const double of_rows =
         2.0 * normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape) - stores_dz(shape, true, false);
     /* Where a first pass cannot leave dz the second finds it again: 7x928x42x58 f16 with SiLU + post_add. */
     const double again = shape->direction == BACKWARD && rereads_post(shape) ? 1.15 : 1.0;
-    const double tensors = !p->columns       ? of_rows * again
-                           : shape->residual ? plain + 1.0 + (shape->direction == BACKWARD)
-                                             : plain;
+    const double tensors = p->columns ? plain : of_rows * again;
     return shape->bytes * policy->twice[shape->direction] * wide * (tensors / plain) / policy->bytes_a_microsecond +
            policy->twice_wait[p->columns][shape->direction] + joined;
 }
@@ -361,7 +358,7 @@ static double estimate_elementwise(const struct shape *shape, const struct step 
 {
     (void)step;
     const bool backward = shape->direction == BACKWARD;
-    const double start = backward ? 7.0 : shape->given || shape->residual ? 3.6 : 4.4;
+    const double start = backward ? 7.0 : shape->given ? 3.6 : 4.4;
     return start + shape->bytes * (backward ? 2.6 : 1.75) / shape->policy->bytes_a_microsecond;
 }
 
@@ -410,16 +407,15 @@ static int64_t parts_of_sums(int64_t samples, int64_t rows, int64_t tile_rows, i
 static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
 {
     enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
-    const bool backward = shape->direction == BACKWARD, is_elementwise = shape->given || shape->residual;
+    const bool backward = shape->direction == BACKWARD;
     const enum normfuse_cuda_schedule schedule = shape->given               ? NORMFUSE_SCHEDULE_elementwise
-                                                 : shape->residual          ? NORMFUSE_SCHEDULE_elementwise_residual
                                                  : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
                                                                             : NORMFUSE_SCHEDULE_two_pass;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, group);
     const int64_t slots = vectors_of(shape, schedule);
     const int64_t at_most = sums || backward ? max_at_once(shape, group) : INT64_MAX;
     /* Where rows are parted among blocks those are larger, if their pipelines find room. */
-    const bool large = is_elementwise ? backward : !shape->unaligned_samples && g->blocks_wide > 1;
+    const bool large = shape->given ? backward : !shape->unaligned_samples && g->blocks_wide > 1;
     int64_t max_threads = large ? 2 * THREADS : THREADS;
     uint32_t threads;
     for (;; max_threads = THREADS) {
@@ -442,7 +438,7 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
         g->interleaved = 1;
     } else {
         /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
-        const int64_t max_passes = !is_elementwise ? 4 : backward ? 8 : shape->given ? 1 : 4;
+        const int64_t max_passes = !shape->given ? 4 : backward ? 8 : 1;
         g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), max_passes);
         g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
         g->backwards = 1;
@@ -454,13 +450,13 @@ static bool pass_width(const struct shape *shape, struct step *step, bool sums, 
 bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums, bool applies)
 {
     const struct normfuse_problem *const p = shape->problem;
-    if (!shape->plain && !shape->residual)
+    if (!shape->plain)
         return false;
     sums = sums && !applies;
     /* Nothing is joined over a group where results or sums of single channels are all there is. */
-    const int64_t vectors = vectors_of_row(shape), d = shape->residual ? 1 : group_of(p);
+    const int64_t vectors = vectors_of_row(shape), d = group_of(p);
     const int64_t unit = vectors_of_unit(shape, d);
-    const bool joins = p->sets != NORMFUSE_SETS_NONE && !shape->residual && (sums || shape->direction == BACKWARD);
+    const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || shape->direction == BACKWARD);
     int64_t width = minimum(vectors, WIDEST);
     if (vectors > WIDEST && unit <= 512)
         width = maximum(1, WIDEST / unit) * unit;

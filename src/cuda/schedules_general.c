@@ -23,27 +23,44 @@ static int64_t rows_of(const struct normfuse_problem *p)
     return takes_all_samples(p) && samples_of(p) == 1 ? p->n * p->s : p->s;
 }
 
-/* So many rows walked as one are words of two halves in all tensors; 0: none are. */
-static int32_t rows_of_words(const struct normfuse_problem *p)
+/* So many rows walked as one are whole vectors of so many elements in all tensors; 0: none are. */
+static int32_t rows_folded(const struct normfuse_problem *p, int elements)
 {
     const bool one_sample = p->n == 1 || (takes_all_samples(p) && samples_of(p) == 1);
-    if (normfuse_type_bytes(p->type) != 2 || p->x.channel != 1 || !are_aligned(p, 4) ||
-        (p->x.batch % 2 != 0 && !one_sample))
+    const int64_t folded = common_multiple(p->c, elements) / p->c;
+    if (!p->columns || p->x.channel != 1 || !are_aligned(p, (unsigned)elements * (unsigned)normfuse_type_bytes(p->type)) ||
+        (p->x.batch % elements != 0 && !one_sample))
         return 0;
-    if (p->c % 2 == 0)
-        return p->x.position % 2 == 0;
-    return p->x.position == p->c && rows_of(p) % 2 == 0 ? 2 : 0;
+    if (folded == 1)
+        return p->x.position % elements == 0;
+    return p->x.position == p->c && rows_of(p) % folded == 0 ? (int32_t)folded : 0;
 }
 
-/* The shape as these kernels see it: over columns a thread has one or two channels, and two rows of an odd number of
- * halves are words. */
-static struct shape general_of(const struct shape *shape)
+/* The shape as these kernels see it: over columns a thread has the channels of a vector, of 16 bytes or a word of two
+ * halves, and rows of other numbers of channels are folded to vectors. One kernel has words at most. */
+static struct shape general_of(const struct shape *shape, bool two_passes)
 {
+    /* Of a multiprocessor. Small ones are over before blocks of many channels know these: affine 2x192x25x57 f16 with
+     * post_add 5.3 us by words, 7.3; batch norm 52x381x560 bf16 with pre_add 67.3, 61.8. */
+    static const double MIN_BYTES = 64 << 10;
+    const struct normfuse_problem *const p = shape->problem;
+    const int bytes = (int)normfuse_type_bytes(p->type), vector = 16 / bytes;
     struct shape general = narrowed(shape);
-    const int32_t folded = shape->problem->columns ? rows_of_words(shape->problem) : 0;
-    general.elements = folded > 0 ? 2 : 1;
-    general.folded = folded > 1 ? folded : 1;
+    const int32_t of_vectors = two_passes && bytes < 8 && !shape->device->general_alone ? rows_folded(p, vector) : 0;
+    const int32_t of_words = bytes == 2 ? rows_folded(p, 2) : 0;
+    if (of_vectors > 0 && shape->tensor_bytes >= MIN_BYTES * shape->device->multiprocessors) {
+        general.elements = vector;
+        general.folded = of_vectors;
+    } else if (of_words > 0) {
+        general.elements = 2;
+        general.folded = of_words;
+    }
     return general;
+}
+
+static enum normfuse_cuda_schedule schedule_of(const struct shape *general)
+{
+    return general->elements > 2 ? NORMFUSE_SCHEDULE_general_vectors : NORMFUSE_SCHEDULE_general;
 }
 
 static int64_t largest_divisor(int64_t value, int64_t at_most)
@@ -55,10 +72,10 @@ static int64_t largest_divisor(int64_t value, int64_t at_most)
 }
 
 /* Vectors of a thread whose values one sum may have, by docs/numerics.md. Over columns each channel has four sums, of
- * words two. */
+ * words two, of vectors one. */
 static int64_t max_vectors(const struct shape *shape)
 {
-    return shape->problem->columns ? 496 / shape->elements
+    return shape->problem->columns ? 496 / minimum(shape->elements, 4)
                                    : 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
 }
 
@@ -121,10 +138,10 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const struct normfuse_problem *const p = shape->problem;
     const int64_t channels = g->width * (int64_t)shape->elements, groups = channels / g->group;
     const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
-    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_general);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule_of(shape));
     step->launch.threads = whole_warps((int64_t)g->width * g->unit_lanes);
     step->launch.grid = (int64_t)g->all_block_groups * g->parts;
-    const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
+    const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, schedule_of(shape));
     if (sums && vectors > max_vectors(shape))
         return false;
     set_joins(shape, g, groups, channels, step->launch.threads, p->columns);
@@ -134,6 +151,11 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     of->entries = sums ? g->width * g->unit_lanes * of_unit : 0;
     of->channels = applies || backward ? (int32_t)channels : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
+    /* Where a kernel sums alone, what it does not read of the tensors. */
+    const bool spares = !applies && (backward ? reads_du(shape) : p->post_add.data != NULL);
+    const int tensors = normfuse_cuda_tensors_of(shape) - spares;
+    of->slot = schedule_of(shape) == NORMFUSE_SCHEDULE_general ? 0 : tensors * (int32_t)step->launch.threads;
+    of->pipeline = of->slot * (int32_t)ahead;
     of->blocks = step->launch.cluster > 1 ? (int32_t)step->launch.cluster : 0;
     const struct normfuse_general_layout at = normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward);
     const bool has_slopes = p->activation == NORMFUSE_PRELU && of->channels > 0;
@@ -159,7 +181,7 @@ static const char *refuse_passes(const struct shape *shape)
 /* Rows folded have channels of a norm group in two places: only two passes join these. */
 static struct shape held_of(const struct shape *shape)
 {
-    const struct shape general = general_of(shape);
+    const struct shape general = general_of(shape, false);
     return general.folded > 1 ? narrowed(shape) : general;
 }
 
@@ -281,7 +303,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
      * 64x4096x4x4, two groups, bf16 with pre_add backward 129, in clusters 44. */
     if (shape->problem->columns && !takes_all_samples(shape->problem)) {
         static const double resident[2] = {768.0, 512.0}, wave[2] = {4.0, 7.0}; /* threads a multiprocessor, us */
-        const struct shape general = general_of(shape);
+        const struct shape general = general_of(shape, true);
         struct normfuse_cuda_geometry g = {0};
         choose_block(&general, &g, false, size_of_pass(&general));
         const double threads = (double)g.all_block_groups * g.width * g.unit_lanes;
@@ -299,18 +321,10 @@ const struct schedule normfuse_cuda_general_passes = {.name = "general, two pass
                                                        .refuse = refuse_passes,
                                                        .estimate = estimate_passes};
 
-bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
+/* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
+static void part_batches(const struct shape *shape, struct normfuse_cuda_geometry *g, bool sums)
 {
-    const struct shape general = general_of(given), *const shape = &general;
     const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    *step = (struct step){0};
-    const bool joins =
-        sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
-    const int64_t size = size_of_pass(shape);
-    if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
-        choose_block(shape, g, false, size);
-    /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
     const int64_t samples = samples_of(p), of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t ahead = vectors_of(shape, NORMFUSE_SCHEDULE_general);
     /* Words of forwards: 28x977x4 f16 evaluation 4.1 us, with 32 of them 4.6. */
@@ -328,6 +342,38 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
         part_block(shape, g, 1, divide_up(samples, maximum(1, of_thread / of_sample)));
     while (sums && vectors_of_thread(g) > max_vectors(shape))
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
+}
+
+/* Whole waves of blocks: of sums as few as can be, of results up to sixteen, whose threads have a few vectors each. A block
+ * takes some microseconds before its first result. */
+static void part_pipelines(const struct shape *shape, struct normfuse_cuda_geometry *g, bool sums)
+{
+    enum { FEWEST = 16, MAX_WAVES = 16 };
+    const int64_t samples = samples_of(shape->problem), of_sample = divide_up(g->rows, g->unit_lanes);
+    const int64_t resident = (shape->direction == FORWARD ? 3 : 2) * (int64_t)shape->device->multiprocessors;
+    const int64_t all = of_sample * samples * g->all_block_groups;
+    int64_t waves = sums ? 1 : maximum(1, minimum(MAX_WAVES, all / (FEWEST * resident))), parts;
+    do {
+        parts = minimum(maximum(1, waves++ * resident / g->all_block_groups), of_sample * samples);
+        part_block(shape, g, maximum(1, parts / samples), minimum(parts, samples));
+    } while (sums && vectors_of_thread(g) > max_vectors(shape));
+}
+
+bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
+{
+    const struct shape general = general_of(given, true), *const shape = &general;
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    *step = (struct step){0};
+    const bool joins =
+        sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
+    const int64_t size = size_of_pass(shape);
+    if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
+        choose_block(shape, g, false, size);
+    if (shape->elements > 2)
+        part_pipelines(shape, g, sums);
+    else
+        part_batches(shape, g, sums);
     g->interleaved = p->columns;
     g->backwards = !sums;
     g->stores_dz = stores_dz(shape, sums, applies);

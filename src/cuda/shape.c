@@ -56,24 +56,6 @@ static bool reads_running(const struct normfuse_problem *p, int elements)
            (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
-/* Whether elementwise_residual takes the residual before the activation, the only addition, and is the faster of two
- * passes. In a gradient dz must go to memory without loss, as the residual gets it. */
-static bool takes_residual(const struct normfuse_problem *p, const struct shape *shape)
-{
-    /* bf16 NHWC with ReLU, and what the general kernels take: 16x1024x14x14 15.2 us, 12.3; 16x512x28x28 20.5, 20.6;
-     * backward 25.7, 23.4; 39.1, 51.2. */
-    static const int32_t from[2][2] = {{8 << 20, 40 << 20}, {6 << 20, 4 << 20}}; /* of a tensor; of batch norm */
-    const double min_bytes = from[shape->direction][p->sets == NORMFUSE_SETS_BATCH];
-    if (!p->columns || p->type == NORMFUSE_F64 || shape->folded != 1 || p->post_add.data == NULL ||
-        p->pre_add.data != NULL || p->du.data != NULL || is_rare(p->activation) || p->activation == NORMFUSE_PRELU ||
-        !shape->short_offsets || !reads_running(p, shape->elements))
-        return false;
-    const bool writes = shape->direction == FORWARD
-                            ? p->y.data != NULL
-                            : has_both_phases(p) && p->dx.data != NULL && p->dpost_add.data != NULL && is_dz_exact(p);
-    return p->sets == NORMFUSE_SETS_NONE || (shape->tensor_bytes >= min_bytes && writes);
-}
-
 bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shape)
 {
     shape->problem = p;
@@ -132,8 +114,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
                    (forward || (is_packed(&p->mean, elements, true) && PACKED(rstd)));
 #undef PACKED
     shape->given = vectors && modulation && none && reads_running(p, elements) && !is_rare(p->activation);
-    shape->residual = shape->wide && !shape->plain && weights && modulation && !shape->device->general_alone &&
-                      takes_residual(p, shape);
     /* Where samples are apart, vectors are of one. */
     const bool apart = p->n > 1 && p->x.batch != p->c * p->s;
     const int64_t whole = 16 / (int64_t)normfuse_type_bytes(p->type);

@@ -32,7 +32,6 @@ struct shape {
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, the same */
     bool given;             /* elementwise: evaluation and affine, the same */
-    bool residual;          /* elementwise_residual: one is added before the activation */
     bool run;               /* rows: aligned, of singles or halves, without gaps in a sample; whatever is added */
     bool has_pipeline;      /* grid_pipeline can take it */
     bool wants_gradients;   /* backward: the parameters' */
