@@ -43,12 +43,15 @@ static struct shape general_of(const struct shape *shape, bool two_passes)
     /* Of a multiprocessor. Small ones are over before blocks of many channels know these: affine 2x192x25x57 f16 with
      * post_add 5.3 us by words, 7.3; batch norm 52x381x560 bf16 with pre_add 67.3, 61.8. */
     static const double MIN_BYTES = 64 << 10;
+    /* Each row folded has sums of its own: group norm 191x637x17x24 f16 with post_add, 51 of eight, 175 us by words, 276. */
+    enum { MIN_ROWS = 128 };
     const struct normfuse_problem *const p = shape->problem;
     const int bytes = (int)normfuse_type_bytes(p->type), vector = 16 / bytes;
     struct shape general = narrowed(shape);
     const int32_t of_vectors = two_passes && bytes < 8 && !shape->device->general_alone ? rows_folded(p, vector) : 0;
     const int32_t of_words = bytes == 2 ? rows_folded(p, 2) : 0;
-    if (of_vectors > 0 && shape->tensor_bytes >= MIN_BYTES * shape->device->multiprocessors) {
+    if (of_vectors > 0 && shape->tensor_bytes >= MIN_BYTES * shape->device->multiprocessors &&
+        (of_vectors == 1 || rows_of(p) >= MIN_ROWS * of_vectors)) {
         general.elements = vector;
         general.folded = of_vectors;
     } else if (of_words > 0) {
@@ -283,6 +286,9 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     (void)step;
     const double reads = shape->tensor_bytes * normfuse_cuda_tensors_of(shape);
     const double writes = shape->tensor_bytes * normfuse_cuda_results_of(shape);
+    /* The sums of a forward are of x alone; over rows the factor has that. */
+    const bool reads_once = shape->problem->columns && shape->direction == FORWARD && shape->problem->post_add.data != NULL;
+    const double first = reads - (reads_once ? shape->tensor_bytes : 0.0);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     /* Of doubles: batch norm 151x1600x38 NCHW with both additions 277 us, in one kernel 219. */
     const double factor = !shape->problem->columns                  ? 4.0
@@ -310,7 +316,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
         const double waves = threads / (resident[shape->direction] * shape->device->multiprocessors);
         start += short_waves(shape, waves, wave[shape->direction]);
     }
-    return start + joined + (reads * (1.0 + again) + writes) * factor * derivative /
+    return start + joined + (reads + first * again + writes) * factor * derivative /
                        shape->policy->bytes_a_microsecond;
 }
 
