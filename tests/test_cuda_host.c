@@ -1171,7 +1171,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, unaligned_samples_launches, vectors_launches,
+    grid_launches, short_launches, spread_launches, unaligned_samples_launches, general_vectors_launches,
     additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -1672,14 +1672,14 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
-    const bool holds = g->general.holds != 0, passes = vector_elements > 2;
-    /* A pipeline has what the kernel reads, and what comes to its place is no part of the same pass. */
+    const bool holds = g->general.holds != 0, pipelines = vector_elements > 2;
+    /* A pipeline has places for what the kernel reads; sums take them over, so the same kernel has no results after these. */
     const int tensors = 1 + backward + (p->pre_add.data != NULL) +
                         (backward ? (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
                                         (applies && p->dx.data != NULL && p->du.data != NULL)
                                   : applies && p->post_add.data != NULL);
-    HOLDS(g->general.slot == (passes ? tensors * (int32_t)launch->threads : 0));
-    HOLDS(g->general.pipeline == held * g->general.slot && (!passes || !both));
+    HOLDS(g->general.slot == (pipelines ? tensors * (int32_t)launch->threads : 0));
+    HOLDS(g->general.pipeline == held * g->general.slot && (!pipelines || !both));
     HOLDS(!holds || (both && vectors <= held && g->part_samples == 1));
     HOLDS(!sums || g->general.entries >=
                        (int64_t)g->width * g->unit_lanes *
@@ -1715,7 +1715,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     }
 #undef HOLDS
     general_launches++;
-    vectors_launches += passes;
+    general_vectors_launches += pipelines;
 }
 
 /* In `of_elements`, one an element: how many threads have it, if one has each place of a set and row (rows of vectors
@@ -2875,7 +2875,7 @@ static void test_plans(void)
     CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
           sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
-    CHECK(vectors_launches > 500, "general kernels of vectors were launched %d times", vectors_launches);
+    CHECK(general_vectors_launches > 500, "general kernels of vectors were launched %d times", general_vectors_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
     CHECK(unaligned_samples_launches > 250, "samples began inside of vectors %d times", unaligned_samples_launches);
