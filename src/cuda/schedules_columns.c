@@ -106,6 +106,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
 static const char *configure_lanes(const struct shape *shape, struct step *step)
 {
     enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
+    enum { NARROW = 256 };     /* bytes of a row */
     const struct normfuse_problem *const p = shape->problem;
     if (!shape->few_rows || p->n > INT32_MAX / 8)
         return "it takes plain group norm of groups of or in whole vectors";
@@ -120,7 +121,13 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return "a part of a warp does not hold a group";
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
-    const int64_t units = vectors_of_row(shape) / vectors, blocks_wide = divide_up(units, segments);
+    /* Where sums are wanted blocks are narrow and have more samples, which leave fewer sums of each channel: 485x4096, 256
+     * groups, bf16 backward, 132 blocks of 2048 channels 22.4 us, 8 of 128 13.0. */
+    const int64_t units = vectors_of_row(shape) / vectors, multiprocessors = shape->device->multiprocessors;
+    const int64_t least = maximum(divide_up(segments, p->n), divide_up(2 * units, multiprocessors));
+    const int64_t narrow = maximum(divide_up(NARROW / 16, vectors), least);
+    const int64_t widest = shape->wants_gradients && 4 * narrow <= units ? narrow : segments;
+    const int64_t blocks_wide = divide_up(units, minimum(segments, widest));
     const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
     step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
@@ -142,7 +149,6 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     parts = minimum(parts, rounds);
     /* Few samples: forward each has a block of its own before all multiprocessors have one, but of 17024x24 bf16 these
      * take 22.6 us, lanes 4.0; backward one cluster has all. */
-    const int64_t multiprocessors = shape->device->multiprocessors;
     if (shape->direction == FORWARD ? rounds * blocks_wide < multiprocessors && p->n <= 16 * multiprocessors
                                     : p->n <= MAX_CLUSTER)
         return "samples are too few";
@@ -258,7 +264,9 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     const struct normfuse_cuda_policy *const policy = shape->policy;
     const struct normfuse_problem *const p = shape->problem;
     const int64_t vectors = vectors_of_row(shape), d = group_of(p);
-    const double wide = p->columns && d == 1 && vectors > WIDEST ? policy->twice_wide : 1.0;
+    /* Forward over columns a little more than the floor says: instance norm 21x576x144x104 f32 NHWC 786 us, held 595. */
+    const double wide = d == 1 && vectors > WIDEST ? policy->twice_wide : 1.0;
+    const double of_columns = shape->direction == FORWARD ? 1.1 * wide : wide;
     /* Forward a warp of the kernel between has each norm group: 16384x1024 f32 with 64 groups 1181 us. */
     const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
                           : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
@@ -270,8 +278,11 @@ static double estimate_two_pass(const struct shape *shape, const struct step *st
     /* Where a first pass cannot leave dz the second finds it again: 7x928x42x58 f16 with SiLU + post_add. */
     const double again = shape->direction == BACKWARD && rereads_post(shape) ? 1.15 : 1.0;
     const double tensors = p->columns ? plain : of_rows * again;
-    return shape->bytes * policy->twice[shape->direction] * wide * (tensors / plain) / policy->bytes_a_microsecond +
-           policy->twice_wait[p->columns][shape->direction] + joined;
+    /* The ends of rows: batch norm 139x8192x5x2 bf16 78 us, of 17 that the memory takes. */
+    const double ends = p->columns ? 0.0 : 4e-5 * (double)p->n * (double)p->c;
+    const double moved = shape->bytes * (tensors / plain) * (p->columns ? of_columns : 1.0);
+    return moved * policy->twice[shape->direction] / policy->bytes_a_microsecond +
+           policy->twice_wait[p->columns][shape->direction] + joined + ends;
 }
 
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with

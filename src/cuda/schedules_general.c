@@ -236,7 +236,7 @@ static double estimate(const struct shape *given, const struct step *step)
     const double reach = fmin(1.0, running * step->launch.threads / (reaching * shape->device->multiprocessors));
     const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
     const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    const double narrow = shape->problem->columns ? 1.1 : 4.0;
+    const double narrow = shape->problem->columns ? 1.1 : 2.0;
     /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
      * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
     const double once = step->launch.cluster > 1  ? 6.0 + 1.5 * step->launch.cluster
@@ -291,7 +291,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
     const double first = reads - (reads_once ? shape->tensor_bytes : 0.0);
     const double again = reads <= USEFUL_L2 ? 0.35 : 1.0 - 0.65 * USEFUL_L2 / reads;
     /* Of doubles: batch norm 151x1600x38 NCHW with both additions 277 us, in one kernel 219. */
-    const double factor = !shape->problem->columns                  ? 4.0
+    const double factor = !shape->problem->columns              ? 2.0
                           : shape->problem->type == NORMFUSE_F64 ? 1.5
                                                                  : 1.15;
     /* Of small problems: 4x320x32x32 f16 NHWC with post_add 12.5 us, backward 20.3. */

@@ -74,7 +74,7 @@ static bool pays(const struct shape *shape)
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
     if (rows && shape->plain && shape->unaligned)
         return forward ? p->s < 4 * vector || values <= FEW_VALUES
-                       : p->s < FEW_VECTORS_OF_SEVERAL * vector && values <= 4 * FEW_VALUES;
+                       : p->s < 2 * vector || (p->s < FEW_VECTORS_OF_SEVERAL * vector && values <= 4 * FEW_VALUES);
     /* Additions, and slopes of prelu, over rows: instance norm 18x463x2100 f32 279 us, other ways 130; 2x2016x1078 bf16
      * 40.8, 24.4. */
     if (p->type == NORMFUSE_F64 || (!shape->wide && !(rows && adds)))
@@ -84,7 +84,7 @@ static bool pays(const struct shape *shape)
      * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. */
     if (adds) {
         const double moved = shape->tensor_bytes * (normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape));
-        return values <= FEW_VALUES || (p->columns ? p->s == 1 : moved <= LITTLE);
+        return values <= FEW_VALUES || (p->columns ? p->s == 1 : p->s < 2 * vector || moved <= LITTLE);
     }
     /* Norm groups of several rows that are little have a block each where parts of a warp are too many for them:
      * 132x832x2x4x3, 416 groups, bf16 68.2 us, by lines 13.0; 24x384x4x4, 96, 5.7, 4.0. */
@@ -98,7 +98,7 @@ static bool pays(const struct shape *shape)
      * four, 64.2, 312. */
     /* Rows of more than 512 vectors are too wide for a block of whole ones, and in two passes each sample has blocks of
      * its own: 256x6144, one group, bf16 242 us, by lines 12; 200x3072 f32 with four backward 32, 17. */
-    const bool is_wide = p->c > 512 * shape->elements && p->n >= shape->device->multiprocessors;
+    const bool is_wide = p->c > 512 * shape->elements;
     /* And what kernels of vectors have no derivative for: 300x2048, 32 groups, f16 with GELU backward 84.7 us, by lines
      * 26.3; 8x512, four, 11.7, 6.5. */
     const bool lacks_derivative = !forward && is_rare(p->activation);
@@ -128,39 +128,100 @@ static const char *refuse(const struct shape *shape)
     return pays(shape) ? NULL : "others have vectors of 16 bytes for it";
 }
 
-/* Lines of a block of `threads`: `width` adjacent ones of each of `samples`. */
+/* A block of `threads` has `width` adjacent lines of each of `samples` at a time, `rounds` times; `parts` blocks have the
+ * same channels. */
 struct block {
-    int64_t threads, width, samples, blocks_wide;
+    int64_t threads, width, samples, blocks_wide, parts, rounds;
     double used; /* the part of its threads that have a line */
 };
 
-static struct block block_of(const struct normfuse_problem *p, int64_t threads, int bits)
+/* `at_most` parts, of which each has as many rounds; more where a thread would sum too many samples. `evenly`: a thread's
+ * words begin in the same place of each of its samples. */
+static void part_block(const struct shape *shape, struct block *block, int64_t at_most, bool evenly)
 {
-    const int64_t lines = threads >> bits, blocks_wide = divide_up(p->groups, lines);
-    const int64_t width = divide_up(p->groups, blocks_wide), samples = minimum(lines / width, p->n);
-    const double used = (double)(p->groups * samples) / (double)(blocks_wide * lines);
-    return (struct block){threads, width, samples, blocks_wide, used};
+    enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
+    const int64_t rounds = divide_up(shape->problem->n, block->samples);
+    const int64_t fewest = shape->wants_gradients ? divide_up(rounds, MAX_SUMMED) : 1;
+    block->parts = divide_up(rounds, divide_up(rounds, minimum(rounds, maximum(fewest, at_most))));
+    if (evenly && block->parts * block->samples % 2 != 0 && block->parts < rounds)
+        block->parts++;
+    block->rounds = divide_up(rounds, block->parts);
 }
 
-/* 33 lines of four threads leave half of 128 threads without one. */
-static struct block fullest_block(const struct normfuse_problem *p, int bits)
+/* Whether blocks that have all samples of their channels find the gradients. */
+static bool spares_kernel(const struct shape *shape, const struct block *block)
 {
-    enum { WARP = 32, FEWEST = 64, USUAL = 128, MOST = 256 };
-    static const double gain = 1.05;
-    const int64_t step = maximum(WARP, INT64_C(1) << bits);
-    struct block best = block_of(p, maximum(USUAL, step), bits);
-    for (int64_t threads = maximum(FEWEST, step); threads <= MOST; threads += step) {
-        const struct block block = block_of(p, threads, bits);
-        if (block.used > gain * best.used)
-            best = block;
+    return shape->wants_gradients && shape->problem->dslope.data == NULL && block->parts == 1;
+}
+
+static int64_t row_bytes(const struct shape *shape, const struct block *block)
+{
+    return block->width * values_of_line(shape) * (int64_t)normfuse_type_bytes(shape->problem->type);
+}
+
+/* Microseconds: of each round, which waits for the memory and moves what it has, of further waves, and of the kernel for
+ * the gradients. The figures are fitted to 250 blocks of 64 problems on an H100: what is taken by them is 0.7 % slower
+ * than the best. */
+static double time_of_block(const struct shape *shape, const struct block *block, int64_t resident)
+{
+    static const double ROUND = 0.6, ADDED = 0.3, WAVE = 1.0, MOVING = 1.25, NARROW = 40.0, IDLE = 0.25, GRADIENTS = 1.5;
+    const struct normfuse_problem *const p = shape->problem;
+    const double row = (double)row_bytes(shape, block), narrow = 1.0 + pow(NARROW / row, 1.5);
+    const double blocks = (double)(block->blocks_wide * block->parts), running = fmin(blocks, (double)resident);
+    const double all = blocks / running, waves = all < 4.0 ? ceil(all) : all;
+    const int tensors = normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape);
+    const double moved = running * (double)block->samples * row * narrow * tensors;
+    const double round = ROUND + ADDED * ((p->pre_add.data != NULL) + reads_post(shape)) +
+                         MOVING * moved / shape->policy->bytes_a_microsecond;
+    const double sums = 2.0 * 16.0 * (double)(block->parts * p->c); /* bytes, written and read */
+    const double gradients = GRADIENTS + sums / shape->policy->l2_bytes_a_microsecond;
+    return (waves - 1.0) * WAVE + waves * (double)block->rounds * round * (1.0 + IDLE * (1.0 - block->used)) +
+           (shape->wants_gradients && !spares_kernel(shape, block) ? gradients : 0.0);
+}
+
+/* The block of the least time: 33 lines of four threads leave half of 128 threads without one. Narrow ones have more
+ * samples, and leave fewer sums of each channel. */
+static struct block find_block(const struct shape *shape, struct step *step, int bits, size_t bytes_a_thread,
+                               bool evenly)
+{
+    enum { WARP = 32, FEWEST = 64, USUAL = 128, MOST = 256, NARROWEST = 128 };
+    static const double gain = 1.03; /* of what is not usual */
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t unit = maximum(WARP, INT64_C(1) << bits), usual = maximum(USUAL, unit);
+    const bool gives = shape->wants_gradients;
+    struct block best = {0};
+    double least = INFINITY;
+    for (int64_t threads = maximum(FEWEST, unit); threads <= maximum(MOST, unit); threads += unit) {
+        step->launch.threads = (uint32_t)threads;
+        step->launch.shared = bytes_a_thread * (size_t)threads;
+        const int64_t resident = maximum(1, resident_blocks(shape, step));
+        for (int64_t lines = threads >> bits; lines > 0; lines = gives ? lines / 2 : 0) {
+            struct block block = {.threads = threads, .blocks_wide = divide_up(p->groups, lines)};
+            block.width = divide_up(p->groups, block.blocks_wide);
+            block.samples = minimum((threads >> bits) / block.width, p->n);
+            block.used = (double)(p->groups * block.samples) / (double)(block.blocks_wide * (threads >> bits));
+            /* 9175x64, two groups, f16 backward with rows of 128 bytes 15.6 us, of 64 22.1; narrower ones may yet spare the
+             * kernel: 24x4096, 256, bf16 11.9, 5.6. */
+            const bool is_narrow = lines < threads >> bits && row_bytes(shape, &block) < NARROWEST;
+            const int64_t most = minimum(p->n, maximum(1, resident / block.blocks_wide));
+            for (int64_t parts = most; parts > 0; parts = gives ? parts / 2 : 0) {
+                part_block(shape, &block, parts, evenly);
+                if (is_narrow && block.parts > 1)
+                    continue;
+                const double time = time_of_block(shape, &block, resident) * (threads != usual ? gain : 1.0);
+                if (time < least) {
+                    least = time;
+                    best = block;
+                }
+            }
+        }
     }
     return best;
 }
 
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256, FEW_ROUNDS = 3 };
-    enum { MAX_SUMMED = 128 }; /* samples of a thread in its sums of positions, by docs/numerics.md */
+    enum { WARP_BITS = 5, FEW_SLOTS = 2, FEW_THREADS = 256 };
     const struct normfuse_problem *const p = shape->problem;
     const struct line line = line_of(shape);
     const int64_t d = group_of(p);
@@ -173,44 +234,28 @@ static const char *configure(const struct shape *shape, struct step *step)
     while (bits < WARP_BITS && line.vectors > (int64_t)FEW_SLOTS << bits && p->n * p->groups << bits < few)
         bits++;
     const int64_t values = divide_up(line.vectors, INT64_C(1) << bits) * line.elements;
-    const struct block block = fullest_block(p, bits);
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
     step->launch.kernel = line.kernel;
+    g->segment_rows = (int32_t)(divide_up(values, VALUES_AT_ONCE) * VALUES_AT_ONCE);
+    /* A pair for each value; of prelu its slope, and what it adds to the gradient of that. */
+    const size_t a_value = p->activation != NORMFUSE_PRELU ? 2 : shape->direction == FORWARD ? 3 : 4;
+    const size_t bytes_a_thread = (size_t)(g->segment_rows + 1) * a_value * shape->value_bytes;
+    const struct block block = find_block(shape, step, bits, bytes_a_thread, line.elements > 1 && p->x.batch % 2 != 0);
     step->launch.threads = (uint32_t)block.threads;
+    step->launch.shared = bytes_a_thread * (size_t)block.threads;
     g->all_block_groups = (int32_t)(p->n * p->groups);
     g->rows = g->part_rows = (int32_t)values_of_line(shape);
     g->lane_bits = bits;
-    g->segment_rows = (int32_t)(divide_up(values, VALUES_AT_ONCE) * VALUES_AT_ONCE);
     g->sets_a_block = (int32_t)block.samples;
     g->width = (int32_t)block.width;
     g->blocks_wide = (int32_t)block.blocks_wide;
     g->group = g->outer = (int32_t)d;
     g->spans = (int32_t)p->s;
     g->sums_by_channel = 1;
-    /* A pair for each value; of prelu its slope, and what it adds to the gradient of that. */
-    const size_t a_value = p->activation != NORMFUSE_PRELU ? 2 : shape->direction == FORWARD ? 3 : 4;
-    step->launch.shared = (size_t)(g->segment_rows + 1) * (size_t)block.threads * a_value * shape->value_bytes;
-    const int64_t rounds = divide_up(p->n, block.samples);
-    const int64_t resident = maximum(1, resident_blocks(shape, step) / block.blocks_wide);
-    int64_t parts = resident;
-    if (shape->wants_gradients)
-        parts = maximum(parts, divide_up(rounds, MAX_SUMMED));
-    /* As many samples for each. */
-    parts = divide_up(rounds, divide_up(rounds, minimum(parts, rounds)));
-    /* Blocks that have all samples of their channels find the gradients: 1x503x15x13 backward 6.1 us, so 4.6; in one part
-     * for three 3x743x143 8.4, 7.4. */
-    const bool spares = shape->wants_gradients && p->dslope.data == NULL;
-    if (spares && rounds <= FEW_ROUNDS && 2 * block.blocks_wide >= shape->device->multiprocessors)
-        parts = 1;
-    /* A thread's words begin in the same place of each of its samples. */
-    if (line.elements > 1 && p->x.batch % 2 != 0 && parts * block.samples % 2 != 0 && parts < rounds) {
-        const bool is_summed = shape->wants_gradients && divide_up(rounds, maximum(1, parts - 1)) > MAX_SUMMED;
-        parts += parts == 1 || parts < resident || is_summed ? 1 : -1;
-    }
-    g->parts = g->sum_slots = (int32_t)parts;
-    step->finds_gradients = spares && parts == 1;
+    g->parts = g->sum_slots = (int32_t)block.parts;
+    step->finds_gradients = spares_kernel(shape, &block);
     g->contributors = step->finds_gradients;
-    step->launch.grid = block.blocks_wide * parts;
+    step->launch.grid = block.blocks_wide * block.parts;
     return NULL;
 }
 
