@@ -166,7 +166,7 @@ static double time_of_block(const struct shape *shape, const struct block *block
 {
     static const double ROUND = 0.6, ADDED = 0.3, WAVE = 1.0, MOVING = 1.25, NARROW = 40.0, IDLE = 0.25, GRADIENTS = 1.5;
     const struct normfuse_problem *const p = shape->problem;
-    const double row = (double)row_bytes(shape, block), narrow = 1.0 + pow(NARROW / row, 1.5);
+    const double row = (double)row_bytes(shape, block), narrow = 1.0 + NARROW / row * sqrt(NARROW / row);
     const double blocks = (double)(block->blocks_wide * block->parts), running = fmin(blocks, (double)resident);
     const double all = blocks / running, waves = all < 4.0 ? ceil(all) : all;
     const int tensors = normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape);
