@@ -1353,9 +1353,12 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     }
     if (is_run(kernel)) {
         /* In a thread; lanes up to the end of a row, and those of what came before; a shift that moves; warps and
-         * blocks, in double or backward one after the other. */
+         * blocks, in double or backward one after the other: a warp has adjacent values, and a row those that it
+         * touches. */
         const int64_t in_thread = g->segment_rows * (int64_t)(vector_elements + 1);
-        return (double)((in_thread < p->s ? in_thread : p->s) + 6 + 6 + 4 + (backward ? threads / 32 : 0));
+        const int64_t of_warp = (int64_t)g->segment_rows * 32 * vector_elements, touched = up(p->s - 1, of_warp) + 1;
+        const int64_t warps = touched < threads / 32 ? touched : threads / 32;
+        return (double)((in_thread < p->s ? in_thread : p->s) + 6 + 6 + 4 + (backward ? warps : 0));
     }
     if (is_tile(kernel)) {
         /* In a thread, its mean; what a lane joins, lanes; parts. Sums of channels are joined in double. */
