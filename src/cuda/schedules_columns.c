@@ -121,8 +121,9 @@ static const char *configure_lanes(const struct shape *shape, struct step *step)
     if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
         return "a part of a warp does not hold a group";
     const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
-    /* Where sums are wanted blocks are narrow and have more samples, which leave fewer sums of each channel: 485x4096, 256
-     * groups, bf16 backward, 132 blocks of 2048 channels 22.4 us, 8 of 128 13.0. */
+    /* Where sums are wanted blocks are narrow and have more samples, which leave fewer sums of each channel: 485x4096,
+     * 256 groups, bf16 backward, 132 blocks of 2048 channels 22.4 us, 8 of 128 13.0. Of few channels there is little to
+     * spare: 740x384, three, 7.1, 7.9. */
     const int64_t units = vectors_of_row(shape) / vectors, multiprocessors = shape->device->multiprocessors;
     const int64_t least = maximum(divide_up(segments, p->n), divide_up(2 * units, multiprocessors));
     const int64_t narrow = maximum(divide_up(NARROW / 16, vectors), least);

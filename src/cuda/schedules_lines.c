@@ -70,7 +70,7 @@ static bool pays(const struct shape *shape)
     if (is_row && shape->plain)
         return p->s <= (shape->unaligned ? (forward ? FEW_VALUES : 3 * FEW_VALUES / 2) : forward ? 200 : 128);
     /* Of several channels of unaligned vectors: 16x1024x686, 256 groups, bf16 90.1 us, by vectors 30.5; 32x512x49, 32,
-     * f16 9.6, 7.3; backward 70x4096x56, 64, bf16 99.5, 80.0; 256x768x8, 8, f16 18.7, 39.2. */
+     * f16 9.6, 7.3; backward 70x4096x56, 64, bf16 99.5, 80.0; 256x768x8, 8, f16 18.7, 39.2; 160x313x9, one, 12.9, 21.6. */
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
     if (rows && shape->plain && shape->unaligned)
         return forward ? p->s < 4 * vector || values <= FEW_VALUES
@@ -81,7 +81,8 @@ static bool pays(const struct shape *shape)
         return true;
     /* instance norm 35x512x48x24 with both additions 197 us, by vectors of 16 bytes 94; but little takes one kernel less
      * time than three: 63x3x8x6x16, one group, f16 with both 10.7 us in two passes. In general kernels each sample has
-     * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. */
+     * blocks of its own, so [33751, 4096] with pre_add takes 8000 us backward there. Short rows:
+     * 121x8192x5, eight groups, f32 with post_add backward 65, by vectors 123. */
     if (adds) {
         const double moved = shape->tensor_bytes * (normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape));
         return values <= FEW_VALUES || (p->columns ? p->s == 1 : p->s < 2 * vector || moved <= LITTLE);
@@ -97,7 +98,8 @@ static bool pays(const struct shape *shape)
      * a warp holds a norm group of vectors: 12751x704, two groups, f32 backward 62.8 us, by clusters 335; 8192x1024,
      * four, 64.2, 312. */
     /* Rows of more than 512 vectors are too wide for a block of whole ones, and in two passes each sample has blocks of
-     * its own: 256x6144, one group, bf16 242 us, by lines 12; 200x3072 f32 with four backward 32, 17. */
+     * its own: 256x6144, one group, bf16 242 us, by lines 12; 200x3072 f32 with four backward 32, 17; 37x8192 with two
+     * 59, 20. */
     const bool is_wide = p->c > 512 * shape->elements;
     /* And what kernels of vectors have no derivative for: 300x2048, 32 groups, f16 with GELU backward 84.7 us, by lines
      * 26.3; 8x512, four, 11.7, 6.5. */

@@ -152,7 +152,8 @@ static double estimate(const struct shape *shape, const struct step *step)
     const double later = tile->gives && tile->samples == 0 ? 3.0 : 0.0;
     const double row = (double)tile->width * (double)normfuse_type_bytes(shape->problem->type);
     const double wasted = step->geometry.blocks_wide > 1 ? 1.0 + 11.0 / row : 1.0;
-    return 1.3 + shape->bytes * wasted / 3.8e6 + first * (1.0 + warp[d].wave * (waves - 1.0)) + others * doubles + meet + later;
+    return 1.3 + shape->bytes * wasted / 3.8e6 + first * (1.0 + warp[d].wave * (waves - 1.0)) + others * doubles +
+           meet + later;
 }
 
 /* Batch norm of rows of a few values, which others have by vectors that belong to several: 64x2808x6 f16 28.2 us, here
