@@ -1230,12 +1230,6 @@ static bool is_spread(const char *kernel)
     return strstr(kernel, "_grid_registers_") != NULL;
 }
 
-/* One of `unaligned` over columns, whose samples begin and end inside of vectors. */
-static bool is_unaligned_samples(const char *kernel)
-{
-    return strstr(kernel, "_columns_unaligned_") != NULL;
-}
-
 /* One of both layouts that holds its vectors in shared memory, through which what is added passes. */
 static bool takes_additions(const char *kernel)
 {
@@ -1314,14 +1308,17 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
     const int64_t of_batch = held * vector_elements, sums = vector_elements > 4 ? vector_elements : 4;
     const int64_t in_turn = of_batch < sums ? of_batch : sums, of_channel = p->columns ? vector_elements : 1;
     const int64_t lanes = INT64_C(1) << g->group_bits;
+    /* Where a block has whole rows it joins all that are folded. */
+    const int64_t copies = p->columns && g->blocks_wide == 1 ? g->folded : 1;
     const int64_t in_thread = up(vectors, held) * up(of_batch, in_turn) + in_turn / of_channel - 1;
     const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
     if (!backward)
         return (double)(in_thread + 5 + 3 * (p->columns ? g->subvector_bits : 0) +
-                        up((g->group >> (p->columns ? g->subvector_bits : 0)) * g->unit_lanes, lanes) + 7 + joined);
+                        copies * up((g->group >> (p->columns ? g->subvector_bits : 0)) * g->unit_lanes, lanes) + 7 +
+                        joined);
     /* Adding the nothing that others have rounds nothing. */
     const int64_t beside = INT64_C(1) << g->channel_bits;
-    return (double)(in_thread + up(g->unit_lanes, beside) +
+    return (double)(in_thread + copies * up(g->unit_lanes, beside) +
                     levels(beside < g->unit_lanes ? beside : g->unit_lanes) + 2 +
                     (applies && p->sets != NORMFUSE_SETS_NONE
                          ? up(g->group, lanes) + levels(lanes < g->group ? lanes : g->group) + joined
@@ -1592,6 +1589,14 @@ static void count_owners(const struct fake_launch *launch, const struct normfuse
     }
 }
 
+/* Over columns: whether the rows of all samples follow one another as those of one. */
+static bool walks_as_one(const struct normfuse_cuda_arguments *a)
+{
+    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
+    const struct normfuse_cuda_geometry *const g = &a->geometry;
+    return p->columns && g->all_samples && p->n > 1 && (int64_t)g->rows * g->folded > p->s + 16;
+}
+
 /* In `seen`, one an element: how many threads of a general kernel have it. */
 static void count_elements_of_general(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a,
                                       int vector_elements, unsigned char *seen)
@@ -1599,9 +1604,10 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
     const int64_t of_unit = p->columns ? vector_elements : 1, row_channels = p->columns ? g->row_channels : p->c;
+    const bool vectors = vector_elements > 2, is_one = walks_as_one(a);
     for (int64_t i = 0; i < (int64_t)launch->grid * launch->threads; i++) {
         const int64_t block = i / launch->threads, thread = i % launch->threads;
-        const bool by_width = g->interleaved != 0; /* blocks follow one another by it */
+        const bool by_width = vectors || g->interleaved != 0; /* blocks follow one another by it */
         const int64_t part = by_width ? block / g->blocks_wide % g->parts : block % g->parts;
         const int64_t beside = by_width ? block % g->blocks_wide : block / g->parts % g->blocks_wide;
         const int64_t of_sample = block / g->parts / g->blocks_wide, chunk = part % g->parts_a_sample;
@@ -1610,17 +1616,21 @@ static void count_elements_of_general(const struct fake_launch *launch, const st
         const int64_t unit = p->columns ? thread % g->width : thread / g->unit_lanes;
         const int64_t lane = p->columns ? thread / g->width : thread % g->unit_lanes;
         const int64_t channel = (beside * g->width + unit) * of_unit;
-        const int64_t first = chunk * g->part_rows;
-        const int64_t end = first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
+        const bool in_turn = vectors && g->interleaved != 0; /* rows are dealt out */
+        const int64_t first = chunk * (in_turn ? g->unit_lanes : g->part_rows);
+        const int64_t end = !in_turn && first + g->part_rows < g->rows ? first + g->part_rows : g->rows;
+        const int64_t step = in_turn ? g->unit_lanes * (int64_t)g->parts_a_sample : g->unit_lanes;
         if (lane >= g->unit_lanes || unit >= g->width || channel >= row_channels)
             continue;
         for (int64_t n = first_sample; n < past && n < p->n; n++)
-            for (int64_t row = first + lane; row < end; row += g->unit_lanes)
+            for (int64_t row = first + lane; row < end; row += step)
                 for (int64_t k = 0; k < vector_elements; k++) {
-                    const int64_t at = p->columns ? row * row_channels + channel + k : row;
+                    /* A vector may begin before its sample, or end behind it. */
+                    const int64_t lead = vectors ? n * p->x.batch % vector_elements : 0;
+                    const int64_t at = p->columns ? row * row_channels + channel + k - lead : row;
                     if (p->columns) { /* its rows may be those of all samples */
                         const int64_t of_all = n * p->s + at / p->c;
-                        if (of_all < p->n * p->s)
+                        if (at >= 0 && of_all < (vectors && !is_one ? (n + 1) * p->s : p->n * p->s))
                             seen[(of_all / p->s * p->c + at % p->c) * p->s + of_all % p->s]++;
                     } else if (at < p->s) {
                         seen[(n * p->c + channel) * p->s + at]++;
@@ -1652,13 +1662,25 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         HOLDS(vector_elements == 1 || (p->columns && view->channel == 1));
     }
     HOLDS(vector_elements == 1 || p->c * g->folded % vector_elements == 0);
-    HOLDS(g->folded == g->copies && (g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
-    /* Vectors begin at one in each sample; one sample may have the rows of all, which then follow one another. */
-    const bool is_one = g->all_samples && g->rows * (int64_t)g->folded != p->s;
-    HOLDS(!p->columns || vector_elements == 1 || is_one || p->n == 1 || p->x.batch % vector_elements == 0);
-    HOLDS(!p->columns || (is_one ? p->x.batch * g->folded == p->s * p->x.position &&
-                                       g->rows * (int64_t)g->folded == p->n * p->s
-                                 : g->rows * (int64_t)g->folded == p->s));
+    HOLDS((g->folded == 1 || (p->columns && p->x.position == p->c * g->folded)));
+    /* Words begin at one in each sample; one sample may have the rows of all, which then follow one another. */
+    const bool is_one = walks_as_one(a);
+    const bool pipelines = vector_elements > 2,
+               begins_inside = !is_one && p->n > 1 && p->x.batch % vector_elements != 0;
+    const int64_t walked = (is_one ? p->n : 1) * p->s;
+    HOLDS(!p->columns || !begins_inside || pipelines);
+    HOLDS(!p->columns || !is_one || p->x.batch * g->folded == p->s * p->x.position);
+    HOLDS(!p->columns || pipelines || g->rows * (int64_t)g->folded == walked);
+    if (pipelines) {
+        const int64_t all = walked * p->c;
+        HOLDS(g->whole_rows == all / g->row_channels && g->rest == all % g->row_channels);
+        HOLDS(g->rows == up(all + (begins_inside ? vector_elements - 1 : 0), g->row_channels));
+        HOLDS(g->part_samples == 1);
+        HOLDS(!begins_inside || p->x.position == p->c * (int64_t)g->folded);
+        HOLDS((!begins_inside && g->folded == 1) || g->group == 1);
+        folded_launches += g->folded > 1;
+        unaligned_samples_launches += begins_inside || g->rest > 0;
+    }
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
           g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
     HOLDS(divides(&g->by_joined_blocks) && (!g->interleaved || (p->columns && !both)));
@@ -1675,7 +1697,7 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
     const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
-    const bool holds = g->general.holds != 0, pipelines = vector_elements > 2;
+    const bool holds = g->general.holds != 0;
     /* A pipeline has places for what the kernel reads; sums take them over, so the same kernel has no results after these. */
     const int tensors = 1 + backward + (p->pre_add.data != NULL) +
                         (backward ? (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
@@ -1782,7 +1804,7 @@ static void check_run(const struct plan_case *test, const struct fake_launch *la
     }
     HOLDS(g->coefficients >= most + 1 && (!sums || g->sum_slots >= parts));
     HOLDS(!sums || (g->sum_slots == 1 ? g->part_rows % p->s == 0 : (g->part_rows & (g->part_rows - 1)) == 0));
-    HOLDS(!g->sums_by_channel && g->copies == 0);
+    HOLDS(!g->sums_by_channel && g->folded == 0);
     const bool reads_post = p->post_add.data != NULL && (backward ? p->activation != 0 : applies);
     const bool reads_du = backward && applies && p->dx.data != NULL && p->du.data != NULL;
     const int64_t tensors = 1 + backward + (p->pre_add.data != NULL) + reads_post + reads_du;
@@ -2170,10 +2192,7 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
 {
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const bool unaligned_samples = is_unaligned_samples(launch->name);
-    /* Unaligned samples: rows enough wherever a sample begins in its first vector. */
-    const int64_t rows = unaligned_samples ? up(p->s * p->c + vector_elements - 1, p->c * g->folded) : p->s / g->folded;
-    CHECK(g->folded >= 1 && g->rows == rows && (unaligned_samples || p->s % g->folded == 0) &&
+    CHECK(g->folded >= 1 && g->rows == p->s / g->folded && p->s % g->folded == 0 &&
               g->row_channels == p->c * g->folded && g->row_values == (int64_t)g->group * g->folded,
           "%s: %s: %d rows of %d folded, %d channels", test->name, launch->name, (int)g->rows, (int)g->folded,
           (int)g->row_channels);
@@ -2183,13 +2202,12 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
     folded_launches++;
     const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
-        CHECK(views[i]->data == NULL || ((uintptr_t)views[i]->data % 16 == 0 &&
-                                         (views[i]->batch % vector_elements == 0 || unaligned_samples) &&
-                                         views[i]->channel == 1 && views[i]->position == p->c * g->folded),
+        CHECK(views[i]->data == NULL ||
+                  ((uintptr_t)views[i]->data % 16 == 0 && views[i]->batch % vector_elements == 0 &&
+                   views[i]->channel == 1 && views[i]->position == p->c * g->folded),
               "%s: %s: tensor %zu does not allow %d rows folded", test->name, launch->name, i, (int)g->folded);
     CHECK(g->blocks_wide == 1 && (int64_t)g->width * vector_elements == p->c * g->folded &&
-              g->folded <= vector_elements && p->c * (g->folded / 2) % vector_elements != 0 &&
-              (!unaligned_samples || g->subvector_bits == 0),
+              g->folded <= vector_elements && p->c * (g->folded / 2) % vector_elements != 0,
           "%s: %s: %d rows folded in %d vectors", test->name, launch->name, (int)g->folded, (int)g->width);
     const int64_t at_once = (int64_t)launch->threads / g->width, group = g->group < 16 ? g->group : 16;
     const int64_t subvectors = (g->group >> g->subvector_bits) * at_once;
@@ -2200,29 +2218,6 @@ static void check_folded(const struct plan_case *test, const struct fake_launch 
           "%s: %s: a lane joins %lld sums one after the other", test->name, launch->name, (long long)in_lane);
     CHECK(p->c % g->group == 0 || (a->phases & ~NORMFUSE_PHASE_APPLY) == 0 || p->sets == NORMFUSE_SETS_NONE,
           "%s: %s: groups of %d channels", test->name, launch->name, (int)g->group);
-}
-
-/* Samples that begin and end inside of vectors: of tensors that are alike, and no wide row too few. */
-static void check_unaligned_samples(const struct plan_case *test, const struct fake_launch *launch,
-                                    const struct normfuse_cuda_arguments *a, int vector_elements)
-{
-    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
-    const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const struct normfuse_view *const views[] = {&p->x, &p->y, &p->dy, &p->dx};
-    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
-        CHECK(views[i]->data == NULL || (views[i]->batch == p->x.batch && views[i]->position == p->x.position),
-              "%s: %s: tensor %zu is not like x", test->name, launch->name, i);
-    /* Sums of x know nothing of a residual after them. */
-    CHECK(p->pre_add.data == NULL && (p->post_add.data == NULL || a->phases == NORMFUSE_PHASE_STATISTICS) &&
-              p->u.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL,
-          "%s: %s: more than a plain kernel does", test->name, launch->name);
-    CHECK(g->held_shared == 0 && g->exchange == NORMFUSE_EXCHANGE_NONE, "%s: %s: holds what it reads", test->name,
-          launch->name);
-    for (int64_t n = 0; n < p->n && n < 64; n++) {
-        const int64_t last = (n * p->x.batch % vector_elements + p->s * p->c - 1) / vector_elements;
-        CHECK(last < (int64_t)g->rows * g->width, "%s: %s: %d rows of %d vectors end before sample %lld", test->name,
-              launch->name, (int)g->rows, (int)g->width, (long long)n);
-    }
 }
 
 /* What is added has room to pass beside the vectors that are held, of as many tensors as are read at a time. */
@@ -2361,10 +2356,6 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
             check_compact(test, launch, &a, vector_elements);
             compact_launches++;
         }
-        if (is_unaligned_samples(launch->name)) {
-            check_unaligned_samples(test, launch, &a, vector_elements);
-            unaligned_samples_launches++;
-        }
         if (is_of_grid(launch->name)) {
             check_grid(test, launch, &a, vector_elements);
             grid_launches++;
@@ -2425,7 +2416,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
     const int64_t split = p->sets == NORMFUSE_SETS_GROUP && !run ? p->c / p->groups / g->group : 1;
     const int64_t rows_of_set = p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c / (p->groups > 0 ? p->groups : 1);
-    const int64_t triples = run ? rows_of_set * g->sum_slots : split * g->parts * (g->copies > 1 ? g->copies : 1);
+    const int64_t triples =
+        run ? rows_of_set * g->sum_slots : split * g->parts * (g->folded > 1 && g->blocks_wide > 1 ? g->folded : 1);
     const size_t word = backward ? 16 : 24;
     size_t used = 0;
     if (g->exchange == NORMFUSE_EXCHANGE_GRID)
@@ -2881,7 +2873,8 @@ static void test_plans(void)
     CHECK(general_vectors_launches > 500, "general kernels of vectors were launched %d times", general_vectors_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
-    CHECK(unaligned_samples_launches > 250, "samples began inside of vectors %d times", unaligned_samples_launches);
+    CHECK(unaligned_samples_launches > 250, "samples began or ended inside of vectors %d times",
+          unaligned_samples_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);

@@ -11,7 +11,7 @@
 struct column_place {
     int n, c;                         /* sample (0 where a block group has all as one) and the thread's first channel */
     int first_channel;                /* of the block */
-    int first, stop;                  /* the rows of the part, or what it is from, interleaved with the others */
+    int first, stop;                  /* the rows of the part */
     int column, beside, rows_at_once; /* the thread's vector in the block, its row among those at once */
     unsigned step;                    /* bytes from one row of the thread to the next */
     bool active;                      /* has a vector at all */
@@ -32,9 +32,9 @@ __device__ __forceinline__ column_place place_of(const normfuse_cuda_arguments &
     place.c = place.first_channel + place.column * V;
     place.active = place.beside < place.rows_at_once && place.c < g.row_channels;
     const int of_all = part - of_sample * g.parts_a_sample;
-    place.first = of_all * (g.interleaved ? place.rows_at_once : g.part_rows);
-    place.stop = g.interleaved ? g.rows : min(g.rows, place.first + g.part_rows);
-    place.step = g.by_row_step.divisor * (unsigned)a.problem.x().position * (unsigned)sizeof(T);
+    place.first = of_all * g.part_rows;
+    place.stop = min(g.rows, place.first + g.part_rows);
+    place.step = (unsigned)place.rows_at_once * (unsigned)a.problem.x().position * (unsigned)sizeof(T);
     make_opaque(place.step);
     return place;
 }
@@ -45,10 +45,9 @@ template <typename T, int V> struct column_cursor {
     char *base;
     unsigned at;
 
-    __device__ __forceinline__ column_cursor(char *data, const normfuse_view &x, const column_place &place, int row,
-                                             int lead = 0)
+    __device__ __forceinline__ column_cursor(char *data, const normfuse_view &x, const column_place &place, int row)
     {
-        base = data + ((int64_t)place.n * x.batch - lead) * (int64_t)sizeof(T);
+        base = data + (int64_t)place.n * x.batch * (int64_t)sizeof(T);
         /* Else it is found again at each access, by a dozen instructions. */
         base = opaque(base);
         at = ((unsigned)row * (unsigned)x.position + (unsigned)place.c) * (unsigned)sizeof(T);
@@ -88,9 +87,8 @@ template <int tensors> struct row_vectors {
 __device__ __forceinline__ int slots_of(const normfuse_cuda_arguments &a, const column_place &place, int row, int slots)
 {
     const int rows = place.stop - row;
-    return !place.active || rows <= 0
-               ? 0
-               : min(slots, divide(rows + (int)a.geometry.by_row_step.divisor - 1, a.geometry.by_row_step));
+    return !place.active || rows <= 0 ? 0
+                                      : min(slots, divide(rows + place.rows_at_once - 1, a.geometry.by_rows_at_once));
 }
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
@@ -116,12 +114,6 @@ __device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const chan
     bias = (p.bias().data ? of.offsets[i] : 0.0f) * scale + (p.shift().data ? of.shifts[i] : 0.0f);
 }
 
-/* The first place of the i-th of `count` channels, where rows begin `later` channels before their first one. */
-__device__ __forceinline__ int first_place(int i, int later, int count)
-{
-    return i + later - (later > 0 && i + later >= count ? count : 0);
-}
-
 /* work(place) for each place of a channel or group in `all`: rows folded have each, one after the other. */
 template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int count, int all, Work work)
 {
@@ -132,7 +124,7 @@ template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int 
 
 /* The parameters of a block's channels into shared memory. */
 __device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const channel_values &of, int n, int first,
-                                      int count, int all, int later, int threads)
+                                      int count, int all, int threads)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
@@ -142,7 +134,7 @@ __device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const chan
         };
         const bits<float> weight = request(p.weight()), bias = request(p.bias()), scale = request(p.scale()),
                           shift = request(p.shift()), added = request(p.pre_bias());
-        in_all_rows(first_place(i, later, count), count, all, [&](int at) {
+        in_all_rows(i, count, all, [&](int at) {
             if (p.weight().data)
                 of.slopes[at] = receive<float>(weight, p.weight().type);
             if (p.bias().data)

@@ -8,23 +8,18 @@
 /* Of a block's channels: statistics of groups; of each channel what channel_values says, `ready` with the rest of the
  * mean as the fourth; two sums of each thread's channels; weighted sums of channels; totals of groups; pairs of blocks.
  */
-template <typename T, int V, bool holds, bool unaligned_samples> struct gradient_memory : block_channels {
-    const column_edges<T, V, unaligned_samples> &edges;
-    const bool centred, ready; /* ready: coefficients are made once a channel, else by each thread */
-    int channel_bits, later;
+template <typename T, int V> struct gradient_memory : block_channels {
+    const bool ready; /* coefficients are made once a channel, else by each thread */
+    int channel_bits;
     float *of_plain, *of_centred;
     float2 *of_sums;
     totals<float> *of_totals;
 
     __device__ __forceinline__ gradient_memory(const normfuse_cuda_arguments &a, const block_turns &block,
-                                               const column_place &place,
-                                               const column_edges<T, V, unaligned_samples> &edges,
-                                               uint4 *behind_vectors)
-        : block_channels(a, block, place, V), edges(edges), centred(holds || p.sets != NORMFUSE_SETS_NONE),
-          ready(!centred || g.group == 1 || p.pre_bias().data), channel_bits(g.channel_bits), later(edges.later())
+                                               const column_place &place, uint4 *behind_vectors)
+        : block_channels(a, block, place, V), ready(g.group == 1 || p.pre_bias().data), channel_bits(g.channel_bits)
     {
         find_again(channel_bits);
-        groups += later > 0 ? groups_here : 0;
         of_groups = reinterpret_cast<group_statistics<float> *>(behind_vectors);
         float *const values = reinterpret_cast<float *>(of_groups + groups);
         of_channels = {values, values + channels, values + 2 * channels, values + 3 * channels};
@@ -38,7 +33,7 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
     __device__ __forceinline__ void know_channels() const
     {
         if (ready) {
-            know_given<T, true>(later, centred);
+            know_given<T>();
         } else {
             const int n = g.all_samples ? 0 : this->n;
             /* Of the groups, requested with the rest. */
@@ -58,7 +53,7 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
                 split_mean<T>(receive<double>(requested.mean, p.mean().type), found.mean, found.rest);
                 in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
             };
-            const auto know_parameters = [&] { stage(p, of_channels, n, first_channel, here, channels, later, step); };
+            const auto know_parameters = [&] { stage(p, of_channels, n, first_channel, here, channels, step); };
             request_groups(request, know_parameters, hold);
         }
     }
@@ -66,34 +61,23 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
     __device__ __forceinline__ void join_channels(const float (&first)[V], const float (&second)[V]) const
     {
         if (place.active) {
-            const int column = place.column * V - later, at = place.beside * channels + column;
-            if (unaligned_samples && later > 0) {
-                /* The columns ahead of the first channel follow the last one. */
-                each<V>([&](int i) {
-                    const int to = at + i + (column + i < 0 ? channels : 0);
-                    of_plain[to] = first[i];
-                    of_centred[to] = second[i];
-                });
-            } else {
-                write_values<V>(of_plain + at, first);
-                write_values<V>(of_centred + at, second);
-            }
+            const int at = place.beside * channels + place.column * V;
+            write_values<V>(of_plain + at, first);
+            write_values<V>(of_centred + at, second);
         }
         __syncthreads();
         const auto store = [&](int i, float sum, float product) {
             float weight, bias;
-            const int of_channel = first_place(i, later, here);
             if (ready) {
-                product -= of_channels.shifts[of_channel] * sum;
-                weight = of_channels.slopes[of_channel];
+                product -= of_channels.shifts[i] * sum;
+                weight = of_channels.slopes[i];
             } else {
                 const group_statistics<float> of_group = of_groups[divide(i, g.by_group)];
                 product -= of_group.rest * sum;
-                weigh(p, of_channels, of_channel, weight, bias);
+                weigh(p, of_channels, i, weight, bias);
                 weight *= of_group.rstd;
             }
-            if (holds)
-                of_sums[i] = make_float2(weight * sum, weight * product);
+            of_sums[i] = make_float2(weight * sum, weight * product);
             if (a.sums)
                 store_channel_sums(a, n, (int64_t)first_channel + i, block.part, sum, product);
         };
@@ -101,7 +85,7 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
         const int row_channels = g.folded > 1 ? here : channels;
         sum_beside(of_plain, of_centred, here, row_channels, at_once * g.folded, channel_bits, store);
     }
-    /* What dx takes of the groups, of the channels' weighted sums, or of totals that are known. */
+    /* What dx takes of the groups, of the channels' weighted sums. */
     __device__ __forceinline__ void join_totals(cluster_mailbox &mailbox, uint32_t grid_barrier_before,
                                                 uint32_t &counted) const
     {
@@ -112,46 +96,36 @@ template <typename T, int V, bool holds, bool unaligned_samples> struct gradient
                 of_totals[at] = {-sum * share, -(product * rstd) * (rstd * share)};
             });
         };
-        if constexpr (holds) {
-            const bool far = block.exchange == NORMFUSE_EXCHANGE_GRID;
-            float2 *const of_grid = block.parts_of<float2>(a, groups);
-            __syncthreads();
-            if (threadIdx.x == 0 && g.contributors > 0)
-                counted = count_block(a, divide(first_channel, g.by_group));
-            if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
-                await_open_mailboxes();
+        const bool far = block.exchange == NORMFUSE_EXCHANGE_GRID;
+        float2 *const of_grid = block.parts_of<float2>(a, groups);
+        __syncthreads();
+        if (threadIdx.x == 0 && g.contributors > 0)
+            counted = count_block(a, divide(first_channel, g.by_group));
+        if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
+            await_open_mailboxes();
+        share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
+            const float2 both =
+                sum_pairs<4>(exists ? g.group : 0, lane, lanes, [&](int i) { return of_sums[group * g.group + i]; });
+            if (!exists)
+                return;
+            send_part(
+                mailbox, group, lane, lanes, both, [&] { return of_grid; }, [&] { finish(group, both.x, both.y); });
+        });
+        if (block.exchange != NORMFUSE_EXCHANGE_NONE) {
+            if (far)
+                synchronize_block_group(block.grid_barrier(a), block.part, g.parts, grid_barrier_before);
+            else
+                await_mailbox(mailbox);
             share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
-                const float2 both = sum_pairs<4>(exists ? g.group : 0, lane, lanes,
-                                                 [&](int i) { return of_sums[group * g.group + i]; });
-                if (!exists)
-                    return;
-                send_part(
-                    mailbox, group, lane, lanes, both, [&] { return of_grid; }, [&] { finish(group, both.x, both.y); });
+                const int begin = group * g.parts;
+                const double2 found =
+                    far ? add_pairs<double2, 8>(g.parts, lane, lanes,
+                                                [&](int i) { return __ldcg(of_grid + begin + i); })
+                        : add_pairs<double2, 1>(g.parts, lane, lanes, [&](int i) { return of_parts[begin + i]; });
+                const float sum = (float)sum_few(found.x, lanes), product = (float)sum_few(found.y, lanes);
+                if (exists && lane == 0)
+                    finish(group, sum, product);
             });
-            if (block.exchange != NORMFUSE_EXCHANGE_NONE) {
-                if (far)
-                    synchronize_block_group(block.grid_barrier(a), block.part, g.parts, grid_barrier_before);
-                else
-                    await_mailbox(mailbox);
-                share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
-                    const int begin = group * g.parts;
-                    const double2 found =
-                        far ? add_pairs<double2, 8>(g.parts, lane, lanes,
-                                                    [&](int i) { return __ldcg(of_grid + begin + i); })
-                            : add_pairs<double2, 1>(g.parts, lane, lanes, [&](int i) { return of_parts[begin + i]; });
-                    const float sum = (float)sum_few(found.x, lanes), product = (float)sum_few(found.y, lanes);
-                    if (exists && lane == 0)
-                        finish(group, sum, product);
-                });
-            }
-        } else {
-#pragma unroll 1
-            for (int group = (int)threadIdx.x; group < groups_here; group += step) {
-                const int c = first_channel + group * g.group;
-                const int64_t set =
-                    p.sets == NORMFUSE_SETS_BATCH ? c : (int64_t)n * p.groups + divide(c, g.by_set_channels);
-                finish(group, (float)a.totals[set * PAIR], (float)a.totals[set * PAIR + 1]);
-            }
         }
     }
 };
@@ -160,36 +134,30 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
-    constexpr bool adds = schedule == NORMFUSE_SCHEDULE_additions, holds = adds || schedule == NORMFUSE_SCHEDULE_split,
-                   unaligned_samples = schedule == NORMFUSE_SCHEDULE_unaligned;
+    constexpr bool adds = schedule == NORMFUSE_SCHEDULE_additions;
     using cursor = column_cursor<T, V>;
     constexpr int H = values_a_part;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
-    __shared__ uint4 of_edges[2]; /* results of the first and the last vector of a sample */
-    const bool sums = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
-    const bool applies = holds || (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0;
     const bool half = takes_half<sizeof(T) == 2, true>(p.activation);
-    block_turns block(a, false, holds, !holds && g.backwards);
-    column_vectors<T, V, K, 2, holds, adds> vectors(a);
+    block_turns block(a, false, true, false);
+    column_vectors<T, V, K, 2, adds> vectors(a);
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
         const column_place place = place_of<T, V>(a, block.set, block.part);
-        const int shared = holds ? g.held_shared : 0;
+        const int shared = g.held_shared;
         uint32_t counted = 0;
         float slope[V], offset[V], shift[V];
         /* Sums of dy' and dy' (x - shift); then what the gradient takes of x - shift, and what else it takes. */
         float first[V] = {}, second[V] = {};
         const int row = place.first + place.beside;
-        const column_edges<T, V, unaligned_samples> edges(a, place, row, holds ? K + shared : 1 << 30);
-        const int count = edges.count;
+        const int count = slots_of(a, place, row, K + shared);
         /* ---- load ---- */
-        cursor from[] = {{p.x().data, p.x(), place, row, edges.lead()}, {p.dy().data, p.x(), place, row, edges.lead()}};
-        vectors.template request<unaligned_samples>(from, place, edges, shared, is_loaded);
+        cursor from[] = {{p.x().data, p.x(), place, row}, {p.dy().data, p.x(), place, row}};
+        vectors.request(from, place, count, shared, is_loaded);
         vectors.pass(p.pre_add(), {}, place, count);
-        const gradient_memory<T, V, holds, unaligned_samples> of(a, block, place, edges,
-                                                                 vectors.behind());
+        const gradient_memory<T, V> of(a, block, place, vectors.behind());
         const uint32_t grid_barrier_before = of.open_exchange(mailbox);
         of.know_channels();
         if (shared > 0)
@@ -197,76 +165,66 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         if constexpr (adds)
             vectors.add_to_x(place, count);
         __syncthreads();
-        const int column = place.active ? place.column : 0;
-        /* Where the column is among what rows have one after the other from their first channel on. */
-        const int of_groups = column * V + (of.later > 0 ? of.here - of.later : 0);
+        const int column = place.active ? place.column : 0, of_groups = column * V;
         coefficients_of<V>(a, of.of_channels, of.of_groups, column, of_groups, of.ready, slope, offset, shift);
         if (half)
             multiply(slope, offset, 0.5f);
-        const channel_derivative<T, V, float[V], !unaligned_samples, double> differentiate = {p.activation, p.act_param,
-                                                                                              shift, slope, offset};
+        const channel_derivative<T, V, float[V], true, double> differentiate = {p.activation, p.act_param, shift, slope,
+                                                                                offset};
         const bool keeps_dz = vectors.keeps_dz();
         const float factor = half ? 0.5f : 1.0f;
         const typename decltype(vectors)::added_after add = {vectors, factor};
         if (vectors.reads_post())
             vectors.pass(p.post_add(), {}, place, count);
         /* ---- sums ---- */
-        if constexpr (holds)
-            choose_activation<true, adds>(p.activation, [&](auto chosen) {
-                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int slot, int) {
-                    uint4 dz = make_uint4(0, 0, 0, 0);
-                    each<V / H>([&](int h) {
-                        float x[H], dy[H];
-                        differentiate(chosen, row.of[0], row.of[1], x, dy, h, add);
-                        add_products(x, dy, first, second, h);
-                        if (keeps_dz)
-                            pack_part<T, V>(dz, h, dy);
-                    });
+        choose_activation<true, adds>(p.activation, [&](auto chosen) {
+            vectors.walk_rows(place, count, shared, [&](const row_vectors<2> &row, int slot) {
+                uint4 dz = make_uint4(0, 0, 0, 0);
+                each<V / H>([&](int h) {
+                    float x[H], dy[H];
+                    differentiate(chosen, row.of[0], row.of[1], x, dy, h, add);
+                    add_products(x, dy, first, second, h);
                     if (keeps_dz)
-                        vectors.shared(slot, 1) = dz;
+                        pack_part<T, V>(dz, h, dy);
                 });
+                if (keeps_dz)
+                    vectors.shared(slot, 1) = dz;
             });
+        });
         vectors.pass_to_gradients(place, count);
-        const auto join_threads = [&] {
-            if (half)
-                multiply(first, second, 0.5f);
-            of.join_channels(first, second);
-        };
-        if constexpr (holds)
-            join_threads();
+        if (half)
+            multiply(first, second, 0.5f);
+        of.join_channels(first, second);
         /* ---- the totals of the groups ---- */
-        if (applies && of.centred) {
-            of.join_totals(mailbox, grid_barrier_before, counted);
-            __syncthreads();
-            totals<float> of_group;
-            float rest = 0.0f;
-            each<V>([&](int i) {
-                if ((i & ((1 << of.subvector_bits) - 1)) == 0) {
-                    const int group = divide(of_groups + i, g.by_group);
-                    of_group = of.of_totals[group];
-                    rest = of.ready ? 0.0f : of.of_groups[group].rest;
-                }
-                if (of.ready)
-                    rest = of.of_channels.shifts[column * V + i];
-                first[i] = of_group.centred;
-                second[i] = of_group.plain - of_group.centred * rest;
-            });
-        }
+        of.join_totals(mailbox, grid_barrier_before, counted);
+        __syncthreads();
+        totals<float> of_group;
+        float rest = 0.0f;
+        each<V>([&](int i) {
+            if ((i & ((1 << of.subvector_bits) - 1)) == 0) {
+                const int group = divide(of_groups + i, g.by_group);
+                of_group = of.of_totals[group];
+                rest = of.ready ? 0.0f : of.of_groups[group].rest;
+            }
+            if (of.ready)
+                rest = of.of_channels.shifts[column * V + i];
+            first[i] = of_group.centred;
+            second[i] = of_group.plain - of_group.centred * rest;
+        });
 
         /* ---- results ---- */
         vectors.forget();
-        const bool sums_here = !holds && sums, writes = applies && p.dx().data;
-        const bool writes_dz = adds && p.dpost_add().data;
-        if (!holds || writes || writes_dz) {
+        const bool writes = p.dx().data != nullptr, writes_dz = adds && p.dpost_add().data;
+        if (writes || writes_dz) {
             /* The same rows of the block group that this block has next are requested as places become free. */
-            is_loaded = holds && !adds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
+            is_loaded = !adds && block.has_next(g) && g.row_channels == g.blocks_wide * g.width * V;
             const column_place next = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
             cursor next_from[] = {{p.x().data, p.x(), next, row}, {p.dy().data, p.x(), next, row}};
-            column_results<T, V, unaligned_samples> dx(p.dx().data, p.x(), place, row, edges, of_edges);
-            column_cursor<T, V> to_dz(writes_dz ? p.dpost_add().data : p.x().data, p.x(), place, row);
+            cursor dx(p.dx().data, p.x(), place, row),
+                to_dz(writes_dz ? p.dpost_add().data : p.x().data, p.x(), place, row);
             const int activation = keeps_dz ? NORMFUSE_IDENTITY : p.activation;
-            choose_activation<!unaligned_samples, !holds || adds, true>(activation, [&](auto chosen) {
-                vectors.walk_rows(from, place, count, shared, [&](const row_vectors<2> &row, int slot, int left) {
+            choose_activation<true, adds, true>(activation, [&](auto chosen) {
+                vectors.walk_rows(place, count, shared, [&](const row_vectors<2> &row, int slot) {
                     uint4 vector = make_uint4(0, 0, 0, 0), dz_vector = vector;
                     each<V / H>([&](int h) {
                         float x[H], dy[H];
@@ -276,13 +234,10 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                             each<H>([&](int i) { dz[i] = dy[i] * factor; });
                             pack_part<T, V>(dz_vector, h, dz);
                         }
-                        if (sums_here)
-                            add_products(x, dy, first, second, h);
                         if (writes) {
                             each<H>([&](int i) {
                                 const int k = h * H + i;
-                                x[i] = of.centred ? fma(slope[k], dy[i], fma(first[k], x[i], second[k]))
-                                                  : slope[k] * dy[i];
+                                x[i] = fma(slope[k], dy[i], fma(first[k], x[i], second[k]));
                             });
                             vectors.add_du(h, x);
                             pack_part<T, V>(vector, h, x);
@@ -293,19 +248,15 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     if (adds)
                         to_dz.advance(place);
                     if (writes)
-                        dx.store(vector, place, left);
-                    if (holds && is_loaded)
+                        dx.store(vector);
+                    dx.advance(place);
+                    if (is_loaded)
                         vectors.load(next_from, place, slot);
                 });
             });
-            if (writes)
-                dx.store_edges();
         }
-        if (sums_here)
-            join_threads();
         /* ---- the parameters' gradients ---- */
-        if (holds)
-            write_last_gradients(a, counted, place.first_channel, min(g.width * V, (int)p.c - place.first_channel));
+        write_last_gradients(a, counted, place.first_channel, min(g.width * V, (int)p.c - place.first_channel));
     } while (block.advance(g));
 }
 

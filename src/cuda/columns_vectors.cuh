@@ -1,132 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
- * columns_vectors.cuh - how threads of split, additions, two_pass and unaligned over columns request their vectors and
- * store results, and what a block knows of its channels; both directions. */
+ * columns_vectors.cuh - how threads of split and additions over columns request their vectors, and what a block knows
+ * of its channels; both directions. */
 #ifndef NORMFUSE_CUDA_COLUMNS_VECTORS_CUH
 #define NORMFUSE_CUDA_COLUMNS_VECTORS_CUH
 
 #include "additions.cuh"
 #include "columns.cuh"
-
-/* Where wide rows (kernels.h) and samples do not end together: vectors are aligned in memory wherever a sample begins,
- * so its first one may hold elements of the sample before, its last one of the next, and there is none behind the
- * tensor's end. The thread that has such an edge puts what is its own of it in its pipeline ahead of its whole vectors,
- * by single elements, and so do its results leave, after those of the loop: in the loop itself an edge cost all shapes
- * up to 20 %. */
-template <typename T, int V, bool allowed> struct column_edges {
-    int count, whole; /* vectors of the thread: edges, at most two, and whole ones */
-    int marks;        /* one register for what is rarely requested */
-    unsigned step;
-
-    __device__ __forceinline__ column_edges(const normfuse_cuda_arguments &a, const column_place &place, int row,
-                                            int slots)
-    {
-        count = whole = slots_of(a, place, row, slots);
-        marks = V << 4;
-        step = place.step;
-        if constexpr (allowed) {
-            const normfuse_cuda_problem &p = a.problem;
-            const int lead = (int)(place.n * p.x().batch & (V - 1)), width = a.geometry.width;
-            const int elements = lead + (int)(p.s * p.c);
-            const int vectors = (int)((unsigned)(elements + V - 1) / (unsigned)V);
-            column_place own = place;
-            own.stop = min(place.stop, divide(vectors - place.column + width - 1, a.geometry.by_width));
-            whole = count = slots_of(a, own, row, slots);
-            int later = lead, begin = 0, finish = V;
-            if (count > 0) {
-                const int last = row + (count - 1) * (int)a.geometry.by_row_step.divisor;
-                begin = row == 0 && place.column == 0 ? lead : 0;
-                finish = V - max(0, (last * width + place.column + 1) * V - elements);
-                whole -= count == 1 ? begin > 0 || finish < V : (begin > 0) + (finish < V);
-            }
-            while (later >= (int)p.c)
-                later -= (int)p.c;
-            marks = begin | finish << 4 | lead << 8 | later << 12;
-            compiler_barrier(marks);
-        }
-    }
-    __device__ __forceinline__ int edges() const
-    {
-        return allowed ? count - whole : 0;
-    }
-    /* Where the thread's own elements begin in its first vector and end in its last. */
-    __device__ __forceinline__ int begin() const
-    {
-        return allowed ? marks & 15 : 0;
-    }
-    __device__ __forceinline__ int finish() const
-    {
-        return allowed ? marks >> 4 & 15 : V;
-    }
-    /* Elements of the sample's first vector that are not its own. */
-    __device__ __forceinline__ int lead() const
-    {
-        return allowed ? marks >> 8 & 15 : 0;
-    }
-    /* Channels that rows begin before their first one. */
-    __device__ __forceinline__ int later() const
-    {
-        return allowed ? marks >> 12 : 0;
-    }
-    /* Bytes from the thread's first vector to its first whole one. */
-    __device__ __forceinline__ unsigned skipped() const
-    {
-        return begin() > 0 ? step : 0;
-    }
-    /* The same to edge k, and where its own elements begin and end. */
-    __device__ __forceinline__ unsigned at(int k) const
-    {
-        return k > 0 || begin() == 0 ? (unsigned)(count - 1) * step : 0;
-    }
-    __device__ __forceinline__ int begin(int k) const
-    {
-        return k == 0 ? begin() : 0;
-    }
-    __device__ __forceinline__ int finish(int k) const
-    {
-        return k + 1 == edges() ? finish() : V;
-    }
-    /* Where in a block's shared memory its result waits: a sample's beginning, its end. */
-    __device__ __forceinline__ int result(int k) const
-    {
-        return k + (begin() == 0);
-    }
-};
-
-/* Results, one row of the thread after the other; those of edges wait in shared memory until the others are stored. */
-template <typename T, int V, bool unaligned_samples> struct column_results {
-    const column_edges<T, V, unaligned_samples> &edges;
-    uint4 *const of_edges;
-    column_cursor<T, V> to;
-    char *const first;
-
-    __device__ __forceinline__ column_results(char *data, const normfuse_view &x, const column_place &place, int row,
-                                              const column_edges<T, V, unaligned_samples> &edges, uint4 *of_edges)
-        : edges(edges), of_edges(of_edges), to(data, x, place, row, edges.lead()), first(to.base + to.at)
-    {
-        if constexpr (unaligned_samples)
-            to.at += edges.skipped() - (unsigned)edges.edges() * place.step;
-    }
-    __device__ __forceinline__ void store(const raw<T, V> &vector, const column_place &place, int left)
-    {
-        bool is_edge = false;
-        if constexpr (unaligned_samples) {
-            is_edge = left > edges.whole;
-            if (is_edge)
-                of_edges[edges.result(edges.count - left)] = vector;
-        }
-        if (!is_edge)
-            to.store(vector);
-        to.advance(place);
-    }
-    __device__ __forceinline__ void store_edges() const
-    {
-        if constexpr (unaligned_samples)
-#pragma unroll 1
-            for (int k = 0; k < edges.edges(); k++)
-                store_range<T>(first + edges.at(k), of_edges[edges.result(k)], edges.begin(k), edges.finish(k));
-    }
-};
 
 /* Calls work(slot) for each of the thread's `count` rows: `shared` slots first, which are negative, then K that are
  * known when compiling. What a thread does not have it does not walk through. */
@@ -138,21 +18,19 @@ template <int K, typename Work> __device__ __forceinline__ void walk(int count, 
     ::walk_rows<0, K>(count - shared, 1, work);
 }
 
-/* A thread's vectors of so many tensors. `holds`: K of each in registers, and behind them what slots of shared memory
- * hold, which are negative; else all go through a pipeline of K slots. Where the kernel `adds`, what it adds passes behind
- * the slots. */
-template <typename T, int V, int K, int tensors, bool holds, bool adds> struct column_vectors {
+/* A thread's vectors of so many tensors: K of each in registers, and behind them what slots of shared memory hold,
+ * which are negative. Where the kernel `adds`, what it adds passes behind the slots. */
+template <typename T, int V, int K, int tensors, bool adds> struct column_vectors {
     using cursors = column_cursor<T, V>[tensors];
     const normfuse_cuda_problem &p;
     const int threads = (int)blockDim.x;
     const int slots; /* of shared memory */
     passing_tensors<adds> passing;
     int64_t begin = 0; /* of what adds: bytes from a tensor's first element to the thread's first vector */
-    row_vectors<tensors> held[holds && K > 0 ? K : 1];
+    row_vectors<tensors> held[K > 0 ? K : 1];
 
     __device__ __forceinline__ explicit column_vectors(const normfuse_cuda_arguments &a)
-        : p(a.problem), slots(holds ? a.geometry.held_shared : tensors > 1 ? K : 0),
-          passing(&shared(slots, 0), a.geometry.passing)
+        : p(a.problem), slots(a.geometry.held_shared), passing(&shared(slots, 0), a.geometry.passing)
     {
     }
     __device__ __forceinline__ uint4 &shared(int slot, int tensor) const
@@ -256,7 +134,7 @@ template <typename T, int V, int K, int tensors, bool holds, bool adds> struct c
     /* What was held is not what the sums made of it. */
     __device__ __forceinline__ void forget()
     {
-        each<(holds ? K : 0)>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k].of[i]); }); });
+        each<K>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k].of[i]); }); });
     }
     __device__ __forceinline__ void load(cursors &from, const column_place &place, int slot)
     {
@@ -268,88 +146,29 @@ template <typename T, int V, int K, int tensors, bool holds, bool adds> struct c
         });
         each<tensors>([&](int i) { from[i].advance(place); });
     }
-    /* The next vectors into a slot of the pipeline. */
-    __device__ __forceinline__ void copy(cursors &from, const column_place &place, int slot) const
-    {
-        each<tensors>([&](int i) { copy_ahead(&shared(slot, i), from[i].base + from[i].at, 0); });
-        each<tensors>([&](int i) { from[i].advance(place); });
-    }
-    template <typename Edges>
-    __device__ __forceinline__ void open_pipeline(cursors &from, const column_place &place, const Edges &edges) const
-    {
-        each<K>([&](int slot) {
-            if (slot >= edges.edges() && slot < edges.count)
-                copy(from, place, slot);
-            commit_copies();
-        });
-    }
-    /* work(vectors, slot, left) for each row of the thread. Of vectors that are read once, `left` before the end, as
-     * many are on their way as the pipeline has slots. Where blocks begin with more than a load or two, as here,
-     * registers did worse: 1x64x2039x1021 bf16 221 us for 210, backward 338 for 328; a warp has six counters for what
-     * it waits for, and two loads on one are waited for together. */
+    /* work(vectors, slot) for each row of the thread. */
     template <typename Work>
-    __device__ __forceinline__ void walk_rows(cursors &from, const column_place &place, int count, int shared_slots,
-                                              Work work)
+    __device__ __forceinline__ void walk_rows(const column_place &place, int count, int shared_slots, Work work)
     {
         if constexpr (adds) {
             const auto copy = copy_passing(place, count);
 #pragma unroll 1
             for (int slot = 0; slot < count; slot++) {
                 passing.await();
-                work(read_shared(slot), slot, 0);
+                work(read_shared(slot), slot);
                 passing.advance(slot, copy);
             }
-            return;
-        }
-        if constexpr (holds) {
-            walk<K>(count, shared_slots, [&](int slot) { work(read(slot), slot, 0); });
-            return;
-        }
-        int slot = 0;
-#pragma unroll 1
-        for (int left = count; left > 0; left--) {
-            wait_for_older_copies<K - 1>();
-            const row_vectors<tensors> vectors = read_shared(slot);
-            if (left > K)
-                copy(from, place, slot);
-            commit_copies();
-            work(vectors, slot, left);
-            slot = slot + 1 == K ? 0 : slot + 1;
+        } else {
+            walk<K>(count, shared_slots, [&](int slot) { work(read(slot), slot); });
         }
     }
-    /* All that is held, or the first of the pipeline; where the thread's first and last vector have elements of others,
-     * zeros in their place, or where x is alone values that the thread has of the same channels, so that their distance
-     * from the first ones is 0. */
-    template <bool unaligned_samples, typename Edges>
-    __device__ __forceinline__ void request(cursors &from, const column_place &place, const Edges &edges,
-                                            int shared_slots, bool is_loaded)
+    __device__ __forceinline__ void request(cursors &from, const column_place &place, int count, int shared_slots,
+                                            bool is_loaded)
     {
-        if constexpr (unaligned_samples) {
-            char *first[tensors];
-            uint4 fill = make_uint4(0, 0, 0, 0);
-            each<tensors>([&](int i) {
-                first[i] = from[i].base + from[i].at;
-                from[i].at += edges.skipped();
-            });
-            if (tensors == 1 && edges.edges() > 0 && edges.whole > 0)
-                fill = from[0].load();
-            open_pipeline(from, place, edges);
-            if (tensors == 1 && edges.edges() > 0 && edges.whole == 0)
-                fill = load_range<T>(first[0] + edges.at(1), 0, edges.finish(), fill);
-#pragma unroll 1
-            for (int k = 0; k < edges.edges(); k++)
-                each<tensors>([&](int i) {
-                    const uint4 vector = load_range<T>(first[i] + edges.at(k), edges.begin(k), edges.finish(k), fill);
-                    shared(k, i) = vector;
-                    if (tensors == 1)
-                        fill = vector;
-                });
-        } else if constexpr (!holds) {
-            open_pipeline(from, place, edges);
-        } else if (!is_loaded) {
-            begin = from[0].base + from[0].at - p.x().data;
-            walk<K>(edges.count, shared_slots, [&](int slot) { load(from, place, slot); });
-        }
+        if (is_loaded)
+            return;
+        begin = from[0].base + from[0].at - p.x().data;
+        walk<K>(count, shared_slots, [&](int slot) { load(from, place, slot); });
     }
 };
 
@@ -397,44 +216,29 @@ struct block_channels {
         for (int i = (int)threadIdx.x + step; i < groups_here; i += step)
             hold(i, request(i));
     }
-    /* Where statistics are given, what threads need of each channel, by one: those of a block have each many times.
-     * Backward also what the mean leaves out, in place of shifts, and of groups that are `centred` rstd. */
-    template <typename T, bool backward> __device__ __forceinline__ void know_given(int later, bool centred) const
+    /* Backward: what threads need of each channel, by one; those of a block have each many times. What the mean leaves
+     * out takes the place of shifts. */
+    template <typename T> __device__ __forceinline__ void know_given() const
     {
-        const int n = backward && g.all_samples ? 0 : this->n;
+        const int n = g.all_samples ? 0 : this->n;
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < here; i += step) {
-            const int c = first_channel + i;
-            float rstd = 1.0f, rounded, rest;
-            double mean = 0.0;
+            const int c = first_channel + i, set = divide(c, g.by_set_channels);
             const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
-            float slope = parameter<float>(p.weight(), n, c, 1.0f) * scale;
+            const float weight = parameter<float>(p.weight(), n, c, 1.0f) * scale;
             const float offset =
                 parameter<float>(p.bias(), n, c, 0.0f) * scale + parameter<float>(p.shift(), n, c, 0.0f);
-            if (a.source == NORMFUSE_SOURCE_RUNNING) {
-                mean = parameter<double>(p.running_mean(), 0, c, 0.0);
-                rstd = scaled_by_running(p, c, backward ? 1.0f : slope);
-            } else if (backward && a.source == NORMFUSE_SOURCE_SAVED) {
-                const int set = divide(c, g.by_set_channels);
-                rstd = parameter<float>(p.rstd(), n, set, 1.0f);
-                mean = parameter<double>(p.mean(), n, set, 0.0);
-            } else if (!backward && a.source == NORMFUSE_SOURCE_SCRATCH) {
-                const int set = p.sets == NORMFUSE_SETS_BATCH ? c : n * p.groups + divide(c, g.by_set_channels);
-                rstd = (float)a.statistics[set].rstd;
-                mean = a.statistics[set].mean;
-            }
-            /* Weight over a running root is rounded once, but backward rstd is needed alone. */
-            slope = !backward && a.source == NORMFUSE_SOURCE_RUNNING ? rstd : slope * rstd;
+            const float rstd = parameter<float>(p.rstd(), n, set, 1.0f), slope = weight * rstd;
+            const double mean = parameter<double>(p.mean(), n, set, 0.0);
+            float rounded, rest;
             split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), n, c, 0.0f), rounded, rest);
-            in_all_rows(first_place(i, later, here), here, channels, [&](int at) {
+            in_all_rows(i, here, channels, [&](int at) {
                 of_channels.means[at] = rounded;
                 of_channels.slopes[at] = slope;
                 of_channels.offsets[at] = offset - rest * slope;
-                if (backward)
-                    of_channels.shifts[at] = rest;
+                of_channels.shifts[at] = rest;
             });
-            if (backward && centred)
-                of_groups[divide(i, g.by_group)].rstd = rstd;
+            of_groups[divide(i, g.by_group)].rstd = rstd;
         }
     }
     /* What a later exchange needs: mailboxes, or what the grid barrier says before, to thread 0. */

@@ -6,66 +6,35 @@
 
 #include "general.cuh"
 
-/* u becomes u - mean, dy the gradient of what the activation is of; for SiLU twice that. Of prelu `of_slope` is what
- * values add to the gradient of the slopes, `of_prelu`. */
-template <typename T, int V, int B, int N, int M, typename Chosen>
-__device__ __forceinline__ void
-differentiate_batch(const normfuse_cuda_arguments &a, Chosen chosen, const general_batch<T, V, B, N> &from,
-                    bool reads_post, compute<T> factor, const compute<T> (&slope)[V], const compute<T> (&offset)[V],
-                    const compute<T> (&mean)[V], const compute<T> *of_prelu, compute<T> (&u)[M], compute<T> (&dy)[M],
-                    compute<T> (&of_slope)[M])
+/* Of part `h`: u - mean, and of dy the gradient of what the activation is of; for SiLU twice that. Of prelu `of_slope`
+ * is what values add to the gradient of the slopes, `of_prelu`. */
+template <typename Loader, bool alone, int V, typename R, int H, typename Batch, typename Chosen>
+__device__ __forceinline__ void differentiate_part(const normfuse_cuda_arguments &a, Chosen chosen, const Batch &from,
+                                                   bool reads_post, R factor, const R (&slope)[V], const R (&offset)[V],
+                                                   const R (&mean)[V], const R *of_prelu, int h, R (&u)[H], R (&dy)[H],
+                                                   R (&of_slope)[H])
 {
-    using R = compute<T>;
-    constexpr bool fast = sizeof(T) == 2;
+    constexpr bool fast = Loader::fast;
     const normfuse_cuda_problem &p = a.problem;
-    values_of_x<T, V>(from, p.pre_add().data != nullptr, u);
-    unpack_batch<T, V>(from.of[GENERAL_DY], dy);
-    each<M>([&](int i) { u[i] -= mean[i % V]; });
+    values_of_x<Loader>(from, !alone && p.pre_add().data != nullptr, h, u);
+    from.take(GENERAL_DY, h, dy);
+    each<H>([&](int i) { u[i] -= mean[(h * H + i) % V]; });
     if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
-        R z[M];
-        each<M>([&](int i) { z[i] = fma(u[i], slope[i % V], offset[i % V]); });
-        if (reads_post) {
-            R more[M];
-            unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
-#pragma unroll
-            for (int i = 0; i < M; i++)
-                z[i] = p.from_y() ? more[i] : fma(more[i], factor, z[i]);
+        R z[H];
+        each<H>([&](int i) { z[i] = fma(u[i], slope[(h * H + i) % V], offset[(h * H + i) % V]); });
+        if (!alone && reads_post) {
+            R more[H];
+            from.take(GENERAL_POST_ADD, h, more);
+            each<H>([&](int i) { z[i] = p.from_y() ? more[i] : fma(more[i], factor, z[i]); });
         }
         if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
-#pragma unroll
-            for (int i = 0; i < M; i++) {
+            each<H>([&](int i) {
                 of_slope[i] = z[i] > R(0) ? R(0) : dy[i] * z[i];
-                dy[i] = z[i] <= R(0) ? of_prelu[i % V] * dy[i] : dy[i];
-            }
+                dy[i] = z[i] <= R(0) ? of_prelu[(h * H + i) % V] * dy[i] : dy[i];
+            });
         } else {
             differentiate_by<fast>(dy, z, chosen, p.activation, (R)p.act_param);
         }
-    }
-}
-
-/* dx, which u holds, and dz; `factor` is that of dy. */
-template <typename T, int V, int B, int N, int M>
-__device__ __forceinline__ void store_gradients(const normfuse_cuda_arguments &a,
-                                                const general_batch<T, V, B, N> &from,
-                                                bool writes_dz, bool writes_dx, compute<T> factor,
-                                                compute<T> (&u)[M], compute<T> (&dy)[M])
-{
-    using R = compute<T>;
-    const normfuse_cuda_problem &p = a.problem;
-    if (writes_dz) {
-        R through[M];
-        each<M>([&](int i) { through[i] = dy[i] * factor; });
-        general_result<T, V>(p.dpost_add()).store(from, through);
-    }
-    if (writes_dx) {
-        if (p.du().data) {
-            R more[M];
-            unpack_batch<T, V>(from.of[GENERAL_DU], more);
-#pragma unroll
-            for (int i = 0; i < M; i++)
-                u[i] += more[i];
-        }
-        general_result<T, V>(p.dx()).store(from, u);
     }
 }
 
@@ -77,15 +46,17 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
 {
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
-    for (int i = (int)threadIdx.x; i < tile.here; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < tile.summed(a); i += (int)blockDim.x) {
         int copy;
-        const int c = tile.channel_at(a, i, copy);
+        const int c = tile.joined > 1 ? i : tile.channel_at(a, i, copy);
         const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
         const double2 total = reinterpret_cast<const double2 *>(
             a.totals)[(p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set];
         const R rstd = parameter<R>(p.rstd(), tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
         const R of_mean = -((R)total.y * rstd) * (rstd * portion);
-        of_channels[i] = {-(R)total.x * portion - of_mean * channels[i].rest, of_mean};
+        const totals<R> of = {-(R)total.x * portion - of_mean * channels[tile.place_of(a, i, 0)].rest, of_mean};
+        for (copy = 0; copy < tile.joined; copy++)
+            of_channels[tile.place_of(a, i, copy)] = of;
     }
 }
 
@@ -99,28 +70,31 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
     using R = compute<T>;
     const normfuse_cuda_geometry &g = a.geometry;
     const int lanes = g.unit_lanes;
-    share_items(tile.here, g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
+    share_items(tile.summed(a), g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
         totals<R> sum = {R(0), R(0)};
+        for (int copy = 0; copy < (exists ? tile.joined : 0); copy++) {
+            const totals<R> *const own = entries + tile.place_of(a, i, copy) * lanes;
 #pragma unroll 2
-        for (int k = lane; k < (exists ? lanes : 0); k += lanes_of_channel) {
-            const totals<R> found = entries[i * lanes + k];
-            sum.plain += found.plain;
-            sum.centred += found.centred;
+            for (int k = lane; k < lanes; k += lanes_of_channel) {
+                const totals<R> found = own[k];
+                sum.plain += found.plain;
+                sum.centred += found.centred;
+            }
         }
         sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
         if (!exists || lane != 0)
             return;
-        const general_channel<R> of = channels[i];
+        const general_channel<R> of = channels[tile.place_of(a, i, 0)];
         if (round == 0)
             sum.centred -= of.rest * sum.plain;
         if (twice && round == 0)
             of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
         if (a.sums) {
-            int copy;
-            const int c = tile.channel_at(a, i, copy);
+            int copy = 0;
+            const int c = tile.joined > 1 ? i : tile.channel_at(a, i, copy);
             const int64_t channel = (g.sums_by_channel ? 0 : tile.n * a.problem.c) + c;
             double2 *const pairs = reinterpret_cast<double2 *>(round == 0 ? a.sums : sums_of_slopes(a));
-            pairs[channel * g.sum_slots + tile.part * g.copies + copy] =
+            pairs[channel * g.sum_slots + tile.part * (tile.joined > 1 ? 1 : g.folded) + copy] =
                 make_double2((double)sum.plain, (double)sum.centred);
         }
     });
@@ -180,23 +154,40 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
     }
 }
 
+/* The sums of a channel that were added to in turn become one, in its place. */
+template <int V, typename R, int N> __device__ __forceinline__ void fold_sums(R (&sums)[N])
+{
+#pragma unroll
+    for (int i = V; i < N; i++)
+        sums[i % V] += sums[i];
+}
+
+template <bool is_first, typename First, typename Second>
+__device__ __forceinline__ auto &first_if(First &first, Second &second)
+{
+    if constexpr (is_first)
+        return first;
+    else
+        return second;
+}
+
 template <typename T, int V, int K, bool columns>
 __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
     constexpr int N = GENERAL_DU + 1;
-    constexpr bool fast = sizeof(T) == 2;
+    constexpr bool fast = sizeof(T) == 2, joins = V <= 2; /* may have both the sums and what follows from them */
     using loader = general_loader<T, V, K, columns, N>;
-    constexpr int values = loader::values, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
+    constexpr int H = loader::H, values = H * loader::parts, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
-    const bool twice = sums && applies && centred;
-    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool twice = joins && sums && applies && centred;
+    const bool in_cluster = joins && g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const bool reads_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), true);
     totals<R> *const entries = in_shared<totals<R>>(dynamic, at.entries);
@@ -226,64 +217,97 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int first_channel = tile.active ? tile.unit * V : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, V>(channels, first_channel, factor, slope, offset, mean);
-    const auto differentiate = [&](auto chosen, const auto &from, auto &u, auto &dy, auto &of_slope) {
-        differentiate_batch(a, chosen, from, reads_post, factor, slope, offset, mean, of_prelu + first_channel, u, dy,
-                            of_slope);
-    };
-    R level[V] = {}, of_mean[V] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
     R first[sums_in_turn] = {}, second[sums_in_turn] = {}, third[sums_in_turn] = {};
-    if (sums || !centred) {
-        const bool writes_dx = !centred && applies && p.dx().data;
-        const bool writes_dz =
-            p.dpost_add().data && !twice && (!centred || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY));
-        choose_any_activation(p.activation, [&](auto chosen) {
-            data.walk([&](const typename loader::batch &from) {
-                R u[values], dy[values], of_slope[values];
-                differentiate(chosen, from, u, dy, of_slope);
-#pragma unroll
-                for (int i = 0; i < values; i++) {
-                    first[i % sums_in_turn] += dy[i];
-                    second[i % sums_in_turn] += dy[i] * u[i];
-                    if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
-                        third[i % sums_in_turn] += of_slope[i];
-                }
-                if (writes_dx || writes_dz) {
-                    if (writes_dx) {
-#pragma unroll
-                        for (int i = 0; i < values; i++)
-                            u[i] = slope[i % V] * dy[i];
-                    }
-                    store_gradients(a, from, writes_dz, writes_dx, factor, u, dy);
-                }
+    /* dx = slope * dy' + of_mean * (u - mean) + level. Of vectors these are known where no sums are wanted, and in
+     * their registers. */
+    R levels[joins ? V : 1] = {}, of_means[joins ? V : 1] = {};
+    auto &level = first_if<joins>(levels, first);
+    auto &of_mean = first_if<joins>(of_means, second);
+    const auto walk = [&](bool sums_here, bool applies_here) {
+        char *const dx = applies_here ? p.dx().data : nullptr;
+        const bool stores_dz = applies_here || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY);
+        char *const dz = stores_dz ? p.dpost_add().data : nullptr;
+        data.choose(dz != nullptr, [&](auto reads) {
+            constexpr bool alone = decltype(reads)::alone;
+            choose_any_activation(p.activation, [&](auto chosen) {
+                data.walk(reads, [&](const auto &from) {
+                    typename loader::results of_dx = {}, of_dz = {};
+                    each<loader::parts>([&](int h) {
+                        R u[H], dy[H], of_slope[H];
+                        differentiate_part<loader, alone>(a, chosen, from, reads_post, factor, slope, offset, mean,
+                                                          of_prelu + first_channel, h, u, dy, of_slope);
+                        if (sums_here) {
+                            if (from.is_edge())
+                                each<H>([&](int i) {
+                                    const bool has = from.has(h * H + i);
+                                    u[i] = has ? u[i] : R(0);
+                                    dy[i] = has ? dy[i] : R(0);
+                                    of_slope[i] = has ? of_slope[i] : R(0);
+                                });
+                            each<H>([&](int i) {
+                                const int of = (h * H + i) % sums_in_turn;
+                                first[of] += dy[i];
+                                second[of] += dy[i] * u[i];
+                                if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
+                                    third[of] += of_slope[i];
+                            });
+                        }
+                        if (!alone && dz) {
+                            R through[H];
+                            each<H>([&](int i) { through[i] = dy[i] * factor; });
+                            of_dz.put(h, through);
+                        }
+                        if (dx) {
+                            each<H>([&](int i) {
+                                const int c = (h * H + i) % V;
+                                u[i] =
+                                    centred ? fma(slope[c], dy[i], fma(of_mean[c], u[i], level[c])) : slope[c] * dy[i];
+                            });
+                            if (!alone && p.du().data) {
+                                R more[H];
+                                from.take(GENERAL_DU, h, more);
+                                each<H>([&](int i) { u[i] += more[i]; });
+                            }
+                            of_dx.put(h, u);
+                        }
+                    });
+                    if (!alone)
+                        from.store(1, dz, of_dz);
+                    from.store(0, dx, of_dx);
+                });
             });
         });
-    }
+        data.store_edges(1, dz);
+        data.store_edges(0, dx);
+    };
+    if (applies && centred && !twice)
+        each<V>([&](int i) {
+            const totals<R> known = of_channels[first_channel + i];
+            of_mean[i] = known.centred;
+            level[i] = known.plain;
+        });
+    walk(sums, applies && !twice);
     if (sums) {
-#pragma unroll
-        for (int i = V; i < sums_in_turn; i++) {
-            first[i % V] += first[i];
-            second[i % V] += second[i];
-            third[i % V] += third[i];
-        }
+        fold_sums<V>(first);
+        fold_sums<V>(second);
+        fold_sums<V>(third);
         const int rounds = p.dslope().data ? 2 : 1;
 #pragma unroll 1
         for (int round = 0; round < rounds; round++) {
             __syncthreads(); /* shared memory that is read no more */
-            if (tile.active) {
-#pragma unroll
-                for (int i = 0; i < V; i++)
+            if (tile.active)
+                each<V>([&](int i) {
                     entries[(tile.unit * V + i) * g.unit_lanes + tile.lane] =
                         round == 0 ? totals<R>{first[i] * factor, second[i] * factor} : totals<R>{third[i], R(0)};
-            }
+                });
             __syncthreads();
             join_channels(a, tile, round, entries, channels, twice, of_channels);
         }
     }
-    if (!applies || !centred)
-        return;
-
-    /* ---- the totals of the sets ---- */
-    if (twice) {
+    if constexpr (joins) {
+        if (!twice)
+            return;
+        /* ---- the totals of the sets, and results ---- */
         join_sets<T, V, columns>(a, tile, sets_here, of_channels, mailbox, of_blocks, of_sets);
         __syncthreads();
 #pragma unroll
@@ -296,24 +320,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             data.from[GENERAL_DU] = p.dx().data ? p.du().data : nullptr;
             data.open();
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const totals<R> known = of_channels[first_channel + i];
-            of_mean[i] = known.centred;
-            level[i] = known.plain;
-        }
+        walk(false, true);
     }
-
-    /* ---- results ---- */
-    choose_any_activation(p.activation, [&](auto chosen) {
-        data.walk([&](const typename loader::batch &from) {
-            R u[values], dy[values], of_slope[values];
-            differentiate(chosen, from, u, dy, of_slope);
-            each<values>([&](int i) { u[i] = fma(slope[i % V], dy[i], fma(of_mean[i % V], u[i], level[i % V])); });
-            store_gradients(a, from, p.dpost_add().data, p.dx().data, factor, u, dy);
-        });
-    });
 }
 
 #endif

@@ -7,42 +7,51 @@
 #include "general.cuh"
 
 /* Results of all of the thread's vectors, and u where it `writes` that. `of_prelu`: slopes of the thread's channels. */
-template <typename T, int V, bool columns, typename Loader>
-__device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                              Loader &data, bool writes, compute<T> factor,
-                                              const compute<T> (&slope)[V], const compute<T> (&offset)[V],
-                                              const compute<T> (&mean)[V], const compute<T> *of_prelu)
+template <typename T, int V, typename Loader>
+__device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, Loader &data, bool writes,
+                                              compute<T> factor, const compute<T> (&slope)[V],
+                                              const compute<T> (&offset)[V], const compute<T> (&mean)[V],
+                                              const compute<T> *of_prelu)
 {
     using R = compute<T>;
-    constexpr int values = Loader::values;
+    constexpr int H = Loader::H;
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const bool adds = p.pre_add().data != nullptr;
-    const general_result<T, V> y(p.y()), u_to(p.u());
-    choose_any_activation(p.activation, [&](auto chosen) {
-        data.walk([&](const typename Loader::batch &from) {
-            R z[values];
-            values_of_x<T, V>(from, adds, z);
-            if (writes)
-                u_to.store(from, z);
-            each<values>([&](int i) { z[i] = fma(z[i] - mean[i % V], slope[i % V], offset[i % V]); });
-            if (p.post_add().data) {
-                R more[values];
-                unpack_batch<T, V>(from.of[GENERAL_POST_ADD], more);
-#pragma unroll
-                for (int i = 0; i < values; i++)
-                    z[i] = fma(more[i], factor, z[i]);
-            }
-            if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU) {
-#pragma unroll
-                for (int i = 0; i < values; i++)
-                    z[i] = z[i] > R(0) ? z[i] : of_prelu[i % V] * z[i];
-            } else {
-                activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
-            }
-            y.store(from, z);
+    char *const u = writes ? p.u().data : nullptr;
+    data.choose(u != nullptr, [&](auto reads) {
+        constexpr bool alone = decltype(reads)::alone;
+        choose_any_activation(p.activation, [&](auto chosen) {
+            data.walk(reads, [&](const auto &from) {
+                typename Loader::results y = {}, of_u = {};
+                each<Loader::parts>([&](int h) {
+                    R z[H];
+                    values_of_x<Loader>(from, !alone && adds, h, z);
+                    if (!alone && u)
+                        of_u.put(h, z);
+                    each<H>([&](int i) {
+                        const int c = (h * H + i) % V;
+                        z[i] = fma(z[i] - mean[c], slope[c], offset[c]);
+                    });
+                    if (!alone && p.post_add().data) {
+                        R more[H];
+                        from.take(GENERAL_POST_ADD, h, more);
+                        each<H>([&](int i) { z[i] = fma(more[i], factor, z[i]); });
+                    }
+                    if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
+                        each<H>([&](int i) { z[i] = z[i] > R(0) ? z[i] : of_prelu[(h * H + i) % V] * z[i]; });
+                    else
+                        activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+                    y.put(h, z);
+                });
+                if (!alone)
+                    from.store(1, u, of_u);
+                from.store(0, p.y().data, y);
+            });
         });
     });
+    data.store_edges(1, u);
+    data.store_edges(0, p.y().data);
 }
 
 /* The statistics of the sets, of the block's subvectors: first means, then squares about them. They go to of_sets and
@@ -57,7 +66,7 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const bool applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0, by_channel = p.sets == NORMFUSE_SETS_BATCH;
-    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool in_cluster = V <= 2 && g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const int entries = (g.group >> (columns ? g.subvector_bits : 0)) * g.unit_lanes;
     const auto finish = [&](int set, double mean_of_set, R squares_of_set) {
         group_statistics<R> found;
@@ -70,23 +79,38 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
     if (in_cluster)
         await_open_mailboxes();
     share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-        const subvector_sums<R> *const own = subvectors + set * entries;
-        const int last = exists ? entries : 0;
-        const R base = own->first;
+        const int copies = exists ? tile.joined : 0;
+        const auto of_copy = [&](int copy) { return subvectors + tile.place_of(a, set, copy) * entries; };
+        /* Of the first that has any: others hold nothing that is near. */
+        R base = R(0);
+        bool has_base = false;
+        for (int copy = 0; copy < copies && !has_base; copy++) {
+            const subvector_sums<R> *const own = of_copy(copy);
+            for (int i = 0; i < entries && !has_base; i++) {
+                base = own[i].first;
+                has_base = own[i].count > R(0);
+            }
+        }
         R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
+        for (int copy = 0; copy < copies; copy++) {
+            const subvector_sums<R> *const own = of_copy(copy);
 #pragma unroll 2
-        for (int i = lane; i < last; i += lanes_of_set) {
-            const subvector_sums<R> found = own[i];
-            count += found.count;
-            mean_of_set += found.count * ((found.first - base) + found.mean);
+            for (int i = lane; i < entries; i += lanes_of_set) {
+                const subvector_sums<R> found = own[i];
+                count += found.count;
+                mean_of_set += found.count * ((found.first - base) + found.mean);
+            }
         }
         count = sum_few(count, lanes_of_set);
         mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
+        for (int copy = 0; copy < copies; copy++) {
+            const subvector_sums<R> *const own = of_copy(copy);
 #pragma unroll 2
-        for (int i = lane; i < last; i += lanes_of_set) {
-            const subvector_sums<R> found = own[i];
-            const R distance = ((found.first - base) + found.mean) - mean_of_set;
-            squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
+            for (int i = lane; i < entries; i += lanes_of_set) {
+                const subvector_sums<R> found = own[i];
+                const R distance = ((found.first - base) + found.mean) - mean_of_set;
+                squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
+            }
         }
         squares_of_set = sum_few(squares_of_set, lanes_of_set);
         const double whole = (double)base + (double)mean_of_set;
@@ -102,11 +126,12 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
                 finish(set, whole, squares_of_set);
             } else {
                 /* With rows folded sets are single channels here. */
-                int copy;
-                const int first = tile.channel_at(a, set * g.group, copy);
+                int copy = 0;
+                const int first = tile.joined > 1 ? set : tile.channel_at(a, set * g.group, copy);
+                const int copies_apart = tile.joined > 1 ? 1 : g.folded;
                 const int64_t of_all =
                     (by_channel ? 0 : tile.n * (int64_t)divide((int)p.c, g.by_group)) + divide(first, g.by_group);
-                double *const triple = a.partials + ((of_all * g.parts + tile.part) * g.copies + copy) * TRIPLE;
+                double *const triple = a.partials + ((of_all * g.parts + tile.part) * copies_apart + copy) * TRIPLE;
                 triple[0] = (double)count;
                 triple[1] = whole;
                 triple[2] = (double)squares_of_set;
@@ -162,15 +187,16 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     using R = compute<T>;
     constexpr int N = GENERAL_POST_ADD + 1;
     constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V / 2;
-    constexpr bool fast = sizeof(T) == 2;
+    constexpr bool fast = sizeof(T) == 2, joins = V <= 2; /* may have both the sums and what follows from them */
     using loader = general_loader<T, V, K, columns, N>;
-    constexpr int values = loader::values, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
+    constexpr int H = loader::H, values = H * loader::parts, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ cluster_mailbox mailbox;
-    const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0, applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0;
-    const bool adds = p.pre_add().data != nullptr, in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
+    const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    const bool applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0 && (joins || !sums);
+    const bool adds = p.pre_add().data != nullptr, in_cluster = joins && g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);
     subvector_sums<R> *const subvectors = in_shared<subvector_sums<R>>(dynamic, at.entries);
     general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
@@ -185,7 +211,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     data.from[GENERAL_PRE_ADD] = p.pre_add().data;
     data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add().data : nullptr;
     data.open();
-    const int sets_here = sums ? divide(tile.here, g.by_group) : 0;
+    const int sets_here = sums ? divide(tile.summed(a), g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
     if (applies)
@@ -193,24 +219,32 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 
     if (sums) {
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
-        R shift[V], first_values[values], first[sums_in_turn] = {}, second[sums_in_turn] = {};
-        const bool writes = !applies && adds && p.u().data;
-        const general_result<T, V> u_to(p.u());
-        data.await();
-        values_of_x<T, V>(data.held, adds, first_values);
-        each<V>([&](int i) { shift[i] = first_values[i]; });
-        data.walk([&](const typename loader::batch &from) {
-            R u[values];
-            values_of_x<T, V>(from, adds, u);
-            if (writes)
-                u_to.store(from, u);
-#pragma unroll
-            for (int i = 0; i < values; i++) {
-                const R distance = u[i] - shift[i % V];
-                first[i % sums_in_turn] += distance;
-                second[i % sums_in_turn] += distance * distance;
-            }
+        R shift[V], first[sums_in_turn] = {}, second[sums_in_turn] = {};
+        char *const u_to = !applies && adds ? p.u().data : nullptr;
+        data.first_values(shift, [&](const auto &from, int h, auto &u) { values_of_x<loader>(from, adds, h, u); });
+        data.choose(u_to != nullptr, [&](auto reads) {
+            constexpr bool alone = decltype(reads)::alone;
+            data.walk(reads, [&](const auto &from) {
+                typename loader::results of_u = {};
+                each<loader::parts>([&](int h) {
+                    R u[H];
+                    values_of_x<loader>(from, !alone && adds, h, u);
+                    if (!alone && u_to)
+                        of_u.put(h, u);
+                    if (from.is_edge())
+                        each<H>([&](int i) { u[i] = from.has(h * H + i) ? u[i] : shift[(h * H + i) % V]; });
+                    each<H>([&](int i) {
+                        const int of = (h * H + i) % sums_in_turn;
+                        const R distance = u[i] - shift[(h * H + i) % V];
+                        first[of] += distance;
+                        second[of] += distance * distance;
+                    });
+                });
+                if (!alone)
+                    from.store(1, u_to, of_u);
+            });
         });
+        data.store_edges(1, u_to);
         R mean[V], squares[V];
 #pragma unroll
         for (int i = V; i < sums_in_turn; i++) {
@@ -219,7 +253,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         }
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            mean[i] = first[i] / (R)max(tile.count, 1);
+            mean[i] = first[i] / (R)max(tile.count_of(i), 1);
             squares[i] = second[i] - first[i] * mean[i];
         }
         const int subvector_bits = columns ? g.subvector_bits : 0, lanes = g.unit_lanes;
@@ -242,7 +276,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             for (int i = 0; i < V; i++)
                 if (i < subvectors_a_unit)
                     subvectors[(tile.unit * subvectors_a_unit + i) * lanes + tile.lane] = {
-                        shift[i], mean[i], squares[i], (R)(tile.count << subvector_bits)};
+                        shift[i], mean[i], squares[i], (R)(tile.count_of(i) << subvector_bits)};
         }
         __syncthreads();
 
@@ -253,15 +287,17 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 
     /* ---- results ---- */
     __syncthreads();
-    if (sums && !data.holds) {
-        data.from[GENERAL_POST_ADD] = p.post_add().data;
-        data.open();
+    if constexpr (joins) {
+        if (sums && !data.holds) {
+            data.from[GENERAL_POST_ADD] = p.post_add().data;
+            data.open();
+        }
     }
     R slope[V], offset[V], mean[V];
     const int first_channel = tile.active ? tile.unit * V : 0;
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, V>(channels, first_channel, sums ? R(1) : factor, slope, offset, mean);
-    if (sums) {
+    if (joins && sums) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
             const group_statistics<R> found = of_sets[divide(first_channel + i, g.by_group)];
@@ -272,10 +308,10 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         }
     }
     const bool writes = adds && p.u().data && (sums || !(p.phases() & NORMFUSE_PHASE_STATISTICS));
-    store_results<T, V, columns>(a, tile, data, writes, factor, slope, offset, mean, of_prelu + first_channel);
+    store_results<T, V>(a, data, writes, factor, slope, offset, mean, of_prelu + first_channel);
 
     /* ---- what others receive ---- */
-    if (sums && tile.rank == 0)
+    if (joins && sums && tile.rank == 0)
         store_sets(a, tile, sets_here, of_sets, means);
 }
 

@@ -167,13 +167,13 @@ struct normfuse_cuda_geometry {
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t joined_blocks; /* that share norm groups */
-    int32_t copies;        /* columns folded: of each channel in what is walked as a row */
+    int32_t whole_rows;    /* vectors: of a sample; `rows` are as many as it may begin and end in */
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;
     struct normfuse_cuda_divisor by_joined_blocks;
     int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
     int32_t passing; /* additions: tensors that pass in shared memory, at most */
-    int32_t unused;  /* what comes next begins a line */
+    int32_t rest;    /* vectors: elements behind the whole rows */
 
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
     int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */

@@ -27,10 +27,10 @@ const char *normfuse_last_kernels(void)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
                                normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
         if (last_steps[i].phases != 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d kept=%d+%d", ran->grid,
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d held=%d", ran->grid,
                                    ran->threads, shared_by[g->exchange],
                                    g->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)g->parts,
-                                   (int)g->passes, (int)g->held_shared);
+                                   (int)g->held_shared);
     }
     return text;
 }

@@ -55,7 +55,7 @@ bool normfuse_cuda_lacks_answers(void);
 
 /* The driver's state in words, for normfuse_info: a static string. */
 const char *normfuse_cuda_state(void);
-/* What this thread's last call launched: "rows_split_forward_f32_4x22 8192x256 cluster=2 kept=22+3", with " + ". */
+/* What this thread's last call launched: "rows_split_forward_f32_4x22 8192x256 cluster=2 held=3", with " + ". */
 const char *normfuse_last_kernels(void);
 /* For the child of a fork, which may have been made while a thread held the lock of the plans. */
 void normfuse_cuda_plans_after_fork(void);

@@ -154,10 +154,10 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
         shape.additions = shape.additions || shape.plain;
         shape.plain = shape.compact = shape.few_rows = shape.batch = false;
     }
-    bool (*const pass)(const struct shape *, struct step *, bool, bool) =
-        p->columns ? normfuse_cuda_pass_columns : normfuse_cuda_pass_rows;
     if (!(holds ? normfuse_cuda_hold(&shape, step)
-                : pass(&shape, step, sums, applies) || normfuse_cuda_pass_general(&shape, step, sums, applies)))
+                : (p->columns ? normfuse_cuda_pass_columns(&shape, step)
+                              : normfuse_cuda_pass_rows(&shape, step, sums, applies)) ||
+                      normfuse_cuda_pass_general(&shape, step, sums, applies)))
         return false;
     if (shape.explains)
         fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
@@ -208,7 +208,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
         const bool is_run = !p->columns && is_of(&plan->steps[0], OF(elementwise));
         parts = is_run ? (p->sets == NORMFUSE_SETS_BATCH ? p->n : d) * g->sum_slots
-                       : d / g->group * g->parts * maximum(1, g->copies);
+                       : d / g->group * g->parts * (p->columns ? copies_of(g) : 1);
         plan->partials = (size_t)(sets * parts) * 24;
     }
     if (!holds && sets > 0)

@@ -77,7 +77,7 @@ bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *sh
 /* Two passes: a kernel that only sums, or one that writes from given statistics; where no norm group is shared, both at
  * once. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums, bool applies);
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums, bool applies);
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step);
 /* The same by the general kernels. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
@@ -107,6 +107,12 @@ struct transposed {
 /* Makes the strides of all tensors the same, by as few copies as can be: x's, or those of either layout without gaps.
  * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large for that. */
 bool normfuse_cuda_transpose(struct normfuse_problem *problem, char *scratch, struct transposed *transposed);
+
+/* General kernels over columns: sums of a channel that a part leaves. Blocks of whole rows join the rows folded. */
+static inline int32_t copies_of(const struct normfuse_cuda_geometry *g)
+{
+    return g->blocks_wide == 1 || g->folded == 0 ? 1 : g->folded;
+}
 
 static inline size_t rounded(size_t bytes)
 {

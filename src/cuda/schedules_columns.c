@@ -28,22 +28,17 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     const struct normfuse_problem *const p = shape->problem;
     const int64_t at_once = (int64_t)threads / g->width, channels = (int64_t)g->width * shape->elements;
     const int registers = vectors_of(shape, schedule);
-    /* Two passes hold nothing: what passes goes through a pipeline of each thread, or registers. */
-    const bool pipelines = schedule == NORMFUSE_SCHEDULE_unaligned || schedule == NORMFUSE_SCHEDULE_two_pass;
     const bool holds = schedule == NORMFUSE_SCHEDULE_split;
     step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
     step->launch.threads = threads;
     part_rows_of(shape, step, part_rows);
     g->held_shared = holds ? (int32_t)maximum(0, divide_up(part_rows, at_once) - registers) : 0;
-    int64_t groups = channels / g->group;
-    set_joins(shape, g, groups / g->folded, channels / g->folded, threads, !shape->unaligned_samples);
-    /* Once more, for rows that begin inside of vectors. */
-    if (shape->unaligned_samples)
-        groups += groups / g->folded;
+    const int64_t groups = channels / g->group;
+    set_joins(shape, g, groups / g->folded, channels / g->folded, threads, true);
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
-    size_t vectors = (size_t)shape->tensors * 16 * (size_t)(pipelines ? registers : g->held_shared) * threads;
+    size_t vectors = (size_t)shape->tensors * 16 * (size_t)g->held_shared * threads;
     if (holds) {
         g->passing = normfuse_cuda_passing_of(shape);
         vectors += passing_bytes(shape, threads);
@@ -54,8 +49,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
         const bool modulated = p->scale.data != NULL || p->shift.data != NULL, biased = p->pre_bias.data != NULL;
         const size_t subvectors =
             (size_t)(4 * at_once * (shape->elements >> g->subvector_bits) * g->width) * shape->value_bytes;
-        /* Pipelines are done with when sums are joined. */
-        vectors = !pipelines ? vectors + subvectors : vectors > subvectors ? vectors : subvectors;
+        vectors += subvectors;
         words = 4 * groups + (3 + modulated + biased) * channels + 2 * in_cluster;
         doubles = groups + groups % 2;
     }
@@ -247,8 +241,7 @@ static double estimate(const struct shape *shape, const struct step *step)
     return time;
 }
 
-/* Vectors of a row that a block of passing tiles has at most: rows of 1 KB are as fast as longer ones, and each channel
- * takes shared memory. Backward of group norm 1x1952x35x7x35 bf16 81 us; whole rows, a block a multiprocessor, 110. */
+/* Vectors of a row that a block of what passes has at most: rows of 1 KB are as fast as longer ones. */
 enum { WIDEST = 64 };
 
 static const char *refuse_two_pass(const struct shape *shape)
@@ -396,91 +389,15 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
     &normfuse_cuda_grid_pipeline,  &normfuse_cuda_grid_registers,
     &normfuse_cuda_general_passes, &normfuse_cuda_general, &normfuse_cuda_elementwise, NULL};
 
-/* Blocks for the sums of each of so many samples: as many as run at once, `resident`, or, where that is no whole number of
- * them, some more, whose waves take less: 93x277x64x16 f32 NHWC backward 211.7 us, with 5 for 2 blocks a sample 200.7;
- * 23x512x62x42 232.5, 220.2. A block's start takes as long as a tile. */
-static int64_t parts_of_sums(int64_t samples, int64_t rows, int64_t tile_rows, int64_t at_once, int64_t resident)
+/* Forwards of given statistics to which nothing is added. */
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step)
 {
-    const int64_t tiles = divide_up(rows, tile_rows), usual = minimum(tiles, maximum(1, resident / samples));
-    const int64_t most = samples < resident ? minimum(tiles, 4 * usual + 4) : usual;
-    int64_t parts = usual, least = INT64_MAX;
-    for (int64_t i = usual; i <= most; i++) {
-        const int64_t own_rows = divide_up(divide_up(rows, i), at_once) * at_once;
-        const int64_t time = divide_up(samples * i, resident) * (own_rows + tile_rows);
-        if (time < least) {
-            least = time;
-            parts = i;
-        }
-    }
-    return parts;
-}
-
-/* Blocks of `width` vectors, whose sums are joined over `group` channels. */
-static bool pass_width(const struct shape *shape, struct step *step, bool sums, int64_t width, int64_t group)
-{
-    enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums, by docs/numerics.md */
-    const bool backward = shape->direction == BACKWARD;
-    const enum normfuse_cuda_schedule schedule = shape->given               ? NORMFUSE_SCHEDULE_elementwise
-                                                 : shape->unaligned_samples ? NORMFUSE_SCHEDULE_unaligned
-                                                                            : NORMFUSE_SCHEDULE_two_pass;
-    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, group);
-    const int64_t slots = vectors_of(shape, schedule);
-    const int64_t at_most = sums || backward ? max_at_once(shape, group) : INT64_MAX;
-    /* Where rows are parted among blocks those are larger, if their pipelines find room. */
-    const bool large = shape->given ? backward : !shape->unaligned_samples && g->blocks_wide > 1;
-    int64_t max_threads = large ? 2 * THREADS : THREADS;
-    uint32_t threads;
-    for (;; max_threads = THREADS) {
-        threads = whole_warps(width * minimum(maximum(1, max_threads / width), at_most));
-        if (settle_columns(shape, step, schedule, threads / width * slots, threads, sums))
-            break;
-        if (max_threads <= THREADS)
-            return false;
-    }
-    const int64_t at_once = threads / width, tile_rows = at_once * slots, tiles = divide_up(g->rows, tile_rows);
-    /* More than one tile to a block spreads what it does once; several waves of blocks even out when they end. Of sums,
-     * where all blocks are there at once, each takes the rows that come after those of the one before it. */
-    const int64_t wanted = (sums ? 1 : large ? 2 : 4) * maximum(1, resident_blocks(shape, step));
-    if (sums) {
-        const int64_t samples = g->all_block_groups * (g->all_samples ? shape->problem->n : 1);
-        const int64_t fewest = divide_up(g->rows, MAX_SUMMED * at_once);
-        const int64_t parts = maximum(fewest, parts_of_sums(samples, g->rows, tile_rows, at_once, wanted));
-        g->part_rows = (int32_t)(divide_up(divide_up(g->rows, parts), at_once) * at_once);
-        g->passes = (int32_t)divide_up(g->part_rows, tile_rows);
-        g->interleaved = 1;
-    } else {
-        /* 256x256x56x56 bf16 NHWC with ReLU: 1 tile 426 us, 2 421, 4 430; batch norm 634, 476, 460. */
-        const int64_t max_passes = !shape->given ? 4 : backward ? 8 : 1;
-        g->passes = (int32_t)minimum(maximum(1, tiles * g->all_block_groups / wanted), max_passes);
-        g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
-        g->backwards = 1;
-    }
-    part_rows_of(shape, step, g->part_rows);
-    return true;
-}
-
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool sums, bool applies)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    if (!shape->plain)
+    if (!shape->given || shape->direction != FORWARD)
         return false;
-    sums = sums && !applies;
-    /* Nothing is joined over a group where results or sums of single channels are all there is. */
-    const int64_t vectors = vectors_of_row(shape), d = group_of(p);
-    const int64_t unit = vectors_of_unit(shape, d);
-    const bool joins = p->sets != NORMFUSE_SETS_NONE && (sums || shape->direction == BACKWARD);
-    int64_t width = minimum(vectors, WIDEST);
-    if (vectors > WIDEST && unit <= 512)
-        width = maximum(1, WIDEST / unit) * unit;
-    /* Of rows that begin inside of vectors a lane would have too much of a large group: a later kernel joins it. */
-    const int64_t group = !joins ? width * shape->elements : max_at_once(shape, d) > 0 ? d : 1;
-    if ((unit <= 512 || vectors <= WIDEST) && pass_width(shape, step, sums, width, group))
-        return true;
-    if (shape->folded > 1)
-        return false;
-    /* A group too wide for a block's shared memory: its channels are joined by a later kernel. */
-    for (width = minimum(vectors, 64); width >= 1; width /= 2)
-        if (pass_width(shape, step, sums, width, joins ? 1 : width * shape->elements))
-            return true;
-    return false;
+    const int64_t vectors = vectors_of_row(shape), width = minimum(vectors, WIDEST);
+    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, width * shape->elements);
+    const uint32_t threads = whole_warps(width * maximum(1, THREADS / width));
+    /* Waves of blocks even out when they end. */
+    const int64_t rows = (int64_t)threads / g->width * vectors_of(shape, NORMFUSE_SCHEDULE_elementwise);
+    return settle_columns(shape, step, NORMFUSE_SCHEDULE_elementwise, rows, threads, false);
 }

@@ -6,8 +6,11 @@
 
 enum {
     THREADS = 256,
-    SMALL_RESERVE = 2048,  /* shared memory that a block has beside what layout.h places */
-    USEFUL_L2 = 24 << 20   /* bytes of what is read twice that are still there, of which others make use, too */
+    IN_LANE = 16,         /* sums that a lane joins, by docs/numerics.md */
+    MAX_VECTORS = 512,    /* of rows folded, which a block has whole */
+    WIDEST = 64,          /* of others: 1 KB of a row */
+    SMALL_RESERVE = 2048, /* shared memory that a block has beside what layout.h places */
+    USEFUL_L2 = 24 << 20  /* bytes of what is read twice that are still there, of which others make use, too */
 };
 
 /* Samples that a block's rows are parted by: one where those of all follow one another. */
@@ -23,37 +26,53 @@ static int64_t rows_of(const struct normfuse_problem *p)
     return takes_all_samples(p) && samples_of(p) == 1 ? p->n * p->s : p->s;
 }
 
-/* So many rows walked as one are whole vectors of so many elements in all tensors; 0: none are. */
-static int32_t rows_folded(const struct normfuse_problem *p, int elements)
+static bool is_one_sample(const struct normfuse_problem *p)
 {
-    const bool one_sample = p->n == 1 || (takes_all_samples(p) && samples_of(p) == 1);
-    const int64_t folded = common_multiple(p->c, elements) / p->c;
-    if (!p->columns || p->x.channel != 1 || !are_aligned(p, (unsigned)elements * (unsigned)normfuse_type_bytes(p->type)) ||
-        (p->x.batch % elements != 0 && !one_sample))
+    return p->n == 1 || (takes_all_samples(p) && samples_of(p) == 1);
+}
+
+/* So many rows walked as one are whole words in all tensors; 0: none are. */
+static int32_t words_folded(const struct normfuse_problem *p)
+{
+    const int64_t folded = 1 + p->c % 2;
+    if (!p->columns || normfuse_type_bytes(p->type) != 2 || p->x.channel != 1 || !are_aligned(p, 4) ||
+        (p->x.batch % 2 != 0 && !is_one_sample(p)))
         return 0;
     if (folded == 1)
-        return p->x.position % elements == 0;
+        return p->x.position % 2 == 0;
     return p->x.position == p->c && rows_of(p) % folded == 0 ? (int32_t)folded : 0;
+}
+
+/* The same of vectors. Rows without gaps are one stretch, which may begin and end inside of vectors. */
+static int32_t vectors_folded(const struct shape *shape)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const int64_t vector = 16 / (int64_t)normfuse_type_bytes(p->type), folded = common_multiple(p->c, vector) / p->c;
+    const bool is_stretch = p->x.position == p->c, begins_in_vectors = p->x.batch % vector != 0 && !is_one_sample(p);
+    if (!p->columns || p->type == NORMFUSE_F64 || shape->device->general_alone || p->x.channel != 1 ||
+        !are_aligned(p, 16) || p->x.batch < 0 || p->x.position < 0 || p->c * folded > INT32_MAX / 4 ||
+        (double)p->n * (double)p->x.batch + (double)p->s * (double)p->x.position > 4e9 * (double)vector ||
+        (!is_stretch && (folded > 1 || begins_in_vectors || p->x.position % vector != 0)))
+        return 0;
+    return (int32_t)folded;
 }
 
 /* The shape as these kernels see it: over columns a thread has the channels of a vector, of 16 bytes or a word of two
  * halves, and rows of other numbers of channels are folded to vectors. One kernel has words at most. */
 static struct shape general_of(const struct shape *shape, bool two_passes)
 {
-    /* Of a multiprocessor. Small ones are over before blocks of many channels know these: affine 2x192x25x57 f16 with
-     * post_add 5.3 us by words, 7.3; batch norm 52x381x560 bf16 with pre_add 67.3, 61.8. */
-    static const double MIN_BYTES = 64 << 10;
-    /* Each row folded has sums of its own: group norm 191x637x17x24 f16 with post_add, 51 of eight, 175 us by words, 276. */
+    /* Where no block has whole rows, each row folded has sums of its own: group norm 191x637x17x24 f16 with post_add,
+     * 51 of eight, 175 us by words, 276. */
     enum { MIN_ROWS = 128 };
     const struct normfuse_problem *const p = shape->problem;
-    const int bytes = (int)normfuse_type_bytes(p->type), vector = 16 / bytes;
     struct shape general = narrowed(shape);
-    const int32_t of_vectors = two_passes && bytes < 8 && !shape->device->general_alone ? rows_folded(p, vector) : 0;
-    const int32_t of_words = bytes == 2 ? rows_folded(p, 2) : 0;
-    if (of_vectors > 0 && shape->tensor_bytes >= MIN_BYTES * shape->device->multiprocessors &&
-        (of_vectors == 1 || rows_of(p) >= MIN_ROWS * of_vectors)) {
+    const int32_t of_vectors = two_passes ? vectors_folded(shape) : 0, of_words = words_folded(p);
+    const int vector = 16 / (int)normfuse_type_bytes(p->type);
+    const bool is_joined = (of_vectors == 1 || p->c * of_vectors <= MAX_VECTORS * vector) && samples_of(p) == 1;
+    if (of_vectors > 0 && (is_joined || rows_of(p) >= MIN_ROWS * of_vectors)) {
         general.elements = vector;
         general.folded = of_vectors;
+        general.unaligned_samples = p->x.batch % general.elements != 0 && !is_one_sample(p);
     } else if (of_words > 0) {
         general.elements = 2;
         general.folded = of_words;
@@ -90,7 +109,10 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     const int64_t d = joins ? group_of(p) : 1;
     int64_t rows, all = p->c, width, group = d, lanes;
     if (p->columns) {
-        rows = rows_of(p) / shape->folded;
+        const int64_t elements = rows_of(p) * p->c, wide = p->c * shape->folded;
+        rows = divide_up(elements + (shape->unaligned_samples ? shape->elements - 1 : 0), wide);
+        g->whole_rows = (int32_t)(elements / wide);
+        g->rest = (int32_t)(elements % wide);
         all = vectors_of_row(shape);
         int64_t unit = common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS) {
@@ -99,7 +121,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
             unit = largest_divisor(d / shape->elements, THREADS);
             group = unit * shape->elements;
         }
-        const int64_t units = all / unit, max_units = maximum(1, minimum(units, minimum(size, THREADS) / unit));
+        const int64_t units = all / unit, max_units = maximum(1, minimum(units, size / unit));
         /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
         width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
         lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
@@ -113,7 +135,6 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     }
     set_width(shape, g, all, width, group, rows);
     g->unit_lanes = (int32_t)lanes;
-    g->copies = shape->folded;
     g->block_groups = g->passes = g->joined_blocks = 1;
     return true;
 }
@@ -126,7 +147,7 @@ static void part_block(const struct shape *shape, struct normfuse_cuda_geometry 
     const int64_t samples = samples_of(shape->problem);
     g->part_samples = (int32_t)divide_up(samples, maximum(1, stretches));
     g->parts = g->parts_a_sample * (int32_t)divide_up(samples, g->part_samples);
-    g->sum_slots = g->parts * g->copies;
+    g->sum_slots = g->parts * copies_of(g);
 }
 
 static int64_t vectors_of_thread(const struct normfuse_cuda_geometry *g)
@@ -147,7 +168,9 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     const int64_t vectors = vectors_of_thread(g), ahead = vectors_of(shape, schedule_of(shape));
     if (sums && vectors > max_vectors(shape))
         return false;
-    set_joins(shape, g, groups, channels, step->launch.threads, p->columns);
+    const int64_t joined = p->columns && g->blocks_wide == 1 ? g->folded : 1;
+    set_joins(shape, g, groups / joined, channels / joined, step->launch.threads,
+              p->columns && !shape->unaligned_samples);
     struct normfuse_general_sizes *const of = &g->general;
     of->holds = both && vectors <= ahead && g->part_samples == 1;
     const int32_t of_unit = backward ? shape->elements : shape->elements >> g->subvector_bits;
@@ -272,6 +295,9 @@ static int64_t size_of_pass(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     /* Of rows that do not begin where a sector of memory does, adjacent threads read more. */
     const bool in_sectors = p->x.position * (int64_t)normfuse_type_bytes(p->type) % SECTOR_BYTES == 0;
+    /* Whole rows where they are folded, so that a block joins these; else 1 KB of a row. */
+    if (shape->elements > 2)
+        return shape->folded > 1 && vectors_of_row(shape) <= MAX_VECTORS ? vectors_of_row(shape) : WIDEST;
     if (p->columns)
         return maximum(in_sectors ? 32 : 512 / (int64_t)vector_bytes(shape), THREADS / maximum(1, rows_of(p)));
     /* Threads that share a channel have some vectors each. */
@@ -350,38 +376,60 @@ static void part_batches(const struct shape *shape, struct normfuse_cuda_geometr
         part_block(shape, g, 2 * (int64_t)g->parts_a_sample, samples);
 }
 
-/* Whole waves of blocks: of sums as few as can be, of results up to sixteen, whose threads have a few vectors each. A block
- * takes some microseconds before its first result. */
-static void part_pipelines(const struct shape *shape, struct normfuse_cuda_geometry *g, bool sums)
+/* Whole waves of blocks: of sums as few as can be, of results up to sixteen. A block takes some microseconds before its
+ * first result, so threads have a few vectors each, where there are as many. */
+static void part_pipelines(const struct shape *shape, struct step *step, bool sums)
 {
-    enum { FEWEST = 16, MAX_WAVES = 16 };
+    enum { MAX_WAVES = 16 };
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    const int64_t few = shape->direction == FORWARD ? 12 : 8;
     const int64_t samples = samples_of(shape->problem), of_sample = divide_up(g->rows, g->unit_lanes);
-    const int64_t resident = (shape->direction == FORWARD ? 3 : 2) * (int64_t)shape->device->multiprocessors;
+    const int64_t resident = maximum(1, resident_blocks(shape, step));
     const int64_t all = of_sample * samples * g->all_block_groups;
-    int64_t waves = sums ? 1 : maximum(1, minimum(MAX_WAVES, all / (FEWEST * resident))), parts;
+    int64_t waves = sums ? 1 : maximum(1, minimum(MAX_WAVES, all / (4 * few * resident))), parts;
     do {
-        parts = minimum(maximum(1, waves++ * resident / g->all_block_groups), of_sample * samples);
-        part_block(shape, g, maximum(1, parts / samples), minimum(parts, samples));
+        parts = minimum(maximum(1, waves++ * resident / g->all_block_groups), divide_up(of_sample * samples, few));
+        part_block(shape, g, maximum(1, parts / samples), samples);
     } while (sums && vectors_of_thread(g) > max_vectors(shape));
+    if (sums) /* whole turns */
+        part_block(shape, g, divide_up(g->rows, divide_up(g->part_rows, g->unit_lanes) * g->unit_lanes), samples);
+}
+
+/* Blocks of so many vectors of a row, or threads that share a channel. */
+static bool pass(const struct shape *shape, struct step *step, bool sums, bool applies, int64_t size)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    struct normfuse_cuda_geometry *const g = &step->geometry;
+    *step = (struct step){0};
+    const bool joins = sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD &&
+                       shape->folded == 1 && !shape->unaligned_samples;
+    if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
+        choose_block(shape, g, false, size);
+    if (sums && copies_of(g) < g->folded)
+        g->unit_lanes = (int32_t)minimum(g->unit_lanes, IN_LANE / g->folded * 32);
+    if (shape->elements > 2) {
+        part_block(shape, g, g->rows, samples_of(p));
+        if (!settle(shape, step, sums, applies))
+            return false;
+        part_pipelines(shape, step, sums);
+    } else {
+        part_batches(shape, g, sums);
+    }
+    g->interleaved = p->columns && (sums || shape->elements <= 2);
+    g->backwards = !sums;
+    g->stores_dz = stores_dz(shape, sums, applies);
+    return settle(shape, step, sums, applies);
 }
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
-    const struct shape general = general_of(given, true), *const shape = &general;
-    const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    *step = (struct step){0};
-    const bool joins =
-        sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD && shape->folded == 1;
-    const int64_t size = size_of_pass(shape);
-    if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
-        choose_block(shape, g, false, size);
-    if (shape->elements > 2)
-        part_pipelines(shape, g, sums);
-    else
-        part_batches(shape, g, sums);
-    g->interleaved = p->columns;
-    g->backwards = !sums;
-    g->stores_dz = stores_dz(shape, sums, applies);
-    return settle(shape, step, sums, applies);
+    const struct shape general = general_of(given, true);
+    int64_t size = size_of_pass(&general);
+    while (!pass(&general, step, sums, applies, size)) {
+        /* Fewer vectors of a row have room for what passes of them. */
+        if (general.elements <= 2 || size < 4)
+            return false;
+        size = size > WIDEST ? WIDEST : size / 2;
+    }
+    return true;
 }
