@@ -109,8 +109,8 @@ struct normfuse_cuda_divisor {
  * of these is part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors,
  * `folded` rows that are adjacent in memory are walked as one of folded C channels, which are: each vector then has the
  * same channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides
- * that the kernel is given, then counts wide ones, and a block has all vectors of one. Where samples begin and end
- * inside of vectors (`unaligned`) the first wide row begins with the vector that a sample begins in.
+ * that the kernel is given, then counts wide ones, and a block that holds them has all vectors of one. Where samples begin
+ * and end inside of vectors (general_vectors) the first wide row begins with the vector that a sample begins in.
  *
  * Runs (elementwise of rows). The whole tensor is one run of vectors, and a block has part_rows elements of it: each
  * warp segment_rows times 32 vectors. `spans` are the positions of a row, which is a channel of a sample, `outer` the
@@ -152,9 +152,9 @@ struct normfuse_cuda_geometry {
     int32_t block_groups;     /* exchange by the grid: sets at a time, each with a grid barrier */
     int32_t exchange;         /* enum normfuse_cuda_exchange */
     int32_t held_shared;      /* vectors of each tensor that a thread holds in shared memory beside those in registers */
-    int32_t interleaved;      /* columns: parts take turns, as many rows as are walked at once, so that all blocks are
-                                 near one another and what was read last is the end of the sample; general: blocks
-                                 follow one another by width */
+    int32_t interleaved;      /* general_vectors: parts take turns, as many rows as are walked at once, so that all blocks
+                                 are near one another and what was read last is the end of the sample; general: blocks
+                                 follow one another by width, as those of vectors always do */
     int32_t folded;           /* columns: rows walked as one */
     int32_t row_values;       /* of one group in what is walked as a row */
     int32_t group_bits;       /* 2^bits threads join the channels of a group, */

@@ -155,7 +155,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
         shape.plain = shape.compact = shape.few_rows = shape.batch = false;
     }
     if (!(holds ? normfuse_cuda_hold(&shape, step)
-                : (p->columns ? normfuse_cuda_pass_columns(&shape, step)
+                : (p->columns ? normfuse_cuda_pass_columns(&shape, step, applies)
                               : normfuse_cuda_pass_rows(&shape, step, sums, applies)) ||
                       normfuse_cuda_pass_general(&shape, step, sums, applies)))
         return false;

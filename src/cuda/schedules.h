@@ -77,7 +77,7 @@ bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *sh
 /* Two passes: a kernel that only sums, or one that writes from given statistics; where no norm group is shared, both at
  * once. False: it does not fit. */
 bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums, bool applies);
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step);
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool applies);
 /* The same by the general kernels. */
 bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
 
@@ -107,6 +107,13 @@ struct transposed {
 /* Makes the strides of all tensors the same, by as few copies as can be: x's, or those of either layout without gaps.
  * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large for that. */
 bool normfuse_cuda_transpose(struct normfuse_problem *problem, char *scratch, struct transposed *transposed);
+
+/* Whether a tensor is less than what a wave of blocks begins with: backward such calls would wait for its channels. */
+static inline bool is_short_of_waves(const struct shape *shape)
+{
+    static const double MAX_BYTES = 64 << 10; /* of a multiprocessor */
+    return shape->tensor_bytes < MAX_BYTES * shape->device->multiprocessors;
+}
 
 /* General kernels over columns: sums of a channel that a part leaves. Blocks of whole rows join the rows folded. */
 static inline int32_t copies_of(const struct normfuse_cuda_geometry *g)

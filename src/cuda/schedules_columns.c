@@ -389,15 +389,28 @@ const struct schedule *const normfuse_cuda_columns_schedules[] = {
     &normfuse_cuda_grid_pipeline,  &normfuse_cuda_grid_registers,
     &normfuse_cuda_general_passes, &normfuse_cuda_general, &normfuse_cuda_elementwise, NULL};
 
-/* Forwards of given statistics to which nothing is added. */
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step)
+/* Of given statistics, where nothing is added: forwards, and backwards in which general vectors would begin too late.
+ */
+bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool applies)
 {
-    if (!shape->given || shape->direction != FORWARD)
+    enum { MAX_PASSES = 8 };
+    const bool backward = shape->direction == BACKWARD;
+    if (!shape->given || !applies || (backward && !is_short_of_waves(shape)))
         return false;
-    const int64_t vectors = vectors_of_row(shape), width = minimum(vectors, WIDEST);
+    const int64_t width = minimum(vectors_of_row(shape), WIDEST),
+                  slots = vectors_of(shape, NORMFUSE_SCHEDULE_elementwise);
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, width * shape->elements);
-    const uint32_t threads = whole_warps(width * maximum(1, THREADS / width));
-    /* Waves of blocks even out when they end. */
-    const int64_t rows = (int64_t)threads / g->width * vectors_of(shape, NORMFUSE_SCHEDULE_elementwise);
-    return settle_columns(shape, step, NORMFUSE_SCHEDULE_elementwise, rows, threads, false);
+    for (int64_t max_threads = backward ? 2 * THREADS : THREADS; max_threads >= THREADS; max_threads /= 2) {
+        const uint32_t threads = whole_warps(width * maximum(1, max_threads / width));
+        const int64_t tile_rows = (int64_t)threads / width * slots;
+        if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_elementwise, tile_rows, threads, false))
+            continue;
+        /* Of sums more than one tile to a block, where some waves of these are left. */
+        const int64_t wanted = 2 * maximum(1, resident_blocks(shape, step));
+        if (backward)
+            g->passes = (int32_t)minimum(maximum(1, step->launch.grid / wanted), MAX_PASSES);
+        part_rows_of(shape, step, tile_rows * g->passes);
+        return true;
+    }
+    return false;
 }
