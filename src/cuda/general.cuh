@@ -22,9 +22,9 @@ template <typename T, int V, bool columns> struct general_tile {
     int unit, lane;          /* in the block; of those that share the unit */
     int n, samples, row;     /* the first sample and row (position), and how many */
     int each, count;         /* rows of the thread, of a sample and of all */
-    int lead, first_edge,
-        finish; /* vectors: elements of the one that the sample begins in that are before it; where the
-                   thread has that one 0, else -1; elements of its last one that are of the sample */
+    /* Vectors: elements of the one that the sample begins in that are before it; where the thread has that one 0, else
+     * -1; elements of its last one that are of the sample. */
+    int lead, first_edge, finish;
     int joined; /* copies of a channel, where the block has all of them: it joins these */
     bool active;
 
@@ -342,11 +342,12 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader<T
     static constexpr bool fast = sizeof(T) == 2;
     using results = general_results<T, V, 1>;
     using tile_of_thread = general_tile<T, V, columns>;
+    using edge_results = uint4[RESULTS][2]; /* of the thread's first vector and of its last */
     template <bool alone> struct batch_of {
         const uint4 *slot;
         const int (&places)[N];
         const tile_of_thread &tile;
-        uint4 (&of_edges)[RESULTS][2];
+        edge_results &of_edges;
         unsigned at;
         int k;
 
@@ -381,13 +382,14 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader<T
     int places[N];        /* of the tensors in a slot */
     bool adds, alone;     /* others than x and dy are read; neither these nor edges, by the warp */
     unsigned first, step; /* vectors from a tensor's first one to the thread's, and from one of these to the next */
-    uint4 (&of_edges)[RESULTS][2];
+    edge_results &of_edges;
 
-    __device__ __forceinline__ static uint4 (&edges_in_shared()) [RESULTS][2] {
-        __shared__ uint4 edges[RESULTS][2];
+    __device__ __forceinline__ static edge_results &edges_in_shared()
+    {
+        __shared__ edge_results edges;
         return edges;
-    } __device__ __forceinline__
-        general_loader(const normfuse_cuda_arguments &arguments, const tile_of_thread &of_thread)
+    }
+    __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments, const tile_of_thread &of_thread)
         : a(arguments), tile(of_thread), of_edges(edges_in_shared())
     {
     }

@@ -411,9 +411,11 @@ static bool pass(const struct shape *shape, struct step *step, bool sums, bool a
     if (sums && copies_of(g) < g->folded)
         g->unit_lanes = (int32_t)minimum(g->unit_lanes, IN_LANE / g->folded * 32);
     if (shape->elements > 2) {
+        /* Fewer threads have room for what passes of many tensors. */
         part_block(shape, g, g->rows, samples_of(p));
-        if (!settle(shape, step, sums, applies))
-            return false;
+        for (; !settle(shape, step, sums, applies); g->unit_lanes /= 2)
+            if (g->unit_lanes == 1)
+                return false;
         part_pipelines(shape, step, sums);
     } else {
         part_batches(shape, g, sums);
