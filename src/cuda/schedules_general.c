@@ -401,6 +401,7 @@ static void part_pipelines(const struct shape *shape, struct step *step, bool su
 /* Blocks of so many vectors of a row, or threads that share a channel. */
 static bool pass(const struct shape *shape, struct step *step, bool sums, bool applies, int64_t size)
 {
+    enum { OF_THREAD = 64 }; /* vectors, of which no sum has too many */
     const struct normfuse_problem *const p = shape->problem;
     struct normfuse_cuda_geometry *const g = &step->geometry;
     *step = (struct step){0};
@@ -412,10 +413,13 @@ static bool pass(const struct shape *shape, struct step *step, bool sums, bool a
         g->unit_lanes = (int32_t)minimum(g->unit_lanes, IN_LANE / g->folded * 32);
     if (shape->elements > 2) {
         /* Fewer threads have room for what passes of many tensors. */
-        part_block(shape, g, g->rows, samples_of(p));
-        for (; !settle(shape, step, sums, applies); g->unit_lanes /= 2)
+        for (;; g->unit_lanes /= 2) {
+            part_block(shape, g, divide_up(g->rows, OF_THREAD * (int64_t)g->unit_lanes), samples_of(p));
+            if (settle(shape, step, sums, applies))
+                break;
             if (g->unit_lanes == 1)
                 return false;
+        }
         part_pipelines(shape, step, sums);
     } else {
         part_batches(shape, g, sums);
