@@ -53,7 +53,7 @@ template <typename T, int V> struct elementwise_channels {
             const channel_words<V> mean = request_of(p, p.running_mean(), 0, c);
             receive_channels<V>(request_of(p, p.running_var(), 0, c), p.running_var().type, of);
             each<V>([&](int i) {
-                slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as scaled_by_running */
+                slope[i] = (float)((double)slope[i] / sqrt((double)of[i] + p.eps)); /* as requested_set::scale */
             });
             receive_channels<V>(mean, p.running_mean().type, of);
             each<V>([&](int i) {

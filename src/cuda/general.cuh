@@ -531,7 +531,7 @@ template <typename R> struct alignas(16) general_channel {
 /* All that is read of a channel's parameters is requested before the first is used. */
 template <typename T>
 __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfuse_cuda_arguments &a, int n, int c,
-                                                                    bool backward, bool forward_sums = false)
+                                                                    bool forward_sums)
 {
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
@@ -546,37 +546,14 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
         shift = request(p.shift(), c);
         added = request(p.pre_bias(), c);
     }
-    const bool saved = backward && a.source == NORMFUSE_SOURCE_SAVED;
-    const bool running = a.source == NORMFUSE_SOURCE_RUNNING,
-               scratch = a.source == NORMFUSE_SOURCE_SCRATCH && !backward;
-    const bool wanted = saved || running || scratch;
-    normfuse_parameter centre = p.mean(), spread = p.rstd();
-    int64_t at_mean = n * centre.batch + set * centre.channel, at_rstd = n * spread.batch + set * spread.channel;
-    if (running) {
-        centre = p.running_mean();
-        spread = p.running_var();
-        at_mean = c * centre.channel;
-        at_rstd = c * spread.channel;
-    } else if (scratch) { /* struct normfuse_cuda_statistics */
-        centre.data =
-            reinterpret_cast<char *>(a.statistics + (p.sets == NORMFUSE_SETS_BATCH ? set : n * p.groups + set));
-        centre.type = NORMFUSE_F64;
-        spread = centre;
-        at_mean = 0;
-        at_rstd = 1;
-    }
-    const requested_value of_mean = request_at_once(centre, at_mean, wanted),
-                          of_spread = request_at_once(spread, at_rstd, wanted);
+    const requested_set statistics(a, n, set, c);
     const R more = p.scale().data ? R(1) + receive<R>(scale, p.scale().type) : R(1);
     general_channel<R> of = {p.weight().data ? receive<R>(weight, p.weight().type) * more : more,
                              p.bias().data ? receive<R>(bias, p.bias().type) * more : R(0), R(0), R(0)};
     if (p.shift().data)
         of.offset += receive<R>(shift, p.shift().type);
-    double mean = wanted && centre.data ? receive<double>(of_mean, centre.type) : 0.0;
-    if (running)
-        of.slope = (R)((double)of.slope / sqrt((spread.data ? receive<double>(of_spread, spread.type) : 1.0) + p.eps));
-    else if (wanted)
-        of.slope *= receive<R>(of_spread, spread.type);
+    of.slope = statistics.scale(of.slope, p.eps) * statistics.rstd<R>();
+    double mean = statistics.mean();
     double left = 0.0;
     if (p.pre_bias().data)
         mean = add_exactly(mean, -(double)receive<R>(added, p.pre_bias().type), left);
@@ -595,13 +572,13 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                               general_channel<compute<T>> *channels, compute<T> *of_prelu,
-                                              bool backward, bool forward_sums = false)
+                                              bool forward_sums = false)
 {
     using R = compute<T>;
     for (int i = (int)threadIdx.x; i < tile.summed(a); i += (int)blockDim.x) {
         int copy;
         const int c = tile.joined > 1 ? i : tile.channel_at(a, i, copy);
-        const general_channel<R> of = know_channel<T>(a, tile.n, c, backward, forward_sums);
+        const general_channel<R> of = know_channel<T>(a, tile.n, c, forward_sums);
         const bool is_prelu = a.problem.activation == NORMFUSE_PRELU;
         const R slope = is_prelu ? parameter<R>(a.problem.slope(), 0, c, R(0)) : R(0);
         for (copy = 0; copy < tile.joined; copy++) {

@@ -208,7 +208,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
-    know_channels(a, tile, channels, of_prelu, true);
+    know_channels(a, tile, channels, of_prelu);
     if (applies && centred && !twice)
         know_totals(a, tile, channels, of_channels);
     __syncthreads();

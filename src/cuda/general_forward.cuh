@@ -215,7 +215,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
     if (applies)
-        know_channels(a, tile, channels, of_prelu, false, sums);
+        know_channels(a, tile, channels, of_prelu, sums);
 
     if (sums) {
         /* Squares about one of the thread's own values cannot cancel by more than their number. */

@@ -144,11 +144,52 @@ __device__ __forceinline__ set_statistics<R> statistics_of(const moments<R> &all
     return {shift + (double)all.mean, variance, inverse_root(variance + (R)eps)};
 }
 
-/* slope / sqrt(running variance + eps), rounded once. */
-template <typename R> __device__ __forceinline__ R scaled_by_running(const normfuse_cuda_problem &p, int64_t c, R slope)
-{
-    return (R)((double)slope / sqrt(parameter<double>(p.running_var(), 0, c, 1.0) + p.eps));
-}
+/* The statistics of a channel's set, requested together, wherever they are. */
+struct requested_set {
+    normfuse_parameter centre, spread; /* mean, and rstd or the running variance */
+    requested_value of_centre, of_spread;
+    bool wanted, running;
+
+    __device__ __forceinline__ requested_set(const normfuse_cuda_arguments &a, int n, int set, int c)
+    {
+        const normfuse_cuda_problem &p = a.problem;
+        const bool scratch = a.source == NORMFUSE_SOURCE_SCRATCH;
+        running = a.source == NORMFUSE_SOURCE_RUNNING;
+        wanted = running || scratch || a.source == NORMFUSE_SOURCE_SAVED;
+        centre = p.mean();
+        spread = p.rstd();
+        int64_t at_centre = n * centre.batch + set * centre.channel, at_spread = n * spread.batch + set * spread.channel;
+        if (running) {
+            centre = p.running_mean();
+            spread = p.running_var();
+            at_centre = c * centre.channel;
+            at_spread = c * spread.channel;
+        } else if (scratch) { /* struct normfuse_cuda_statistics */
+            centre.data = reinterpret_cast<char *>(a.statistics);
+            centre.type = NORMFUSE_F64;
+            spread = centre;
+            at_centre = ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set) * TRIPLE;
+            at_spread = at_centre + 1;
+        }
+        of_centre = request_at_once(centre, at_centre, wanted);
+        of_spread = request_at_once(spread, at_spread, wanted);
+    }
+    __device__ __forceinline__ double mean() const
+    {
+        return wanted && centre.data ? receive<double>(of_centre, centre.type) : 0.0;
+    }
+    /* 1 where the running variance, which scale() has, takes its place. */
+    template <typename R> __device__ __forceinline__ R rstd() const
+    {
+        return wanted && !running ? receive<R>(of_spread, spread.type) : R(1);
+    }
+    /* slope / sqrt(running variance + eps), rounded once, or slope. */
+    template <typename R> __device__ __forceinline__ R scale(R slope, double eps) const
+    {
+        const double variance = running && spread.data ? receive<double>(of_spread, spread.type) : 1.0;
+        return running ? (R)((double)slope / sqrt(variance + eps)) : slope;
+    }
+};
 
 /* Running statistics take the variance over count - 1. */
 __device__ __forceinline__ double unbiased(double variance, double count)

@@ -148,45 +148,18 @@ template <typename T, int V, int K, int N> struct row_run {
     __device__ __forceinline__ run_row know(int n, int c, float factor, float &rest, float &rstd) const
     {
         const int set = p.sets == NORMFUSE_SETS_BATCH ? c : divide(c, a.geometry.by_set_channels);
-        const bool saved = a.source == NORMFUSE_SOURCE_SAVED, scratch = a.source == NORMFUSE_SOURCE_SCRATCH;
-        const bool running = a.source == NORMFUSE_SOURCE_RUNNING;
-        /* Of struct normfuse_cuda_statistics. */
-        const int64_t triple = ((p.sets == NORMFUSE_SETS_BATCH ? 0 : (int64_t)n * p.groups) + set) * TRIPLE;
-        /* All requested together, wherever the statistics are. */
-        normfuse_parameter centre = p.mean(), spread = p.rstd();
-        int64_t at_mean = n * centre.batch + set * centre.channel, at_rstd = n * spread.batch + set * spread.channel;
-        if (running) {
-            centre = p.running_mean();
-            spread = p.running_var();
-            at_mean = c * centre.channel;
-            at_rstd = c * spread.channel;
-        } else if (scratch) {
-            centre.data = reinterpret_cast<char *>(a.statistics);
-            centre.type = NORMFUSE_F64;
-            spread = centre;
-            at_mean = triple;
-            at_rstd = triple + 1;
-        }
-        const bool wanted = saved || scratch || running;
-        const requested_value of_mean = request_at_once(centre, at_mean, wanted),
-                              of_spread = request_at_once(spread, at_rstd, wanted);
+        const requested_set statistics(a, n, set, c);
         requested_value bias = {0, 0}, prelu = {0, 0};
         if (p.pre_bias().data || p.activation == NORMFUSE_PRELU) {
             bias = request_at_once(p.pre_bias(), n * p.pre_bias().batch + c * p.pre_bias().channel);
             prelu = request_at_once(p.slope(), c * p.slope().channel, p.activation == NORMFUSE_PRELU);
         }
         const requested_weights weights = request_weights(p, n, c, true);
-        double mean = 0.0;
+        double mean = statistics.mean();
         float slope, offset;
-        rstd = 1.0f;
         weigh(p, weights, slope, offset);
-        if (wanted && centre.data)
-            mean = receive<double>(of_mean, centre.type);
-        if (running)
-            slope = (float)((double)slope / sqrt((spread.data ? receive<double>(of_spread, spread.type) : 1.0) + p.eps));
-        else if (wanted)
-            rstd = receive<float>(of_spread, spread.type);
-        slope *= rstd;
+        rstd = statistics.rstd<float>();
+        slope = statistics.scale(slope, p.eps) * rstd;
         /* pre_bias is a part of the mean. */
         if (p.pre_bias().data)
             mean -= (double)receive<float>(bias, p.pre_bias().type);

@@ -212,7 +212,7 @@ static inline struct normfuse_cuda_geometry *begin_columns(const struct shape *s
                                                            int64_t group)
 {
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
-    set_width(shape, g, vectors_of_row(shape), width, group, rows_of_sample(shape, shape->unaligned_samples));
+    set_width(shape, g, vectors_of_row(shape), width, group, shape->problem->s / shape->folded);
     g->row_values = g->group * shape->folded;
     return g;
 }

@@ -137,17 +137,10 @@ static inline double vector_bytes(const struct shape *shape)
     return (double)shape->elements * (double)normfuse_type_bytes(shape->problem->type);
 }
 
-/* Columns: vectors of what is walked as a row, and such rows of a sample; `unaligned`: a sample begins up to all but
- * one elements into its first vector. */
+/* Columns: vectors of what is walked as a row. */
 static inline int64_t vectors_of_row(const struct shape *shape)
 {
     return shape->problem->c * shape->folded / shape->elements;
-}
-
-static inline int64_t rows_of_sample(const struct shape *shape, bool unaligned)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return unaligned ? divide_up(p->s * p->c + shape->elements - 1, p->c * shape->folded) : p->s / shape->folded;
 }
 
 /* Of vectors of so many elements that are aligned in memory: how many a row can touch. Where in its first vector it
