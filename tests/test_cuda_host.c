@@ -1163,6 +1163,7 @@ struct plan_case {
     bool channels_last, backward, has_sync, misaligned,
         sliced; /* sliced: of channels-last tensors with more channels */
     bool residual; /* before the activation */
+    bool summed, in_place; /* forward: pre_add and u; u over x */
     int32_t activation;
 };
 
@@ -1170,7 +1171,7 @@ struct plan_case {
 static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0, NULL};
 
 static size_t scratch_address_bytes;
-static int too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
+static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
     grid_launches, short_launches, spread_launches, unaligned_samples_launches, general_vectors_launches,
     additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
@@ -2245,6 +2246,32 @@ static size_t end_of(const void *part, size_t bytes)
     return part != NULL ? (size_t)((uintptr_t)part - scratch_address) + bytes : 0;
 }
 
+/* A kernel that reads tensors before the kernels ahead of it have ended reads what none of these writes: the tensors
+ * that the first one is given. */
+static void check_early_launches(const char *name)
+{
+    struct normfuse_cuda_arguments first, a;
+    int elements, held;
+    for (int i = 1; i < fake_driver.launches && i < FAKE_LAUNCHES; i++) {
+        const struct fake_launch *const launch = &fake_driver.launch[i];
+        if (launch->argument_bytes != sizeof a || sscanf(strrchr(launch->name, '_'), "_%dx%d", &elements, &held) != 2)
+            continue;
+        memcpy(&a, launch->arguments, sizeof a);
+        if (a.begins_early == 0)
+            continue;
+        early_launches++;
+        if (!CHECK(fake_driver.launch[0].argument_bytes == sizeof first, "%s: %s reads copies early", name, launch->name))
+            continue;
+        memcpy(&first, fake_driver.launch[0].arguments, sizeof first);
+        for (int view = 0; view < NORMFUSE_VIEWS; view++)
+            CHECK(view == NORMFUSE_VIEW_OUT || a.problem.views[view] == first.problem.views[view],
+                  "%s: %s reads early what another kernel wrote", name, launch->name);
+        CHECK(first.geometry.stores_dz == 0 &&
+                  (first.problem.views[NORMFUSE_VIEW_U] == NULL || a.source != NORMFUSE_SOURCE_SCRATCH),
+              "%s: %s reads early what the first kernel writes", name, launch->name);
+    }
+}
+
 static void check_launch(const struct plan_case *test, const struct fake_launch *launch,
                          const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
 {
@@ -2475,7 +2502,11 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
              test->misaligned ? " misaligned"
              : test->sliced   ? " sliced"
                               : "",
-             test->residual ? " post_add" : "", device->clusters ? "9.0" : "8.0");
+             test->residual                    ? " post_add"
+             : test->summed && test->in_place ? " pre_add u=x"
+             : test->summed                    ? " pre_add u"
+                                               : "",
+             device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
     enum { BIG = 5, SMALL = 7 };
@@ -2517,6 +2548,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         tensors.post_add = &big[3];
         if (test->backward)
             tensors.dpost_add = &big[4];
+    }
+    if (test->summed) {
+        tensors.pre_add = &big[3];
+        tensors.u = test->in_place ? &big[0] : &big[4];
     }
     if (test->activation == NORMFUSE_PRELU) {
         tensors.slope = &small[5];
@@ -2561,6 +2596,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
               "%s: kernel %d of the call %s what ran before it", test->name, i,
               fake_driver.launch[i].dependent ? "does not wait for" : "waits for");
     }
+    check_early_launches(test->name);
 }
 
 static void read_registers(void)
@@ -2758,6 +2794,7 @@ static void test_transposes(void)
         held += over == 1 && outputs[0] == 0;
         for (int k = 0; k <= last; k++)
             CHECK(fake_driver.launch[k].dependent == (k > 0), "%s: kernel %d of %d", name, k, last + 1);
+        check_early_launches(name);
         CHECK(others == 0 ? copies == 0 : copies >= 1 && (copies <= others || is_sliced), "%s: %d copies of %d tensors",
               name, copies, others);
         copied += copies > 0;
@@ -2829,6 +2866,8 @@ static struct plan_case draw_plan_case(int i)
         test.sizes[2] = 2; /* training refuses one value a channel */
     test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(NORMFUSE_PRELU + 1);
     test.residual = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
+    test.summed = !test.backward && !test.residual && test.op < 2 && i % 5 == 0;
+    test.in_place = i % 10 == 0;
     return test;
 }
 
@@ -2872,6 +2911,7 @@ static void test_plans(void)
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
     CHECK(general_vectors_launches > 500, "general kernels of vectors were launched %d times", general_vectors_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
+    CHECK(early_launches > 1000, "kernels began early %d times", early_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
     CHECK(unaligned_samples_launches > 250, "samples began or ended inside of vectors %d times",
           unaligned_samples_launches);

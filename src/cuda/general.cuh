@@ -96,13 +96,14 @@ template <typename T, int V, bool columns> struct general_tile {
     {
         return k == first_edge || (k == count - 1 && finish < V);
     }
+    __device__ __forceinline__ bool has_edges() const
+    {
+        return !whole && count > 0 && (first_edge == 0 || finish < V);
+    }
     /* How many values the thread has of its i-th channel. */
     __device__ __forceinline__ int count_of(int i) const
     {
-        if constexpr (whole)
-            return count;
-        else
-            return count == 0 ? 0 : count - (i < begin_of(0) || i >= end_of(0)) - (count > 1 && i >= end_of(count - 1));
+        return has_edges() ? count - (first_edge == 0 && i < lead) - (i >= finish) : count;
     }
     /* Channels that the block has sums of; copies that are not joined count. */
     __device__ __forceinline__ int summed(const normfuse_cuda_arguments &a) const
@@ -140,10 +141,9 @@ template <typename T, int V, bool columns> struct general_tile {
 /* The tensors that a walk reads. */
 enum general_tensor { GENERAL_X, GENERAL_PRE_ADD, GENERAL_POST_ADD, GENERAL_DY, GENERAL_DU };
 
-/* What loops know when they are compiled: `alone`, that x, and backward dy, are all that is read, dx or y all that is
- * written, and that the warp has no edges. */
-template <bool value> struct reads_alone {
-    static constexpr bool alone = value;
+/* What a loop knows when it is compiled. */
+template <bool value> struct choice {
+    static constexpr bool constant = value;
 };
 
 /* What is worked on together: B elements or words, of which the last of a thread may have fewer, or a vector, in parts
@@ -209,10 +209,11 @@ template <typename T, int V, int K, bool columns, int N, bool vectors = (V > 2)>
         {
             if (!data)
                 return;
+            char *to = data + at;
 #pragma unroll
-            for (int k = 0; k < B; k++)
+            for (int k = 0; k < B; k++, to += step)
                 if (k < count)
-                    store_vector<T, V>(data + at + k * step, 0, found.of[k]);
+                    store_vector<T, V>(to, 0, found.of[k]);
         }
     };
 
@@ -298,7 +299,7 @@ template <typename T, int V, int K, bool columns, int N, bool vectors = (V > 2)>
     }
     template <typename Work> __device__ __forceinline__ void choose(bool, Work work) const
     {
-        work(reads_alone<false>());
+        work(choice<false>());
     }
     /* Of each of the thread's channels a value of its own. */
     template <typename Take> __device__ __forceinline__ void first_values(compute<T> (&values)[V], Take take) const
@@ -442,7 +443,7 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader<T
             places[i] = place;
             place += always_reads(i) || from[i] ? (int)blockDim.x : 0;
         }
-        alone = !__any_sync(full_mask, adds || (tile.count > 0 && (tile.first_edge == 0 || tile.finish < V)));
+        alone = !__any_sync(full_mask, adds || tile.has_edges());
         unsigned at = first;
         if (alone) {
 #pragma unroll
@@ -454,13 +455,14 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader<T
                 request<false>(slot(k), k, at);
         }
     }
-    /* `more`: another result than y or dx is written. */
+    /* Whether x, and backward dy, are all that is read, dx or y all that is written, and the warp has no edges. `more`:
+     * another result is written. */
     template <typename Work> __device__ __forceinline__ void choose(bool more, Work work) const
     {
         if (alone && !more)
-            work(reads_alone<true>());
+            work(choice<true>());
         else
-            work(reads_alone<false>());
+            work(choice<false>());
     }
     /* Of the first vector, and of the second where the first is an edge. */
     template <typename Take> __device__ __forceinline__ void first_values(compute<T> (&values)[V], Take take) const
@@ -489,8 +491,8 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader<T
         for (int left = tile.count; left > 0; left--) {
             uint4 *const to = dynamic + threadIdx.x + place;
             wait_for_older_copies<K - 1>();
-            work(batch_of<Alone::alone>{to, places, tile, of_edges, next - K * step, tile.count - left});
-            request<Alone::alone>(to, tile.count - left + K, next);
+            work(batch_of<Alone::constant>{to, places, tile, of_edges, next - K * step, tile.count - left});
+            request<Alone::constant>(to, tile.count - left + K, next);
             next += step;
             place += of_slot;
             place = place == behind ? 0 : place;
@@ -521,6 +523,13 @@ __device__ __forceinline__ void values_of_x(const Batch &from, bool adds, int h,
         rounded.put(h, more);
         rounded.take(h, u);
     }
+}
+
+/* Where a block's entry is in shared memory. Threads of vectors have some each, one after the other: a warp's would be in
+ * the same banks. */
+template <int V> __device__ __forceinline__ int spread(int entry)
+{
+    return V > 2 ? entry ^ (((entry >> 3) ^ (entry >> 6) ^ (entry >> 9)) & 7) : entry;
 }
 
 /* What a block knows of a channel: z = (x - mean) * slope + offset, `rest` of the mean. */
@@ -583,7 +592,7 @@ __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, 
         const R slope = is_prelu ? parameter<R>(a.problem.slope(), 0, c, R(0)) : R(0);
         for (copy = 0; copy < tile.joined; copy++) {
             const int place = tile.place_of(a, i, copy);
-            channels[place] = of;
+            channels[spread<V>(place)] = of;
             if (is_prelu)
                 of_prelu[place] = slope;
         }
@@ -597,7 +606,7 @@ __device__ __forceinline__ void recall_channels(const general_channel<R> *channe
 {
 #pragma unroll
     for (int i = 0; i < W; i++) {
-        const general_channel<R> of = channels[first + i];
+        const general_channel<R> of = channels[spread<W>(first + i)];
         slope[i] = of.slope * factor;
         offset[i] = of.offset * factor;
         mean[i] = of.mean;

@@ -54,9 +54,9 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
             a.totals)[(p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set];
         const R rstd = parameter<R>(p.rstd(), tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
         const R of_mean = -((R)total.y * rstd) * (rstd * portion);
-        const totals<R> of = {-(R)total.x * portion - of_mean * channels[tile.place_of(a, i, 0)].rest, of_mean};
+        const totals<R> of = {-(R)total.x * portion - of_mean * channels[spread<V>(tile.place_of(a, i, 0))].rest, of_mean};
         for (copy = 0; copy < tile.joined; copy++)
-            of_channels[tile.place_of(a, i, copy)] = of;
+            of_channels[spread<V>(tile.place_of(a, i, copy))] = of;
     }
 }
 
@@ -73,10 +73,10 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
     share_items(tile.summed(a), g.channel_bits, [&](int i, bool exists, int lane, int lanes_of_channel) {
         totals<R> sum = {R(0), R(0)};
         for (int copy = 0; copy < (exists ? tile.joined : 0); copy++) {
-            const totals<R> *const own = entries + tile.place_of(a, i, copy) * lanes;
+            const int first = tile.place_of(a, i, copy) * lanes;
 #pragma unroll 2
             for (int k = lane; k < lanes; k += lanes_of_channel) {
-                const totals<R> found = own[k];
+                const totals<R> found = entries[spread<V>(first + k)];
                 sum.plain += found.plain;
                 sum.centred += found.centred;
             }
@@ -84,7 +84,7 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
         sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
         if (!exists || lane != 0)
             return;
-        const general_channel<R> of = channels[tile.place_of(a, i, 0)];
+        const general_channel<R> of = channels[spread<V>(tile.place_of(a, i, 0))];
         if (round == 0)
             sum.centred -= of.rest * sum.plain;
         if (twice && round == 0)
@@ -162,19 +162,10 @@ template <int V, typename R, int N> __device__ __forceinline__ void fold_sums(R 
         sums[i % V] += sums[i];
 }
 
-template <bool is_first, typename First, typename Second>
-__device__ __forceinline__ auto &first_if(First &first, Second &second)
-{
-    if constexpr (is_first)
-        return first;
-    else
-        return second;
-}
-
 template <typename T, int V, int K, bool columns>
 __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &a)
 {
-    follow_kernel();
+    admit_next_kernel();
     using R = compute<T>;
     constexpr int N = GENERAL_DU + 1;
     constexpr bool fast = sizeof(T) == 2, joins = V <= 2; /* may have both the sums and what follows from them */
@@ -204,7 +195,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     data.from[GENERAL_POST_ADD] = reads_post ? p.post_add().data : nullptr;
     data.from[GENERAL_DY] = p.dy().data;
     data.from[GENERAL_DU] = p.dx().data && applies && (!twice || data.holds) ? p.du().data : nullptr;
-    data.open();
+    request_following(a, [&] { data.open(); });
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
@@ -218,25 +209,25 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, V>(channels, first_channel, factor, slope, offset, mean);
     R first[sums_in_turn] = {}, second[sums_in_turn] = {}, third[sums_in_turn] = {};
-    /* dx = slope * dy' + of_mean * (u - mean) + level. Of vectors these are known where no sums are wanted, and in
-     * their registers. */
-    R levels[joins ? V : 1] = {}, of_means[joins ? V : 1] = {};
-    auto &level = first_if<joins>(levels, first);
-    auto &of_mean = first_if<joins>(of_means, second);
-    const auto walk = [&](bool sums_here, bool applies_here) {
+    R level[V] = {}, of_mean[V] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */
+    /* Results of known totals; else sums, and results that need no totals. */
+    const auto walk = [&](auto totals_known) {
+        constexpr bool is_known = decltype(totals_known)::constant;
+        const bool applies_here = is_known || (applies && !centred);
         char *const dx = applies_here ? p.dx().data : nullptr;
         const bool stores_dz = applies_here || g.stores_dz || !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY);
         char *const dz = stores_dz ? p.dpost_add().data : nullptr;
         data.choose(dz != nullptr, [&](auto reads) {
-            constexpr bool alone = decltype(reads)::alone;
+            constexpr bool alone = decltype(reads)::constant;
             choose_any_activation(p.activation, [&](auto chosen) {
+                constexpr bool is_prelu = decltype(chosen)::constant == NORMFUSE_PRELU;
                 data.walk(reads, [&](const auto &from) {
                     typename loader::results of_dx = {}, of_dz = {};
                     each<loader::parts>([&](int h) {
                         R u[H], dy[H], of_slope[H];
                         differentiate_part<loader, alone>(a, chosen, from, reads_post, factor, slope, offset, mean,
                                                           of_prelu + first_channel, h, u, dy, of_slope);
-                        if (sums_here) {
+                        if constexpr (!is_known) {
                             if (from.is_edge())
                                 each<H>([&](int i) {
                                     const bool has = from.has(h * H + i);
@@ -248,7 +239,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                                 const int of = (h * H + i) % sums_in_turn;
                                 first[of] += dy[i];
                                 second[of] += dy[i] * u[i];
-                                if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
+                                if constexpr (is_prelu)
                                     third[of] += of_slope[i];
                             });
                         }
@@ -260,8 +251,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                         if (dx) {
                             each<H>([&](int i) {
                                 const int c = (h * H + i) % V;
-                                u[i] =
-                                    centred ? fma(slope[c], dy[i], fma(of_mean[c], u[i], level[c])) : slope[c] * dy[i];
+                                u[i] = is_known ? fma(slope[c], dy[i], fma(of_mean[c], u[i], level[c])) : slope[c] * dy[i];
                             });
                             if (!alone && p.du().data) {
                                 R more[H];
@@ -280,13 +270,8 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         data.store_edges(1, dz);
         data.store_edges(0, dx);
     };
-    if (applies && centred && !twice)
-        each<V>([&](int i) {
-            const totals<R> known = of_channels[first_channel + i];
-            of_mean[i] = known.centred;
-            level[i] = known.plain;
-        });
-    walk(sums, applies && !twice);
+    if (sums || !centred)
+        walk(choice<false>());
     if (sums) {
         fold_sums<V>(first);
         fold_sums<V>(second);
@@ -297,31 +282,37 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
             __syncthreads(); /* shared memory that is read no more */
             if (tile.active)
                 each<V>([&](int i) {
-                    entries[(tile.unit * V + i) * g.unit_lanes + tile.lane] =
+                    entries[spread<V>((tile.unit * V + i) * g.unit_lanes + tile.lane)] =
                         round == 0 ? totals<R>{first[i] * factor, second[i] * factor} : totals<R>{third[i], R(0)};
                 });
             __syncthreads();
             join_channels(a, tile, round, entries, channels, twice, of_channels);
         }
     }
-    if constexpr (joins) {
-        if (!twice)
-            return;
-        /* ---- the totals of the sets, and results ---- */
+    if (!applies || !centred)
+        return;
+
+    /* ---- the totals of the sets, and results ---- */
+    if (twice) {
         join_sets<T, V, columns>(a, tile, sets_here, of_channels, mailbox, of_blocks, of_sets);
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < V; i++) {
+        each<V>([&](int i) {
             const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
             of_mean[i] = found.centred;
-            level[i] = found.plain - of_mean[i] * channels[first_channel + i].rest;
-        }
+            level[i] = found.plain - of_mean[i] * channels[spread<V>(first_channel + i)].rest;
+        });
         if (!data.holds) {
             data.from[GENERAL_DU] = p.dx().data ? p.du().data : nullptr;
             data.open();
         }
-        walk(false, true);
+    } else {
+        each<V>([&](int i) {
+            const totals<R> known = of_channels[spread<V>(first_channel + i)];
+            of_mean[i] = known.centred;
+            level[i] = known.plain;
+        });
     }
+    walk(choice<true>());
 }
 
 #endif

@@ -20,7 +20,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
     const bool adds = p.pre_add().data != nullptr;
     char *const u = writes ? p.u().data : nullptr;
     data.choose(u != nullptr, [&](auto reads) {
-        constexpr bool alone = decltype(reads)::alone;
+        constexpr bool alone = decltype(reads)::constant;
         choose_any_activation(p.activation, [&](auto chosen) {
             data.walk(reads, [&](const auto &from) {
                 typename Loader::results y = {}, of_u = {};
@@ -80,23 +80,24 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
         await_open_mailboxes();
     share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
         const int copies = exists ? tile.joined : 0;
-        const auto of_copy = [&](int copy) { return subvectors + tile.place_of(a, set, copy) * entries; };
+        const auto found_at = [&](int copy, int i) {
+            return subvectors[spread<V>(tile.place_of(a, set, copy) * entries + i)];
+        };
         /* Of the first that has any: others hold nothing that is near. */
         R base = R(0);
         bool has_base = false;
         for (int copy = 0; copy < copies && !has_base; copy++) {
-            const subvector_sums<R> *const own = of_copy(copy);
             for (int i = 0; i < entries && !has_base; i++) {
-                base = own[i].first;
-                has_base = own[i].count > R(0);
+                const subvector_sums<R> found = found_at(copy, i);
+                base = found.first;
+                has_base = found.count > R(0);
             }
         }
         R count = R(0), mean_of_set = R(0), squares_of_set = R(0);
         for (int copy = 0; copy < copies; copy++) {
-            const subvector_sums<R> *const own = of_copy(copy);
 #pragma unroll 2
             for (int i = lane; i < entries; i += lanes_of_set) {
-                const subvector_sums<R> found = own[i];
+                const subvector_sums<R> found = found_at(copy, i);
                 count += found.count;
                 mean_of_set += found.count * ((found.first - base) + found.mean);
             }
@@ -104,10 +105,9 @@ __device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, cons
         count = sum_few(count, lanes_of_set);
         mean_of_set = sum_few(mean_of_set, lanes_of_set) / max(count, R(1));
         for (int copy = 0; copy < copies; copy++) {
-            const subvector_sums<R> *const own = of_copy(copy);
 #pragma unroll 2
             for (int i = lane; i < entries; i += lanes_of_set) {
-                const subvector_sums<R> found = own[i];
+                const subvector_sums<R> found = found_at(copy, i);
                 const R distance = ((found.first - base) + found.mean) - mean_of_set;
                 squares_of_set += found.count > R(0) ? found.squares + found.count * distance * distance : R(0);
             }
@@ -183,7 +183,7 @@ __device__ __forceinline__ void store_sets(const normfuse_cuda_arguments &a, con
 template <typename T, int V, int K, bool columns>
 __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a)
 {
-    follow_kernel();
+    admit_next_kernel();
     using R = compute<T>;
     constexpr int N = GENERAL_POST_ADD + 1;
     constexpr int max_bits = !columns ? 0 : V == 8 ? 3 : V / 2;
@@ -210,7 +210,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     data.from[GENERAL_X] = p.x().data;
     data.from[GENERAL_PRE_ADD] = p.pre_add().data;
     data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add().data : nullptr;
-    data.open();
+    request_following(a, [&] { data.open(); });
     const int sets_here = sums ? divide(tile.summed(a), g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));
@@ -223,7 +223,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
         char *const u_to = !applies && adds ? p.u().data : nullptr;
         data.first_values(shift, [&](const auto &from, int h, auto &u) { values_of_x<loader>(from, adds, h, u); });
         data.choose(u_to != nullptr, [&](auto reads) {
-            constexpr bool alone = decltype(reads)::alone;
+            constexpr bool alone = decltype(reads)::constant;
             data.walk(reads, [&](const auto &from) {
                 typename loader::results of_u = {};
                 each<loader::parts>([&](int h) {
@@ -251,11 +251,11 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
             first[i % V] += first[i];
             second[i % V] += second[i];
         }
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            mean[i] = first[i] / (R)max(tile.count_of(i), 1);
-            squares[i] = second[i] - first[i] * mean[i];
-        }
+        const R share = R(1) / (R)max(tile.count, 1);
+        each<V>([&](int i) { mean[i] = first[i] * share; });
+        if (tile.has_edges())
+            each<V>([&](int i) { mean[i] = first[i] / (R)max(tile.count_of(i), 1); });
+        each<V>([&](int i) { squares[i] = second[i] - first[i] * mean[i]; });
         const int subvector_bits = columns ? g.subvector_bits : 0, lanes = g.unit_lanes;
         if (p.pre_bias().data) {
             R bias[V];
@@ -275,7 +275,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
 #pragma unroll
             for (int i = 0; i < V; i++)
                 if (i < subvectors_a_unit)
-                    subvectors[(tile.unit * subvectors_a_unit + i) * lanes + tile.lane] = {
+                    subvectors[spread<V>((tile.unit * subvectors_a_unit + i) * lanes + tile.lane)] = {
                         shift[i], mean[i], squares[i], (R)(tile.count_of(i) << subvector_bits)};
         }
         __syncthreads();

@@ -369,7 +369,8 @@ struct normfuse_cuda_problem {
 /* On Hopper what a kernel is given begins 16 bytes into a line, so that all but the first members here begin one. */
 struct normfuse_cuda_arguments {
     int32_t phases;                              /* of the problem's, those that this launch does */
-    int32_t source;                              /* enum normfuse_cuda_source */
+    int16_t source;                              /* enum normfuse_cuda_source */
+    int16_t begins_early; /* the tensors that this launch reads are there before the launch ahead of it ends */
     struct normfuse_cuda_statistics *statistics; /* one a set */
     /* Triples (count, mean, M2) [set][part]; exchange by the grid: [parity][block group][group][part]. */
     double *partials;

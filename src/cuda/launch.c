@@ -210,14 +210,10 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
 static void describe_step(const struct step *step, struct normfuse_problem *problem,
                           struct normfuse_cuda_arguments *arguments, int32_t *folded)
 {
-    if (step->source == NORMFUSE_SOURCE_SCRATCH && problem->u.data != NULL &&
-        (problem->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
-        /* The sum was written, perhaps over what it is the sum of. */
-        problem->x.data = problem->u.data;
-        problem->pre_add.data = NULL;
+    if (step->goes_on) {
+        go_on_from_first_pass(problem);
+        arguments->begins_early = 0;
     }
-    if (step->of_dpost_add)
-        go_on_from_dz(problem);
     if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
         problem->x.position = problem->x.position / *folded * step->geometry.folded;
         *folded = step->geometry.folded;
@@ -229,7 +225,7 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
     else if (is_of(step, OF(tile)))
         describe_tile(problem, step, &arguments->tile);
     arguments->phases = step->phases;
-    arguments->source = step->source;
+    arguments->source = (int16_t)step->source;
 }
 
 normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
@@ -278,6 +274,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     last_count = 0;
     status = copy(problem, device, exec, &transposed.before);
     int32_t folded = 1; /* rows of `united` walked as one */
+    /* What kernels of a call read is there when its first one begins, but for what others of them write. */
+    arguments.begins_early = transposed.before.count == 0 && plan->steps[0].launch.grid > 0;
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
         describe_step(&plan->steps[i], &united, &arguments, &folded);
         status = launch(problem, device, exec, &plan->steps[i], &arguments);

@@ -215,8 +215,16 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         add_statistics(plan, p, sets, parts);
     if (!holds && applies && !empty) {
         plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
-        if (!add_step(shape, plan, NORMFUSE_PHASE_APPLY, false))
+        struct normfuse_problem rest = *p;
+        struct shape of_u = *shape;
+        const bool stored = statistics && p->u.data != NULL && p->pre_add.data != NULL;
+        if (stored) {
+            go_on_from_first_pass(&rest);
+            (void)normfuse_cuda_shape_of(&rest, &of_u);
+        }
+        if (!add_step(stored ? &of_u : shape, plan, NORMFUSE_PHASE_APPLY, false))
             return false;
+        plan->steps[plan->count - 1].goes_on = stored;
     }
     if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets > 0) {
         plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
@@ -261,13 +269,13 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         struct shape of_dz = *shape;
         const bool stored = wants_dx && first->geometry.stores_dz;
         if (stored) {
-            go_on_from_dz(&rest);
+            go_on_from_first_pass(&rest);
             (void)normfuse_cuda_shape_of(&rest, &of_dz);
         }
         if (wants_dx && !add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
         if (stored)
-            plan->steps[plan->count - 1].of_dpost_add = true;
+            plan->steps[plan->count - 1].goes_on = true;
     }
     /* Where there are none, none are read, but they have a place. */
     const int64_t pairs = (plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots;

@@ -328,13 +328,23 @@ struct l2_policies {
 /* ---- kernels of a call ------------------------------------------------------------------------------------------- */
 
 /* The kernels of one call follow one another by dependent launch: the next may be brought up as soon as every block of
- * this one has begun, and waits here until all that this one wrote is there. A first kernel has nobody to wait for. */
-__device__ __forceinline__ void follow_kernel()
+ * this one has begun, and waits until all that this one wrote is there. A first kernel has nobody to wait for. */
+__device__ __forceinline__ void admit_next_kernel()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void await_last_kernel()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+__device__ __forceinline__ void follow_kernel()
+{
+    admit_next_kernel();
+    await_last_kernel();
 }
 
 /* ---- clusters ---------------------------------------------------------------------------------------------------- */

@@ -443,11 +443,11 @@ template <typename T, int V, int K> struct forward_run : row_run<T, V, K, 3> {
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 {
-    follow_kernel();
+    admit_next_kernel();
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const forward_run<T, V, K> of(a);
-    of.request_first();
+    request_following(a, [&] { of.request_first(); });
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const normfuse_run_layout layout =
         normfuse_lay_out_run(of.apart * K * 16, a.geometry.coefficients, (int)blockDim.x / 32, false);
@@ -612,12 +612,12 @@ static __device__ __forceinline__ void store_sums(const Run &of, const run_sums 
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
 {
-    follow_kernel();
+    admit_next_kernel();
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const backward_run<T, V, K> of(a);
-    of.request_first();
+    request_following(a, [&] { of.request_first(); });
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const normfuse_run_layout layout =
         normfuse_lay_out_run(of.apart * K * 16, g.coefficients, (int)blockDim.x / 32, true);

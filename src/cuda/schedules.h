@@ -24,7 +24,7 @@ struct step {
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     bool finds_gradients;           /* of the parameters: no later kernel does */
-    bool of_dpost_add;              /* what goes on from dz: the step before it wrote that there */
+    bool goes_on;                   /* from u or dz, which the first pass stored */
 };
 
 /* What a schedule may need, and take. */

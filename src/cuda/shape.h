@@ -165,9 +165,14 @@ static inline bool takes_all_samples(const struct normfuse_problem *p)
     return p->sets == NORMFUSE_SETS_BATCH;
 }
 
-/* The second pass of a backward whose first one stored dz. */
-static inline void go_on_from_dz(struct normfuse_problem *p)
+/* The second pass of a forward whose first one stored u, perhaps over x, or of a backward whose first one stored dz. */
+static inline void go_on_from_first_pass(struct normfuse_problem *p)
 {
+    if ((p->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
+        p->x.data = p->u.data;
+        p->pre_add.data = p->u.data = NULL;
+        return;
+    }
     p->dy = p->dpost_add;
     p->post_add.data = p->dpost_add.data = NULL;
     p->activation = NORMFUSE_IDENTITY;

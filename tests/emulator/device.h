@@ -252,6 +252,8 @@ struct l2_policies {
     uint64_t first = 0, last = 0;
 };
 
+inline void admit_next_kernel() {}
+inline void await_last_kernel() {}
 inline void follow_kernel() {}
 
 struct cluster_mailbox {
