@@ -1171,9 +1171,9 @@ struct plan_case {
 static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0, NULL};
 
 static size_t scratch_address_bytes;
-static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches, compact_launches,
-    grid_launches, short_launches, spread_launches, unaligned_samples_launches, general_vectors_launches,
-    additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
+static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches,
+    compact_launches, grid_launches, short_launches, spread_launches, unaligned_samples_launches,
+    general_vectors_launches, additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -2260,7 +2260,8 @@ static void check_early_launches(const char *name)
         if (a.begins_early == 0)
             continue;
         early_launches++;
-        if (!CHECK(fake_driver.launch[0].argument_bytes == sizeof first, "%s: %s reads copies early", name, launch->name))
+        if (!CHECK(fake_driver.launch[0].argument_bytes == sizeof first, "%s: %s reads copies early", name,
+                   launch->name))
             continue;
         memcpy(&first, fake_driver.launch[0].arguments, sizeof first);
         for (int view = 0; view < NORMFUSE_VIEWS; view++)
@@ -2502,10 +2503,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
              test->misaligned ? " misaligned"
              : test->sliced   ? " sliced"
                               : "",
-             test->residual                    ? " post_add"
+             test->residual                   ? " post_add"
              : test->summed && test->in_place ? " pre_add u=x"
-             : test->summed                    ? " pre_add u"
-                                               : "",
+             : test->summed                   ? " pre_add u"
+                                              : "",
              device->clusters ? "9.0" : "8.0");
     const size_t value = (size_t)normfuse_type_bytes((int32_t)test->type);
     const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;

@@ -525,8 +525,8 @@ __device__ __forceinline__ void values_of_x(const Batch &from, bool adds, int h,
     }
 }
 
-/* Where a block's entry is in shared memory. Threads of vectors have some each, one after the other: a warp's would be in
- * the same banks. */
+/* Where a block's entry is in shared memory. Threads of vectors have some each, one after the other: a warp's would be
+ * in the same banks. */
 template <int V> __device__ __forceinline__ int spread(int entry)
 {
     return V > 2 ? entry ^ (((entry >> 3) ^ (entry >> 6) ^ (entry >> 9)) & 7) : entry;

@@ -54,7 +54,8 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
             a.totals)[(p.sets == NORMFUSE_SETS_GROUP ? tile.n * p.groups : 0) + set];
         const R rstd = parameter<R>(p.rstd(), tile.n, set, R(1)), portion = R(1) / (R)p.set_values;
         const R of_mean = -((R)total.y * rstd) * (rstd * portion);
-        const totals<R> of = {-(R)total.x * portion - of_mean * channels[spread<V>(tile.place_of(a, i, 0))].rest, of_mean};
+        const totals<R> of = {-(R)total.x * portion - of_mean * channels[spread<V>(tile.place_of(a, i, 0))].rest,
+                              of_mean};
         for (copy = 0; copy < tile.joined; copy++)
             of_channels[spread<V>(tile.place_of(a, i, copy))] = of;
     }
@@ -220,14 +221,14 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         data.choose(dz != nullptr, [&](auto reads) {
             constexpr bool alone = decltype(reads)::constant;
             choose_any_activation(p.activation, [&](auto chosen) {
-                constexpr bool is_prelu = decltype(chosen)::constant == NORMFUSE_PRELU;
+                [[maybe_unused]] constexpr bool sums_slopes = !is_known && decltype(chosen)::constant == NORMFUSE_PRELU;
                 data.walk(reads, [&](const auto &from) {
                     typename loader::results of_dx = {}, of_dz = {};
                     each<loader::parts>([&](int h) {
                         R u[H], dy[H], of_slope[H];
                         differentiate_part<loader, alone>(a, chosen, from, reads_post, factor, slope, offset, mean,
                                                           of_prelu + first_channel, h, u, dy, of_slope);
-                        if constexpr (!is_known) {
+                        if constexpr (!is_known) { /* sums */
                             if (from.is_edge())
                                 each<H>([&](int i) {
                                     const bool has = from.has(h * H + i);
@@ -239,7 +240,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                                 const int of = (h * H + i) % sums_in_turn;
                                 first[of] += dy[i];
                                 second[of] += dy[i] * u[i];
-                                if constexpr (is_prelu)
+                                if constexpr (sums_slopes)
                                     third[of] += of_slope[i];
                             });
                         }
@@ -248,10 +249,11 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                             each<H>([&](int i) { through[i] = dy[i] * factor; });
                             of_dz.put(h, through);
                         }
-                        if (dx) {
+                        if (is_known || dx) {
                             each<H>([&](int i) {
                                 const int c = (h * H + i) % V;
-                                u[i] = is_known ? fma(slope[c], dy[i], fma(of_mean[c], u[i], level[c])) : slope[c] * dy[i];
+                                u[i] =
+                                    is_known ? fma(slope[c], dy[i], fma(of_mean[c], u[i], level[c])) : slope[c] * dy[i];
                             });
                             if (!alone && p.du().data) {
                                 R more[H];
