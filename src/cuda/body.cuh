@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * body.cuh - how kernels come of bodies, and loops in them over what a thread has in registers. */
+ * body.cuh - how kernels come of bodies, what these may request first, and loops over what a thread has in registers.
+ */
 #ifndef NORMFUSE_CUDA_BODY_CUH
 #define NORMFUSE_CUDA_BODY_CUH
 
@@ -16,7 +17,7 @@
 
 /* What request() reads of the tensors may be there before the kernel ahead has ended, which all else waits for. */
 template <typename Request>
-__device__ __forceinline__ void request_following(const normfuse_cuda_arguments &a, Request request)
+__device__ __forceinline__ void request_early(const normfuse_cuda_arguments &a, Request request)
 {
     if (!a.begins_early)
         await_last_kernel();

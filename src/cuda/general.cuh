@@ -529,7 +529,7 @@ __device__ __forceinline__ void values_of_x(const Batch &from, bool adds, int h,
  * in the same banks. */
 template <int V> __device__ __forceinline__ int spread(int entry)
 {
-    return V > 2 ? entry ^ (((entry >> 3) ^ (entry >> 6) ^ (entry >> 9)) & 7) : entry;
+    return V > 2 ? entry ^ (((entry >> 3) ^ (entry >> 6) ^ (entry >> 9)) & (NORMFUSE_SPREAD - 1)) : entry;
 }
 
 /* What a block knows of a channel: z = (x - mean) * slope + offset, `rest` of the mean. */

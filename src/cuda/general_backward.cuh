@@ -196,7 +196,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     data.from[GENERAL_POST_ADD] = reads_post ? p.post_add().data : nullptr;
     data.from[GENERAL_DY] = p.dy().data;
     data.from[GENERAL_DU] = p.dx().data && applies && (!twice || data.holds) ? p.du().data : nullptr;
-    request_following(a, [&] { data.open(); });
+    request_early(a, [&] { data.open(); });
     const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));

@@ -210,7 +210,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     data.from[GENERAL_X] = p.x().data;
     data.from[GENERAL_PRE_ADD] = p.pre_add().data;
     data.from[GENERAL_POST_ADD] = !sums || data.holds ? p.post_add().data : nullptr;
-    request_following(a, [&] { data.open(); });
+    request_early(a, [&] { data.open(); });
     const int sets_here = sums ? divide(tile.summed(a), g.by_group) : 0;
     if (in_cluster)
         open_only_mailbox(mailbox, sets_here * g.joined_blocks * TRIPLE * (int)sizeof(double));

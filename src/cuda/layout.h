@@ -14,7 +14,10 @@
 #define NORMFUSE_LAYOUT static inline
 #endif
 
-enum { NORMFUSE_VECTOR_BYTES = 16 };
+enum {
+    NORMFUSE_VECTOR_BYTES = 16,
+    NORMFUSE_SPREAD = 8 /* entries that general.cuh has in another order: blocks have room for whole ones of these */
+};
 
 /* Sums of groups in the cluster and grid schedules: an entry for each vector, and one more for each group whose
  * channels begin inside of one; of each row that the threads have at once. */

@@ -447,7 +447,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     constexpr bool fast = sizeof(T) == 2;
     const normfuse_cuda_problem &p = a.problem;
     const forward_run<T, V, K> of(a);
-    request_following(a, [&] { of.request_first(); });
+    request_early(a, [&] { of.request_first(); });
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const normfuse_run_layout layout =
         normfuse_lay_out_run(of.apart * K * 16, a.geometry.coefficients, (int)blockDim.x / 32, false);
@@ -617,7 +617,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const backward_run<T, V, K> of(a);
-    request_following(a, [&] { of.request_first(); });
+    request_early(a, [&] { of.request_first(); });
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const normfuse_run_layout layout =
         normfuse_lay_out_run(of.apart * K * 16, g.coefficients, (int)blockDim.x / 32, true);

@@ -9,7 +9,6 @@ enum {
     IN_LANE = 16,         /* sums that a lane joins, by docs/numerics.md */
     MAX_VECTORS = 512,    /* of rows folded, which a block has whole */
     WIDEST = 64,          /* of others: 1 KB of a row */
-    SPREAD = 8,           /* entries that general.cuh has in another order */
     SMALL_RESERVE = 2048, /* shared memory that a block has beside what layout.h places */
     USEFUL_L2 = 24 << 20  /* bytes of what is read twice that are still there, of which others make use, too */
 };
@@ -67,8 +66,10 @@ static struct shape general_of(const struct shape *shape, bool two_passes)
     enum { MIN_ROWS = 128 };
     const struct normfuse_problem *const p = shape->problem;
     struct shape general = narrowed(shape);
-    /* Small backwards are over before blocks of many channels know these: batch norm 18x384x7x14 bf16 + post_add, of
-     * given statistics, 13.8 us, by words 8.8. */
+    /* Small calls are over before blocks of many channels know these, backwards and forwards whose rows no block has
+     * whole: batch norm 18x384x7x14 bf16 + post_add, of given statistics, backward 13.8 us, by words 8.8; 2x695x1496
+     * bf16
+     * + pre_add 27.8, 20.8. */
     const int32_t of_vectors = two_passes ? vectors_folded(shape) : 0, of_words = words_folded(p);
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
     const bool is_joined = (of_vectors == 1 || p->c * of_vectors <= MAX_VECTORS * vector) && samples_of(p) == 1;
@@ -159,6 +160,11 @@ static int64_t vectors_of_thread(const struct normfuse_cuda_geometry *g)
     return divide_up(g->part_rows, g->unit_lanes) * g->part_samples;
 }
 
+static int32_t whole_spreads(int64_t entries)
+{
+    return (int32_t)(divide_up(entries, NORMFUSE_SPREAD) * NORMFUSE_SPREAD);
+}
+
 /* What follows from a block's width, lanes and parts. False: it does not fit. */
 static bool settle(const struct shape *shape, struct step *step, bool sums, bool applies)
 {
@@ -178,8 +184,8 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     struct normfuse_general_sizes *const of = &g->general;
     of->holds = both && vectors <= ahead && g->part_samples == 1;
     const int32_t of_unit = backward ? shape->elements : shape->elements >> g->subvector_bits;
-    of->entries = sums ? (int32_t)divide_up(g->width * g->unit_lanes * of_unit, SPREAD) * SPREAD : 0;
-    of->channels = applies || backward ? (int32_t)divide_up(channels, SPREAD) * SPREAD : 0;
+    of->entries = sums ? whole_spreads(g->width * (int64_t)g->unit_lanes * of_unit) : 0;
+    of->channels = applies || backward ? whole_spreads(channels) : 0;
     of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     /* Where a kernel sums alone, what it does not read of the tensors. */
     const bool spares = !applies && (backward ? reads_du(shape) : p->post_add.data != NULL);
@@ -388,19 +394,20 @@ static void part_pipelines(const struct shape *shape, struct step *step, bool su
 {
     enum { MAX_WAVES = 16 };
     struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t few = shape->direction == FORWARD ? 12 : 8, processors = shape->device->multiprocessors;
+    const int64_t few = shape->direction == FORWARD ? 12 : 8, multiprocessors = shape->device->multiprocessors;
     const int64_t samples = samples_of(shape->problem), of_sample = divide_up(g->rows, g->unit_lanes);
     const int64_t fit = maximum(1, resident_blocks(shape, step));
-    const int64_t resident = sums && shape->direction == FORWARD ? minimum(fit, processors) : fit;
+    const int64_t resident = sums && shape->direction == FORWARD ? minimum(fit, multiprocessors) : fit;
     const int64_t all = of_sample * samples * g->all_block_groups;
     int64_t waves = sums ? 1 : maximum(1, minimum(MAX_WAVES, all / (4 * few * resident))), parts;
     do {
         parts = minimum(maximum(1, waves++ * resident / g->all_block_groups), divide_up(of_sample * samples, few));
         /* Where few multiprocessors would have one block more than the rest, none has: group norm 2x349x12x24x32 bf16
          * NHWC of one channel each, 192 blocks 28.8 us, 132 26.7. */
-        const int64_t blocks = parts * g->all_block_groups, more = blocks % processors;
+        const int64_t blocks = parts * g->all_block_groups, more = blocks % multiprocessors;
         const int64_t fewer = (blocks - more) / g->all_block_groups;
-        if (blocks < resident && 8 * more < 5 * processors && 10 * fewer * g->all_block_groups > 9 * (blocks - more))
+        if (blocks < resident && 8 * more < 5 * multiprocessors &&
+            10 * fewer * g->all_block_groups > 9 * (blocks - more))
             parts = fewer;
         part_block(shape, g, maximum(1, parts / samples), samples);
     } while (sums && vectors_of_thread(g) > max_vectors(shape));
