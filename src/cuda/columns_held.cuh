@@ -73,18 +73,15 @@ template <int V> struct channel_words {
     typename half_type<V>::type of[2];
 };
 
-/* Where many blocks request the same, one after the other, L1 answers: lines of L2 that all multiprocessors want take
- * longer than what is wanted (`shared`; evaluation of 64x256x56x56 f16 100 us for 52). */
-template <int V, bool shared = false>
+/* As load_parameter(), of adjacent channels. */
+template <int V>
 __device__ __forceinline__ channel_words<V> request_channels(const char *data, int c, int type)
 {
     using half = typename half_type<V>::type;
     const bool singles = type == NORMFUSE_F32;
     const half *const first = reinterpret_cast<const half *>(data + c * (singles ? 4 : 2));
     const half *const second = first + (singles ? 1 : 0);
-    if (shared)
-        return {{__ldg(first), __ldg(second)}};
-    return {{__ldcg(first), __ldcg(second)}};
+    return {{__ldca(first), __ldca(second)}};
 }
 
 template <int V>

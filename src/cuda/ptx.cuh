@@ -162,7 +162,8 @@ __device__ __forceinline__ void request_where(bool wanted, float4 &value, const 
 }
 
 /* An element of a parameter: of f64 both words, of f32 the low one, of 16 bits the high one, of a negative type none.
- * The types are those of normfuse.h, 16-bit ones beyond f32. */
+ * The types are those of normfuse.h, 16-bit ones beyond f32. Through the L1: lines of the L2 that all multiprocessors
+ * want are slow, [3484, 256] f16 in eight groups 21.0 us, 7.3. */
 template <int f32_type, int f64_type>
 __device__ __forceinline__ void load_parameter(unsigned &low, unsigned &high, const char *address, int type)
 {
@@ -172,9 +173,9 @@ __device__ __forceinline__ void load_parameter(unsigned &low, unsigned &high, co
                  "setp.eq.s32 twice, %3, %5;\n"
                  "setp.eq.or.s32 word, %3, %4, twice;\n"
                  "setp.gt.s32 half, %3, %4;\n"
-                 "@twice ld.global.cg.u32 %1, [%2 + 4];\n"
-                 "@half ld.global.cg.u16 %1, [%2];\n"
-                 "@word ld.global.cg.u32 %0, [%2];\n"
+                 "@twice ld.global.u32 %1, [%2 + 4];\n"
+                 "@half ld.global.u16 %1, [%2];\n"
+                 "@word ld.global.u32 %0, [%2];\n"
                  "}"
                  : "+r"(low), "+r"(high)
                  : "l"(address), "r"(type), "n"(f32_type), "n"(f64_type));

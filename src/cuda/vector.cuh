@@ -319,13 +319,13 @@ template <typename R> __device__ __forceinline__ bits<R> request_bits(const norm
 {
     bits<R> found;
     if (p.type == NORMFUSE_F32)
-        found = __ldcg(reinterpret_cast<const unsigned *>(p.data) + element);
+        found = __ldca(reinterpret_cast<const unsigned *>(p.data) + element);
     else if (p.type != NORMFUSE_F64)
-        found = __ldcg(reinterpret_cast<const unsigned short *>(p.data) + element);
+        found = __ldca(reinterpret_cast<const unsigned short *>(p.data) + element);
     else if constexpr (sizeof(R) == 8)
-        found = __ldcg(reinterpret_cast<const unsigned long long *>(p.data) + element);
+        found = __ldca(reinterpret_cast<const unsigned long long *>(p.data) + element);
     else /* no use to keep more of it than R has */
-        found = __float_as_uint((float)__ldcg(reinterpret_cast<const double *>(p.data) + element));
+        found = __float_as_uint((float)__ldca(reinterpret_cast<const double *>(p.data) + element));
     return found;
 }
 

@@ -119,7 +119,7 @@ inline float __expf(float z) { return expf(z); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 template <typename T> inline T __ldcg(const T *address) { return *address; }
-template <typename T> inline T __ldg(const T *address) { return *address; }
+template <typename T> inline T __ldca(const T *address) { return *address; }
 template <typename T> inline void __stcg(T *address, T value) { *address = value; }
 template <typename T> inline void __stcs(T *address, T value) { *address = value; }
 
