@@ -96,34 +96,40 @@ template <typename R> struct set_statistics {
     R variance, rstd;
 };
 
+/* Moments about a number. */
+template <typename R> struct shifted_moments {
+    moments<R> of;
+    double shift;
+};
+
 /* One warp joins `parts` triples: count, mean, squares, `stride` doubles apart. Written by other blocks, so not from
  * L1. */
 template <typename R>
-__device__ __forceinline__ moments<R> join_parts(const double *triples, int64_t stride, int parts, double *shift)
+__device__ __forceinline__ shifted_moments<R> join_parts(const double *triples, int64_t stride, int parts)
 {
     const int lane = threadIdx.x % 32;
     moments<R> own = {R(0), R(0), R(0)};
-    *shift = __ldcg(triples + 1);
+    const double shift = __ldcg(triples + 1);
     for (int i = lane; i < parts; i += 32) {
         const double *triple = triples + i * stride;
-        const moments<R> next = {(R)__ldcg(triple), (R)(__ldcg(triple + 1) - *shift), (R)__ldcg(triple + 2)};
+        const moments<R> next = {(R)__ldcg(triple), (R)(__ldcg(triple + 1) - shift), (R)__ldcg(triple + 2)};
         append(own, next);
     }
-    return join_lanes(own, 32);
+    return {join_lanes(own, 32), shift};
 }
 
 /* The same from this block's shared memory. */
 template <typename R>
-__device__ __forceinline__ moments<R> join_near(const double *triples, int64_t stride, int parts, double *shift)
+__device__ __forceinline__ shifted_moments<R> join_near(const double *triples, int64_t stride, int parts)
 {
     const int lane = threadIdx.x % 32;
     moments<R> own = {R(0), R(0), R(0)};
-    *shift = triples[1];
+    const double shift = triples[1];
     if (lane < parts) {
         const double *triple = triples + lane * stride;
-        own = {(R)triple[0], (R)(triple[1] - *shift), (R)triple[2]};
+        own = {(R)triple[0], (R)(triple[1] - shift), (R)triple[2]};
     }
-    return join_lanes(own, 32);
+    return {join_lanes(own, 32), shift};
 }
 
 /* The hardware's has 2.2 units of 2^-24 (CUDA's rsqrtf: 2 ulp); a root and a division have 2, and take ten times as

@@ -468,11 +468,13 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
                 store_vector<T, V>(u.at(g, index, stretch), 0, vector);
         });
     }
-    /* What the blocks of a set send one another: join(all of them, whether they are in shared memory). meanwhile()
-     * is done while they are on their way. */
-    template <int numbers, typename Meanwhile, typename Join>
-    __device__ __forceinline__ void exchange_sums(cluster_mailbox &mailbox, double *of_parts,
-                                                  const double (&own)[numbers], Meanwhile meanwhile, Join join) const
+    /* What join(what all blocks of a set send one another, whether that is in shared memory) finds; `alone` where there
+     * is one block. meanwhile() is done while they are on their way. Of the grid one warp asks: where each did, 132 blocks
+     * of 16 wanted the same lines of the L2. */
+    template <int numbers, typename Found, typename Meanwhile, typename Join>
+    __device__ __forceinline__ Found exchange_sums(cluster_mailbox &mailbox, double *of_parts,
+                                                   const double (&own)[numbers], const Found &alone,
+                                                   Meanwhile meanwhile, Join join) const
     {
         const int part = block.part;
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER) {
@@ -481,16 +483,27 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
                 each<numbers>([&](int i) { send(mailbox, of_parts + numbers * part + i, (int)threadIdx.x, own[i]); });
             meanwhile();
             await_mailbox(mailbox);
-            join(of_parts, true);
-        } else if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
+            return join(of_parts, true);
+        }
+        if (block.exchange == NORMFUSE_EXCHANGE_GRID) {
+            __shared__ Found of_first_warp;
             double *const places = block.template parts_of<double>(a, numbers);
             if (threadIdx.x == 0)
                 each<numbers>([&](int i) { places[numbers * part + i] = own[i]; });
             arrive_at_block_group(block.grid_barrier(a), part, g.parts);
             meanwhile();
-            await_block_group(block.grid_barrier(a), grid_barrier_before());
-            join(places, false);
+            if (threadIdx.x < 32) {
+                if (threadIdx.x == 0)
+                    await_grid_barrier(block.grid_barrier(a), grid_barrier_before());
+                __syncwarp();
+                const Found found = join(places, false);
+                if (threadIdx.x == 0)
+                    of_first_warp = found;
+            }
+            __syncthreads();
+            return of_first_warp;
         }
+        return alone;
     }
 };
 

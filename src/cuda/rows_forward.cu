@@ -222,23 +222,24 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
                                                           Meanwhile meanwhile) const
     {
         __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
-        double base = (double)common;
-        moments<R> all;
+        shifted_moments<R> found = {{}, (double)common};
         if constexpr (many) {
-            all = join_lanes(met, 1 << g.lane_bits);
+            found.of = join_lanes(met, 1 << g.lane_bits);
             __syncthreads();
         } else {
-            all = join_block(met);
-            const double own[TRIPLE] = {(double)all.count, base + (double)all.mean, (double)all.squares};
-            this->exchange_sums(mailbox, of_parts, own, meanwhile, [&](const double *triples, bool near_by) {
-                /* What was done meanwhile. */
-                if (near_by && split)
-                    __syncthreads();
-                all = near_by ? join_near<R>(triples, TRIPLE, g.parts, &base)
-                              : join_parts<R>(triples, TRIPLE, g.parts, &base);
-            });
+            found.of = join_block(met);
+            const double own[TRIPLE] = {(double)found.of.count, found.shift + (double)found.of.mean,
+                                        (double)found.of.squares};
+            found = this->exchange_sums(mailbox, of_parts, own, found, meanwhile,
+                                        [&](const double *triples, bool near_by) {
+                                            /* What was done meanwhile. */
+                                            if (near_by && split)
+                                                __syncthreads();
+                                            return near_by ? join_near<R>(triples, TRIPLE, g.parts)
+                                                           : join_parts<R>(triples, TRIPLE, g.parts);
+                                        });
         }
-        return statistics_of(all, base, p.eps);
+        return statistics_of(found.of, found.shift, p.eps);
     }
     /* What a block found of a set: a later kernel joins the parts. */
     __device__ __forceinline__ void store_part(const moments<R> &all, R common) const
