@@ -107,13 +107,21 @@ template <typename R> struct shifted_moments {
 template <typename R>
 __device__ __forceinline__ shifted_moments<R> join_parts(const double *triples, int64_t stride, int parts)
 {
+    constexpr int AT_ONCE = 2; /* requested, of each lane */
     const int lane = threadIdx.x % 32;
     moments<R> own = {R(0), R(0), R(0)};
     const double shift = __ldcg(triples + 1);
-    for (int i = lane; i < parts; i += 32) {
-        const double *triple = triples + i * stride;
-        const moments<R> next = {(R)__ldcg(triple), (R)(__ldcg(triple + 1) - shift), (R)__ldcg(triple + 2)};
-        append(own, next);
+    for (int first = lane; first < parts; first += AT_ONCE * 32) {
+        double found[AT_ONCE][TRIPLE] = {};
+        each<AT_ONCE>([&](int k) {
+            const double *const triple = triples + (first + 32 * k) * stride;
+            if (first + 32 * k < parts)
+                each<TRIPLE>([&](int i) { found[k][i] = __ldcg(triple + i); });
+        });
+        each<AT_ONCE>([&](int k) {
+            if (first + 32 * k < parts)
+                append(own, {(R)found[k][0], (R)(found[k][1] - shift), (R)found[k][2]});
+        });
     }
     return {join_lanes(own, 32), shift};
 }
