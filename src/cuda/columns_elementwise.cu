@@ -16,7 +16,7 @@ template <typename T, int V> struct elementwise_channels {
     {
         const int64_t at = n * of.batch * (of.type == NORMFUSE_F32 ? 4 : 2);
         return request_channels<V>(of.data ? of.data + at : p.x().data, of.data ? c : 0,
-                                         of.data ? of.type : NORMFUSE_F16);
+                                   of.data ? of.type : NORMFUSE_F16);
     }
     __device__ __forceinline__ void request(const normfuse_cuda_problem &p, int n, int c)
     {

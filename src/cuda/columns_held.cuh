@@ -74,8 +74,7 @@ template <int V> struct channel_words {
 };
 
 /* As load_parameter(), of adjacent channels. */
-template <int V>
-__device__ __forceinline__ channel_words<V> request_channels(const char *data, int c, int type)
+template <int V> __device__ __forceinline__ channel_words<V> request_channels(const char *data, int c, int type)
 {
     using half = typename half_type<V>::type;
     const bool singles = type == NORMFUSE_F32;

@@ -469,8 +469,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
         });
     }
     /* What join(what all blocks of a set send one another, whether that is in shared memory) finds; `alone` where there
-     * is one block. meanwhile() is done while they are on their way. Of the grid one warp asks: where each did, 132 blocks
-     * of 16 wanted the same lines of the L2. */
+     * is one block. meanwhile() is done while they are on their way. Of the grid one warp asks: where each did, 132
+     * blocks of 16 wanted the same lines of the L2. */
     template <int numbers, typename Found, typename Meanwhile, typename Join>
     __device__ __forceinline__ Found exchange_sums(cluster_mailbox &mailbox, double *of_parts,
                                                    const double (&own)[numbers], const Found &alone,

@@ -314,9 +314,10 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                 return totals<R>{sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
             });
             const double sums[PAIR] = {(double)total.plain, (double)total.centred};
-            total = this->exchange_sums(
-                mailbox, of_parts, sums, total, write_sums,
-                [&](const double *pairs, bool near_by) { return add_parts<R>(pairs, PAIR, g.parts, near_by); });
+            total =
+                this->exchange_sums(mailbox, of_parts, sums, total, write_sums, [&](const double *pairs, bool near_by) {
+                    return add_parts<R>(pairs, PAIR, g.parts, near_by);
+                });
             if (block.exchange == NORMFUSE_EXCHANGE_NONE)
                 write_sums();
         }

@@ -230,14 +230,13 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             found.of = join_block(met);
             const double own[TRIPLE] = {(double)found.of.count, found.shift + (double)found.of.mean,
                                         (double)found.of.squares};
-            found = this->exchange_sums(mailbox, of_parts, own, found, meanwhile,
-                                        [&](const double *triples, bool near_by) {
-                                            /* What was done meanwhile. */
-                                            if (near_by && split)
-                                                __syncthreads();
-                                            return near_by ? join_near<R>(triples, TRIPLE, g.parts)
-                                                           : join_parts<R>(triples, TRIPLE, g.parts);
-                                        });
+            found =
+                this->exchange_sums(mailbox, of_parts, own, found, meanwhile, [&](const double *triples, bool near_by) {
+                    /* What was done meanwhile. */
+                    if (near_by && split)
+                        __syncthreads();
+                    return near_by ? join_near<R>(triples, TRIPLE, g.parts) : join_parts<R>(triples, TRIPLE, g.parts);
+                });
         }
         return statistics_of(found.of, found.shift, p.eps);
     }

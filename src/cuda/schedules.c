@@ -118,8 +118,8 @@ static const char *try_schedule(const struct schedule *schedule, const struct sh
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step)
 {
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    /* Forward a warp of each block reads what all blocks of its norm group found, and joins it: 1x24x651x168 f32 with two
-     * groups, 132 blocks each, 14.3 us, 1x256x64x64 with 32 8.4. */
+    /* Forward a warp of each block reads what all blocks of its norm group found, and joins it: 1x24x651x168 f32 with
+     * two groups, 132 blocks each, 14.3 us, 1x256x64x64 with 32 8.4. */
     const double part_wait = shape->direction == FORWARD ? 0.03 : 0.0;
     const double slots = (double)maximum(1, resident_blocks(shape, step)), blocks = (double)step->launch.grid;
     const double waves = ceil(blocks / slots), filled = waves < 4.0 && waves > 1.0 ? blocks / (waves * slots) : 1.0;
