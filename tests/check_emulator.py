@@ -42,6 +42,8 @@ COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x1
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 device=cuda +pre_add"
+# More blocks of a norm group than lanes of a warp request the parts of at once.
+MANY_BLOCKS = "{batch_norm 1x1x330x500,group_norm 1x1x300x500 groups=1} device=cuda"
 SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
           "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",
           "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
@@ -151,6 +153,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             str(2 * cases))
         tasks["copies"] = pool.submit(emulator.run, "test_operators", "--case", COPIES)
         tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
+        tasks["many blocks"] = pool.submit(emulator.run, "test_operators", "--case", MANY_BLOCKS,
+                                           NORMFUSE_EMULATED_MULTIPROCESSORS="132")
         tasks["slopes"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
                                       *(word for case in SLOPES for word in ("--case", case)))
         tasks["large for the GPU"] = pool.submit(
@@ -190,6 +194,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", metavar="CASE", help="only these cases of test_operators")
     parser.add_argument("--schedule", metavar="NAME", help="run these cases by one schedule alone")
+    parser.add_argument("--multiprocessors", metavar="N", help="run these cases by a GPU of so many")
     args = parser.parse_args()
     build = args.build.resolve()
     if platform.machine() != "x86_64":
@@ -205,7 +210,7 @@ def main() -> int:
         if made.returncode == 0 and args.case:
             words = [word for case in args.case for word in ("--case", case)]
             with tempfile.NamedTemporaryFile("w", suffix=".tuning") as tuning:
-                env = {}
+                env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": args.multiprocessors} if args.multiprocessors else {}
                 if args.schedule:
                     tuning.write(tuning_of(args.schedule, emulator.schedules()))
                     tuning.flush()
