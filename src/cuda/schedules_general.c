@@ -401,7 +401,7 @@ static void part_pipelines(const struct shape *shape, struct step *step, bool su
     const int64_t all = of_sample * samples * g->all_block_groups;
     /* Results of little leave no multiprocessor without a block: evaluation of 8x2048x7x7 bf16 NHWC + post_add 8.3 us,
      * then 6.9. */
-    const int64_t least = !sums && all < few * multiprocessors ? minimum(few, 4) : few;
+    const int64_t least = !sums && all < few * multiprocessors ? 4 : few;
     int64_t waves = sums ? 1 : maximum(1, minimum(MAX_WAVES, all / (4 * few * resident))), parts;
     do {
         parts = minimum(maximum(1, waves++ * resident / g->all_block_groups), divide_up(of_sample * samples, least));
