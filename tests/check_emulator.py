@@ -42,7 +42,7 @@ COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x1
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 device=cuda +pre_add"
-# More blocks of a norm group than lanes of a warp request the parts of at once.
+# Norm groups of more blocks than a warp asks for the parts of at once.
 MANY_BLOCKS = "{batch_norm 1x1x330x500,group_norm 1x1x300x500 groups=1} device=cuda"
 SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
           "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",

@@ -2952,7 +2952,7 @@ static void test_plans_of_general_alone(void)
 enum { ENOUGH = 3 };
 static int cases_of_schedule = 2000;
 
-/* How many cases of one layout a schedule took: of those of each schedule, or as many more as it takes. */
+/* How many cases of one layout a schedule took; of a rare one more are drawn until it took enough. */
 static int run_plan_cases(const struct normfuse_cuda_device *device, bool columns, const char *schedule)
 {
     int taken = 0;

@@ -314,17 +314,12 @@ __device__ __forceinline__ void arrive_at_block_group(uint32_t *grid_barrier, in
         add_release(grid_barrier, grid_barrier_share(part, parts));
 }
 
-__device__ __forceinline__ void await_block_group(const uint32_t *grid_barrier, uint32_t before)
-{
-    if (threadIdx.x == 0)
-        await_grid_barrier(grid_barrier, before);
-    __syncthreads();
-}
-
 __device__ __forceinline__ void synchronize_block_group(uint32_t *grid_barrier, int part, int parts, uint32_t before)
 {
     arrive_at_block_group(grid_barrier, part, parts);
-    await_block_group(grid_barrier, before);
+    if (threadIdx.x == 0)
+        await_grid_barrier(grid_barrier, before);
+    __syncthreads();
 }
 
 /* What a block has of its sets or block groups, one after the other: part `part` of each. */

@@ -166,7 +166,8 @@ static int64_t row_bytes(const struct shape *shape, const struct block *block)
  * than the best. */
 static double time_of_block(const struct shape *shape, const struct block *block, int64_t resident, int bits)
 {
-    static const double ROUND = 0.6, ADDED = 0.3, WAVE = 1.0, MOVING = 1.25, NARROW = 40.0, IDLE = 0.25, GRADIENTS = 1.5;
+    static const double ROUND = 0.6, MEETING = 1.0, ADDED = 0.3, WAVE = 1.0, MOVING = 1.25, NARROW = 40.0, IDLE = 0.25,
+                        GRADIENTS = 1.5;
     const struct normfuse_problem *const p = shape->problem;
     const double row = (double)row_bytes(shape, block), narrow = 1.0 + NARROW / row * sqrt(NARROW / row);
     const double blocks = (double)(block->blocks_wide * block->parts), running = fmin(blocks, (double)resident);
@@ -174,8 +175,8 @@ static double time_of_block(const struct shape *shape, const struct block *block
     const int tensors = normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape);
     const double moved = running * (double)block->samples * row * narrow * tensors;
     /* The warps of a line meet: 316x907 bf16 backward of six rounds 11.8 us, of four 10.8. */
-    const double meeting = bits > WARP_BITS ? 1.0 : 0.0;
-    const double round = ROUND + meeting + ADDED * ((p->pre_add.data != NULL) + reads_post(shape)) +
+    const double round = ROUND + (bits > WARP_BITS ? MEETING : 0.0) +
+                         ADDED * ((p->pre_add.data != NULL) + reads_post(shape)) +
                          MOVING * moved / shape->policy->bytes_a_microsecond;
     const double sums = 2.0 * 16.0 * (double)(block->parts * p->c); /* bytes, written and read */
     const double gradients = GRADIENTS + sums / shape->policy->l2_bytes_a_microsecond;
