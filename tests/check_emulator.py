@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them, and compares what they compute with
-the double reference. Random cases of everything as they are planned, then random problems by each schedule alone. Names
-the kernels that no problem ran, as skipped. Closes with `N passed, N failed, N skipped`.
+the double reference. The case files and random cases of everything as they are planned, then random problems by each
+schedule alone. Names the kernels that no problem ran, as skipped. Closes with `N passed, N failed, N skipped`.
 
     tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 40] [--seed 1] [BUILD_FOLDER]
     tests/check_emulator.py [--schedule general] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
@@ -25,6 +25,8 @@ CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
 CLOSING_OF_RANDOM = re.compile(r"^(\d+) random problems, seed \d+: (\d+) failed", re.M)
 FORBIDDEN = 1000000  # the longest start of a tuning file, in microseconds
 RUN_SECONDS = 240  # a kernel that waits for ever is noticed by the emulator itself
+# All of tests/cases but what is sized for a GPU.
+FILES = ["special", "shapes", "prelu", "options", "operators"]
 # What few random problems of the size are: norm groups that a whole grid shares, small ones, layers.
 CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
@@ -144,6 +146,10 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
     names = list(dict.fromkeys(sum(schedules.values(), [])))
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         tasks = {}
+        for name in FILES:
+            tasks[f"{name}.txt"] = pool.submit(
+                emulator.run, "test_operators", "--with", "device=cuda", f"tests/cases/{name}.txt",
+                NORMFUSE_EMULATED_MULTIPROCESSORS="4")
         for k in range(jobs):
             tasks[f"as planned, seed {seed + k}"] = pool.submit(
                 emulator.run, "test_operators", "--with", "device=cuda +twice", "--seed", str(seed + k), "--random",

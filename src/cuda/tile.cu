@@ -543,12 +543,13 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
 
     if (a.out) {
         /* dx = slope dz + by_x (x - about) + level */
-        const R portion = given.saved ? R(1) / (R)p.set_values : R(0);
+        const R portion = R(1) / (R)p.set_values;
         const R by_x_of = -(total.centred * rstd_of) * (rstd_of * portion);
         const R level_of = -total.plain * portion - by_x_of * rest_of, later = a.by_channels ? own.slope : R(1);
         const R by_x = later * place.broadcast(by_x_of), level = later * place.broadcast(level_of);
         in_slots<K>(a.slots, [&](int k) {
-            x[k] = fma(own.slope, dy[k], fma(by_x, x[k], level));
+            /* Not 0 times sums, which may be infinite. */
+            x[k] = fma(own.slope, dy[k], given.saved ? fma(by_x, x[k], level) : R(0));
             if (a.du)
                 x[k] += number_of<T>(more[k]);
         });
