@@ -132,6 +132,18 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
     return "no number of samples at a time fits the stages";
 }
 
+/* Blocks join the groups of a sample so many at a time, 8 lanes each, first what their threads and then what all parts
+ * found: group norm 1x928x2254 f32 NHWC of 464 groups 40.3 us, by `split` 14.5; 2x2016x9x10x22 f16 of 288 backward 53.3,
+ * 36.2; 1x1024x40x40 f16 of 128 backward by `grid_registers` 14.7, in clusters 11.5. */
+static double estimate_joins(const struct shape *shape, const struct step *step)
+{
+    enum { PARTS_AT_ONCE = 72 };
+    static const double begin = 0.15, sweep = 0.75; /* microseconds */
+    const int64_t at_once = (int64_t)(step->launch.threads - step->without_vectors) / GROUP_LANES;
+    const int64_t turns = divide_up(shape->problem->groups, at_once) - 1;
+    return shape->batch ? 0.0 : (double)turns * (begin + sweep * (double)divide_up(step->geometry.parts, PARTS_AT_ONCE));
+}
+
 /* The memory's time, what is read again, and what blocks wait for one another. */
 static double estimate_pipeline(const struct shape *shape, const struct step *step)
 {
@@ -154,7 +166,7 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double channels = (double)g->width * shape->elements;
     return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
-           (of[d].round / g->block_groups + ROUND) * (rounds - 1.0);
+           (of[d].round / g->block_groups + ROUND) * (rounds - 1.0) + rounds * estimate_joins(shape, step);
 }
 
 static const char *refuse_registers(const struct shape *shape)
@@ -189,9 +201,8 @@ static const char *configure_registers(const struct shape *shape, struct step *s
 
 static double estimate_registers(const struct shape *shape, const struct step *step)
 {
-    (void)step;
     /* 2x320x64x64 f16 NHWC with SiLU 12.8 us, from pipelines 13.4. */
-    return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9;
+    return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9 + estimate_joins(shape, step);
 }
 
 #define GRID(what) .refuse = refuse_##what, .configure = configure_##what, .estimate = estimate_##what
