@@ -26,7 +26,7 @@
 #define KERNEL ((enum normfuse_cuda_kernel)0)
 #define LAST_KERNEL ((enum normfuse_cuda_kernel)(NORMFUSE_CUDA_KERNELS - 1))
 
-static const char *const first_kernel_name = "normfuse_rows_lanes_forward_f64_1x4";
+static const char *const first_kernel_name = "normfuse_rows_lanes_forward_f32_4x4";
 
 static const struct normfuse_cuda_device *device_of(int32_t ordinal)
 {

@@ -134,19 +134,18 @@ template <int V, bool unaligned> struct row_elements {
  */
 template <typename T, int V, bool short_offsets, bool unaligned> struct row_tensor {
     char *data;
-    int64_t outer, inner; /* bytes */
+    int64_t outer; /* bytes */
     unsigned lead;
 
     __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
     {
-        static_assert(!unaligned || (short_offsets && V > 1), "unaligned vectors are of 16 bytes, with short offsets");
+        static_assert(V > 1 && (!unaligned || short_offsets), "vectors are of 16 bytes, unaligned ones with short offsets");
         /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
         if (!short_offsets)
             compiler_barrier(n, c);
         const int64_t offset = ((int64_t)n * view.batch + (int64_t)c * view.channel) * (int64_t)sizeof(T);
         data = view.data + offset;
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel) * (int64_t)sizeof(T);
-        inner = V > 1 ? (int64_t)sizeof(T) * V : view.position * (int64_t)sizeof(T);
         lead = 0;
         if constexpr (unaligned) {
             lead = (unsigned)offset % 16;
@@ -173,7 +172,7 @@ template <typename T, int V, bool short_offsets, bool unaligned> struct row_tens
             return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
         }
         const int within = index - stretch * g.spans;
-        return data + stretch * outer + (V > 1 ? (int64_t)within * (int)(sizeof(T) * V) : within * inner);
+        return data + stretch * outer + (int64_t)within * (int)(sizeof(T) * V);
     }
 };
 
