@@ -132,7 +132,8 @@ static void choose(void)
     machine.verbose_dispatch = verbose && strstr(verbose, "dispatch");
     if (machine.verbose_dispatch && !known)
         fprintf(stderr, "normfuse: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", cap, built);
-    machine.capped = first > 0 && normfuse_tables[0]->usable();
+    for (size_t i = 0; i < first; i++)
+        machine.capped = machine.capped || normfuse_tables[i]->usable();
     read_processor_name();
     pthread_setcancelstate(state, NULL);
 }

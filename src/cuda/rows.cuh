@@ -139,7 +139,8 @@ template <typename T, int V, bool short_offsets, bool unaligned> struct row_tens
 
     __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
     {
-        static_assert(V > 1 && (!unaligned || short_offsets), "vectors are of 16 bytes, unaligned ones with short offsets");
+        static_assert(V > 1 && (!unaligned || short_offsets),
+                      "vectors are of 16 bytes, unaligned ones with short offsets");
         /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
         if (!short_offsets)
             compiler_barrier(n, c);

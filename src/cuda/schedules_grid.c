@@ -133,15 +133,16 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
 }
 
 /* Blocks join the groups of a sample so many at a time, 8 lanes each, first what their threads and then what all parts
- * found: group norm 1x928x2254 f32 NHWC of 464 groups 40.3 us, by `split` 14.5; 2x2016x9x10x22 f16 of 288 backward 53.3,
- * 36.2; 1x1024x40x40 f16 of 128 backward by `grid_registers` 14.7, in clusters 11.5. */
+ * found: group norm 1x928x2254 f32 NHWC of 464 groups 40.3 us, by `split` 14.5; 2x2016x9x10x22 f16 of 288
+ * backward 53.3, 36.2; 1x1024x40x40 f16 of 128 backward by `grid_registers` 14.7, in clusters 11.5. */
 static double estimate_joins(const struct shape *shape, const struct step *step)
 {
     enum { PARTS_AT_ONCE = 72 };
-    static const double begin = 0.15, sweep = 0.75; /* microseconds */
+    static const double begin = 0.15, sweep = 0.9; /* microseconds */
     const int64_t at_once = (int64_t)(step->launch.threads - step->without_vectors) / GROUP_LANES;
     const int64_t turns = divide_up(shape->problem->groups, at_once) - 1;
-    return shape->batch ? 0.0 : (double)turns * (begin + sweep * (double)divide_up(step->geometry.parts, PARTS_AT_ONCE));
+    return shape->batch ? 0.0
+                        : (double)turns * (begin + sweep * (double)divide_up(step->geometry.parts, PARTS_AT_ONCE));
 }
 
 /* The memory's time, what is read again, and what blocks wait for one another. */

@@ -63,7 +63,7 @@ static bool pays(const struct shape *shape)
      * 3.8, 5.8. Of unaligned ones 2x1024x33x17 f16 15.2, 7.2; 18x768x18x6 bf16 10.4, 20.4. */
     /* Of 16 bits parts of warps are, too, where they are many: 226x873x176 f16 138.9 us, by vectors 93.6; 234x1024x32
      * 29.1, 20.6. */
-    const bool many = p->s >= 64 || (forward && p->s >= 32 && shape->tensor_bytes >= LITTLE);
+    const bool many = forward && (p->s >= 64 || (p->s >= 32 && shape->tensor_bytes >= LITTLE));
     if (is_row && shape->elements == 8 && !shape->unaligned && many &&
         normfuse_cuda_takes(&normfuse_cuda_lanes_of_rows, shape))
         return false;

@@ -549,7 +549,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         const R by_x = later * place.broadcast(by_x_of), level = later * place.broadcast(level_of);
         in_slots<K>(a.slots, [&](int k) {
             /* Not 0 times sums, which may be infinite. */
-            x[k] = fma(own.slope, dy[k], given.saved ? fma(by_x, x[k], level) : R(0));
+            x[k] = given.saved ? fma(own.slope, dy[k], fma(by_x, x[k], level)) : own.slope * dy[k];
             if (a.du)
                 x[k] += number_of<T>(more[k]);
         });
