@@ -53,10 +53,10 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
 /* Norm groups of whole vectors, so small that each segment of a warp holds one. */
 static const char *configure_lanes(const struct shape *given, struct step *step)
 {
-    /* Threads a multiprocessor below which a block a norm group takes less: instance norm 24x256x16x16 bf16
-     * backward 9.2 us, in blocks 13.8, 16x192x256 bf16 7.4, 10.1; 6x384x20x20 f32 forward 7.1, 6.1. */
     enum { THREADS = 128 };
-    static const int64_t fewest[2] = {1024, 256};
+    /* A multiprocessor; below that a block a norm group takes less: instance norm 24x256x16x16 bf16 backward 9.2 us, in
+     * blocks 13.8, 16x192x256 bf16 7.4, 10.1; 6x384x20x20 f32 forward 7.1, 6.1. */
+    static const int64_t fewest_threads[2] = {1024, 256};
     const struct normfuse_problem *const p = given->problem;
     struct shape shape = *given;
     /* They may be called unaligned for their derivative alone. */
@@ -70,7 +70,7 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     struct normfuse_cuda_geometry *const g = begin_rows(&shape, step);
     g->lane_bits = bits_for(divide_up(g->rows, vectors_of(&shape, NORMFUSE_SCHEDULE_lanes)));
     if (g->rows == 0 || g->lane_bits > 5 ||
-        (int64_t)g->all_block_groups << g->lane_bits < fewest[shape.direction] * shape.device->multiprocessors)
+        (int64_t)g->all_block_groups << g->lane_bits < fewest_threads[shape.direction] * shape.device->multiprocessors)
         return "norm groups are too large, or too few";
     step->launch.kernel = normfuse_cuda_kernel_for(&shape, NORMFUSE_SCHEDULE_lanes);
     step->launch.threads = THREADS;
