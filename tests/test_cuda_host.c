@@ -1234,13 +1234,19 @@ static bool is_spread(const char *kernel)
 /* One of both layouts that holds its vectors in shared memory, through which what is added passes. */
 static bool takes_additions(const char *kernel)
 {
-    return strstr(kernel, "_additions_") != NULL;
+    return strstr(kernel, "_rows_additions_") != NULL || strstr(kernel, "_columns_additions_") != NULL;
+}
+
+/* Those of these whose tiles have something added to them beside shared memory. */
+static bool adds_to_tiles(const char *kernel)
+{
+    return strstr(kernel, "_grid_additions_") != NULL || strstr(kernel, "_batch_additions_") != NULL;
 }
 
 /* One of columns_grid.cu or columns_grid_pipeline_batch.cu that keep nothing in registers. */
 static bool is_of_grid(const char *kernel)
 {
-    return strstr(kernel, "_grid_pipeline_") != NULL;
+    return strstr(kernel, "_grid_pipeline_") != NULL || adds_to_tiles(kernel);
 }
 
 /* The problem that a kernel is given, as the host has it. */
@@ -2138,7 +2144,13 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS((batch ? g->group == 1 && p->n == 1 : p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups));
     HOLDS((int64_t)g->width * vector_elements == p->c && batch == (strstr(launch->name, "_batch_") != NULL));
-    HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
+    HOLDS(p->pre_add.data == NULL && p->u.data == NULL);
+    HOLDS(adds_to_tiles(launch->name) == (p->post_add.data != NULL || p->du.data != NULL || p->dpost_add.data != NULL));
+    /* A thread has registers for what is added to so many vectors of a tile, each of which is whole. */
+    HOLDS(!adds_to_tiles(launch->name) ||
+          (tile_rows <= NORMFUSE_CUDA_PASSING_AHEAD * c->at_once && (uintptr_t)p->post_add.data % 16 == 0 &&
+           (uintptr_t)p->du.data % 16 == 0 && (uintptr_t)p->dpost_add.data % 16 == 0));
+    HOLDS((backward ? p->dx.data : p->y.data) != NULL);
     HOLDS(!backward ||
           (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));
     for (int64_t first = 0; first < p->c; first += vector_elements)

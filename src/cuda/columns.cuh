@@ -278,6 +278,22 @@ struct nothing_added {
     }
 };
 
+/* A vector that is added to z, `factor` times, or y in the place of z; where it `exists`. */
+template <typename T, int V> struct vector_added {
+    const uint4 &vector;
+    float factor;
+    bool exists, replaces;
+
+    template <int H> __device__ __forceinline__ void operator()(float (&z)[H], int h) const
+    {
+        if (!exists)
+            return;
+        float more[H];
+        unpack_part<T, V>(vector, h, more);
+        each<H>([&](int i) { z[i] = replaces ? more[i] : fmaf(more[i], factor, z[i]); });
+    }
+};
+
 /* The results of a vector of x: (x - means) slope + offset, to which add(z, 0) adds, activated. `plain`: see
  * choose_activation(). */
 template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means,

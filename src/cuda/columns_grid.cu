@@ -46,7 +46,7 @@ enum { HELD_PARTS = 9, HELD_SUMS = 4 };
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-template <typename T, int V, int, normfuse_cuda_schedule>
+template <typename T, int V, int, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -81,7 +81,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     }
 
     place.find_groups<V>(a, place.column);
-    tile_consumer<1> consumer = {a, barriers, dynamic, own, place};
+    consumer_for<1, schedule> consumer(all, barriers, dynamic, own, place);
     int parity = 0;
 #pragma unroll 1
     for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
@@ -96,6 +96,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
         side_moments<T, V> found = {place, {{}, place.split}};
+        consumer.begin(n);
         consumer.sum_moments(found);
         if (place.has_rows(a)) {
             entries[place.entry(a, 0)] = found.entry(0, found.found[0]);
@@ -306,6 +307,7 @@ __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &al
 /* The producer's warp: tiles, and the block's sums of channels while the others join those of groups; then what the
  * parameters get, alone, while the others write results: with all warps' help afterwards 2x2560x16x16 took 12.5 us for
  * 15, but these had their loops in another order, and 1x256x512x512 182 for 168. */
+template <bool adds>
 __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &all, pipeline_barriers &barriers,
                                                  uint4 *dynamic, const grid_part &own, const backward_sums &sums,
                                                  int channels)
@@ -333,7 +335,9 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
                 announce(CHANNELS_ARE_PUT, (int)blockDim.x);
         }
         if (lane == 0)
-            producer.fill_again();
+            producer.fill_again(adds && goes_on_from_dz(all.problem, own)
+                                    ? all.problem.dpost_add().data + n * a.batch_bytes
+                                    : nullptr);
         __syncwarp();
     }
     if (gives) {
@@ -349,7 +353,7 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
 }
 
 /* `K`: vectors of each tensor that a thread holds; 0: a pipeline holds them, and blocks may have several samples. */
-template <typename T, int V, int K, normfuse_cuda_schedule>
+template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -375,7 +379,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                                 in_shared<float2>(dynamic, at.groups),
                                 in_shared<float2>(dynamic, at.totals)};
     if (pipelined && (int)threadIdx.x >= consumers) {
-        produce_backward(all, barriers, dynamic, own, sums, channels);
+        produce_backward<adds_to_tiles<schedule>>(all, barriers, dynamic, own, sums, channels);
         return;
     }
 
@@ -471,11 +475,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             gradients.give();
     };
     if constexpr (pipelined) {
-        tile_consumer<2> consumer = {a, barriers, dynamic, own, place};
+        consumer_for<2, schedule> consumer(all, barriers, dynamic, own, place);
         int parity = 0;
 #pragma unroll 1
-        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1)
+        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
+            consumer.begin(n);
             differentiate_sample(consumer, n, n == own.block_group, n + a.of.grid.block_groups >= a.n, parity);
+        }
     } else {
         const int n = own.block_group;
         const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);

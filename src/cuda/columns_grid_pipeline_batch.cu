@@ -81,13 +81,14 @@ template <int tensors, typename Known> struct batch_block : grid_part {
     }
     /* The producer's warp: tiles, then store(channel) of the block's share of the channels, beside the consumers, which
      * write results. */
-    template <typename Store> __device__ __forceinline__ void produce(pipeline_barriers &barriers, Store store) const
+    template <bool adds, typename Store>
+    __device__ __forceinline__ void produce(pipeline_barriers &barriers, Store store) const
     {
         const int lane = (int)threadIdx.x % 32;
         tile_producer<tensors> producer(a, barriers, pipeline, *this, lane);
         if (lane == 0) {
             producer.fill_all(0);
-            producer.fill_again();
+            producer.fill_again(adds && goes_on_from_dz(all.problem, *this) ? all.problem.dpost_add().data : nullptr);
         }
         __syncwarp();
         meet(CHANNELS_ARE_KNOWN, (int)blockDim.x);
@@ -127,7 +128,7 @@ template <typename T, int V> struct channel_moments {
     }
 };
 
-template <typename T, int V, int, normfuse_cuda_schedule>
+template <typename T, int V, int, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -138,7 +139,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     /* Of a channel: its rounded mean, what that leaves out, rstd, the variance. */
     const batch_block<1, float4> block(all, dynamic, V);
     if ((int)threadIdx.x >= block.consumers) {
-        block.produce(barriers, [&](int c) {
+        block.template produce<false>(barriers, [&](int c) {
             const float4 found = __ldcg(block.of_channels + c);
             const double mean = (double)found.x + (double)found.y;
             write_parameter<double>(p.mean(), 0, c, mean);
@@ -157,7 +158,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const uint4 requested_base = load_vector<T, V>(a.x, place.column * V);
     const grid_meeting of_all(all.grid_barriers), of_owners(all.grid_barriers + grid_barrier_stride);
     float *const counts = in_shared<float>(dynamic, block.layout().counts);
-    tile_consumer<1> consumer = {a, barriers, dynamic, block, place};
+    consumer_for<1, schedule> consumer(all, barriers, dynamic, block, place);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     /* ---- sums: of each row of threads the mean, less the value that all know, and squares about it ---- */
@@ -238,7 +239,7 @@ template <int V> struct saved_means {
     }
 };
 
-template <typename T, int V, int, normfuse_cuda_schedule>
+template <typename T, int V, int, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
@@ -250,7 +251,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const batch_block<2, float2> block(all, dynamic, V);
     double2 *const of_parameters = reinterpret_cast<double2 *>(block.of_channels + block.channels);
     if ((int)threadIdx.x >= block.consumers) {
-        block.produce(barriers, [&](int c) {
+        block.template produce<adds_to_tiles<schedule>>(barriers, [&](int c) {
             const double2 found = __ldcg(of_parameters + c);
             write_gradient(p, p.dbias(), 0, c, found.x);
             write_gradient(p, p.dweight(), 0, c, found.y);
@@ -266,7 +267,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const saved_means<V> requested_means(a, place.column * V, mean_type);
     const channel_words<V> requested_rstds = request_channels<V>(a.rstd, place.column * V, rstd_type);
     const grid_meeting of_all(all.grid_barriers), of_owners(all.grid_barriers + grid_barrier_stride);
-    tile_consumer<2> consumer = {a, barriers, dynamic, block, place};
+    consumer_for<2, schedule> consumer(all, barriers, dynamic, block, place);
     meet(PIPELINE_IS_OPEN, (int)blockDim.x);
 
     float means[V], rests[V], rstds[V];

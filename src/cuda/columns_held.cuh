@@ -148,6 +148,23 @@ template <int V, bool modulated = true> struct channel_parameters {
     }
 };
 
+/* What a holder adds to a vector, and makes of it beside y or dx: nothing. */
+struct no_additions {
+    template <typename T, int V> __device__ __forceinline__ nothing_added after(float) const
+    {
+        return {};
+    }
+    template <typename T, int V> __device__ __forceinline__ void keep_dz(const float (&)[V]) const
+    {
+    }
+    template <typename T, int V> __device__ __forceinline__ void give_dz(const float (&)[V], float) const
+    {
+    }
+    template <typename T, int V> __device__ __forceinline__ void add_du(float (&)[V]) const
+    {
+    }
+};
+
 /* Up to K vectors of x and, of two tensors, of dy, of every at_once-th row. `few`: of no hardswish and relu6. `lanes`:
  * of many samples one after the other, whose instructions are few: one loop of results for all but identity and SiLU.
  */
@@ -194,11 +211,15 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
         else
             work(chosen_activation<NORMFUSE_LEAKY_RELU>());
     }
-    /* work(vectors, first, second), which adds to both. */
+    template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
+    {
+        choose_derivative(work);
+    }
+    /* work(vectors, first, second, additions), which adds to both. */
     template <int V, typename Work>
     __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work) const
     {
-        walk([&](int k) { work(held[k], first, second); });
+        walk([&](int k) { work(held[k], first, second, no_additions()); });
     }
     /* Vectors are held, not what the sums made of them. */
     __device__ __forceinline__ void forget()
@@ -206,12 +227,12 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
         if (!lanes)
             each<K>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k][i]); }); });
     }
-    /* work(vectors, place) for the sample from `to` on. A pipeline has to know whether it is the last sample. */
+    /* work(vectors, place, additions) for the sample from `to` on. A pipeline has to know whether it is the last one. */
     template <typename Work> __device__ __forceinline__ void store(char *to, bool /* is_last */, Work work) const
     {
         to += at;
         walk([&](int k) {
-            work(held[k], to);
+            work(held[k], to, no_additions());
             to += step;
         });
     }
@@ -269,11 +290,12 @@ __device__ __forceinline__ float2 gradient_of_group(float sum, float product, fl
 }
 
 /* dx = slope dy' + of_x (x - mean) + level */
-template <typename T, int V, typename Factors, typename Levels>
+template <typename T, int V, typename Factors, typename Levels, typename Additions = no_additions>
 __device__ __forceinline__ void store_gradient(const float (&slope)[V], const Factors &of_x, const Levels &level,
-                                               float (&x)[V], const float (&dy)[V], char *to)
+                                               float (&x)[V], const float (&dy)[V], char *to, Additions additions = {})
 {
     each<V>([&](int i) { x[i] = fmaf(slope[i], dy[i], fmaf(of_x[i], x[i], level[i])); });
+    additions.template add_du<T, V>(x);
     store_vector<T, V>(to, 0, make_vector<T, V>(x));
 }
 
@@ -285,12 +307,14 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, Ho
 {
     float slope[V], offset[V];
     parameters.receive(a, slope, offset);
-    centre<V>(slope, offset, rests, rstds, factor_of<T>(a.activation));
+    const float factor = factor_of<T>(a.activation);
+    centre<V>(slope, offset, rests, rstds, factor);
     holder.forget();
     choose_activation<true, !Holder::has_few_loops>(a.activation, [&](auto chosen) {
-        holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector) {
+        holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector, auto additions) {
             store_vector<T, V>(to_vector, 0,
-                               result_of<T, V>(chosen, a.activation, a.act_param, *vectors, means, slope, offset));
+                               result_of<T, V>(chosen, a.activation, a.act_param, *vectors, means, slope, offset,
+                                               additions.template after<T, V>(factor)));
         });
     });
 }
@@ -308,21 +332,23 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_columns &a, 
     centre<V>(slope, offset, rests, rstds, factor);
     const channel_derivative<T, V, Values> differentiate = {a.activation, holder.act_param, means, slope, offset};
     holder.choose_derivative([&](auto chosen) {
-        holder.sum(first, second, [&](const uint4 *vectors, float(&of_dy)[V], float(&of_both)[V]) {
+        holder.sum(first, second, [&](const uint4 *vectors, float(&of_dy)[V], float(&of_both)[V], auto additions) {
             float x[V], dy[V];
-            differentiate(chosen, vectors[0], vectors[1], x, dy);
+            differentiate(chosen, vectors[0], vectors[1], x, dy, 0, additions.template after<T, V>(factor));
             add_products(x, dy, of_dy, of_both);
+            additions.template keep_dz<T, V>(dy);
         });
     });
     Values of_x, level;
     if (!join(slope, first, second, factor, of_x, level))
         return;
     holder.forget();
-    holder.choose_derivative([&](auto chosen) {
-        holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector) {
+    holder.choose_gradient([&](auto chosen) {
+        holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector, auto additions) {
             float x[V], dy[V];
-            differentiate(chosen, vectors[0], vectors[1], x, dy);
-            store_gradient<T, V>(slope, of_x, level, x, dy, to_vector);
+            differentiate(chosen, vectors[0], vectors[1], x, dy, 0, additions.template after<T, V>(factor));
+            additions.template give_dz<T, V>(dy, factor);
+            store_gradient<T, V>(slope, of_x, level, x, dy, to_vector, additions);
         });
     });
 }

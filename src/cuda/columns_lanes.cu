@@ -255,7 +255,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 product[i] = of_group.x;
                 sum[i] = of_group.y;
             });
-            rows.store(a.out + n * a.batch_bytes, true, [&](const uint4 *vectors, char *to) {
+            rows.store(a.out + n * a.batch_bytes, true, [&](const uint4 *vectors, char *to, no_additions) {
                 differentiate(chosen, vectors[0], vectors[1], x, dy);
                 store_gradient<T, V>(slope, product, sum, x, dy, to);
             });

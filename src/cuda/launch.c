@@ -66,11 +66,6 @@ static void unite_samples(struct normfuse_problem *p)
     p->n = 1;
 }
 
-static char *output_of(const struct normfuse_problem *p)
-{
-    return p->dy.data != NULL ? p->dx.data : p->y.data;
-}
-
 static int64_t batch_bytes(const struct normfuse_parameter *of)
 {
     return of->data != NULL ? of->batch * (int64_t)normfuse_type_bytes(of->type) : 0;

@@ -118,9 +118,12 @@ template <int tensors> struct tile_producer {
             stage = stage + 1 == own.stages ? 0 : stage + 1;
         }
     }
-    __device__ __forceinline__ void fill_again()
+    /* `dz`: in the place of dy; nullptr: dy itself. */
+    __device__ __forceinline__ void fill_again(const char *dz = nullptr)
     {
         const int again = own.tiles_read_again();
+        if (tensors > 1 && dz)
+            from[tensors - 1] = dz;
         int stage = again > 0 ? (again - 1) % own.stages : 0;
 #pragma unroll 1
         for (int tile = again - 1; tile >= 0; tile--) {
@@ -136,7 +139,7 @@ template <int tensors> struct tile_consumer {
     static constexpr bool has_few_loops = false;
     const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
-    const uint4 *pipeline;
+    uint4 *pipeline;
     const grid_part &own;
     const thread_place &place;
     const float act_param = a.act_param;
@@ -144,6 +147,14 @@ template <int tensors> struct tile_consumer {
     const int first = place.has_rows(a) ? (int)threadIdx.x : 1 << 30; /* the thread's first of adjacent rows */
     stage_parities here = {};
 
+    __device__ __forceinline__ tile_consumer(const normfuse_cuda_arguments &all, pipeline_barriers &barriers,
+                                             uint4 *pipeline, const grid_part &own, const thread_place &place)
+        : a(all.columns), barriers(barriers), pipeline(pipeline), own(own), place(place)
+    {
+    }
+    __device__ __forceinline__ void begin(int)
+    {
+    }
     __device__ __forceinline__ void leave(int stage)
     {
         __syncwarp();
@@ -227,16 +238,29 @@ template <int tensors> struct tile_consumer {
     {
         choose_activation<true, false>(a.activation, work);
     }
+    template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
+    {
+        choose_derivative(work);
+    }
+    /* work(tile, stage, sums of the tile, and the others) */
     template <int V, typename Work>
-    __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
+    __device__ __forceinline__ void sum_tiles(float (&first)[V], float (&second)[V], Work work)
     {
         walk_sums([&](int tile, int stage) {
             float of_tile[V] = {}, other_of_tile[V] = {};
-            walk_vectors(tile, stage, [&](const uint4 *vectors, int) { work(vectors, of_tile, other_of_tile); });
+            work(tile, stage, of_tile, other_of_tile);
             each<V>([&](int k) {
                 first[k] += of_tile[k];
                 second[k] += other_of_tile[k];
             });
+        });
+    }
+    template <int V, typename Work>
+    __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
+    {
+        sum_tiles(first, second, [&](int tile, int stage, float(&of_tile)[V], float(&other_of_tile)[V]) {
+            walk_vectors(tile, stage,
+                         [&](const uint4 *vectors, int) { work(vectors, of_tile, other_of_tile, no_additions()); });
         });
     }
     __device__ __forceinline__ void forget() const
@@ -246,10 +270,167 @@ template <int tensors> struct tile_consumer {
     {
         walk_results(is_last, [&](int tile, int stage) {
             char *const to_tile = to + own.place_of(tile);
-            walk_vectors(tile, stage, [&](const uint4 *vectors, int i) { work(vectors, to_tile + i * 16); });
+            walk_vectors(tile, stage,
+                         [&](const uint4 *vectors, int i) { work(vectors, to_tile + i * 16, no_additions()); });
         });
     }
 };
+
+/* Whether the backward goes on from dz, which is exact in the tensors' type: it takes the place of dy in tiles that stay,
+ * and others are read again from dpost_add. */
+__device__ __forceinline__ bool goes_on_from_dz(const normfuse_cuda_problem &p, const grid_part &own)
+{
+    return p.post_add().data && p.activation != NORMFUSE_IDENTITY &&
+           normfuse_is_dz_exact(p.type() == NORMFUSE_F32 ? 4 : 2, p.activation) &&
+           (own.tiles_read_again() == 0 || p.dpost_add().data);
+}
+
+/* Consumers of tiles to which something is added: post_add and du come beside them through registers, those of the next
+ * tile are on their way. */
+template <int tensors> struct adding_consumer : tile_consumer<tensors> {
+    enum { slots = NORMFUSE_CUDA_PASSING_AHEAD };
+    using consumer = tile_consumer<tensors>;
+    using consumer::a, consumer::own, consumer::first, consumer::step;
+    const normfuse_cuda_problem &p;
+    const bool reads_post, from_dz;
+    int64_t sample = 0; /* bytes from a tensor's first element */
+    const char *post_from = nullptr, *du_from = nullptr;
+    uint4 post[slots] = {}, du[slots] = {};
+
+    __device__ __forceinline__ adding_consumer(const normfuse_cuda_arguments &all, pipeline_barriers &barriers,
+                                               uint4 *pipeline, const grid_part &own, const thread_place &place)
+        : consumer(all, barriers, pipeline, own, place), p(all.problem),
+          reads_post(p.post_add().data && (tensors == 1 || a.activation != NORMFUSE_IDENTITY)),
+          from_dz(tensors > 1 && goes_on_from_dz(p, own))
+    {
+    }
+    __device__ __forceinline__ void begin(int n)
+    {
+        sample = n * a.batch_bytes;
+    }
+    /* What is added to the thread's k-th vector of a tile: of x and dy in shared memory `place` is the last, `at` bytes
+     * from the first element. */
+    struct additions {
+        const adding_consumer &of;
+        int k;
+        uint4 &place;
+        int64_t at;
+
+        template <typename T, int V> __device__ __forceinline__ vector_added<T, V> after(float factor) const
+        {
+            return {of.post[k], factor, of.reads_post, tensors > 1 && of.p.from_y()};
+        }
+        /* With the sums, and with results. */
+        template <typename T, int V> __device__ __forceinline__ void keep_dz(const float (&dz)[V]) const
+        {
+            if (!of.from_dz)
+                return;
+            place = make_vector<T, V>(dz);
+            if (of.p.dpost_add().data)
+                store_vector<T, V>(of.p.dpost_add().data + at, 0, place);
+        }
+        template <typename T, int V> __device__ __forceinline__ void give_dz(const float (&dy)[V], float factor) const
+        {
+            if (of.from_dz || !of.p.dpost_add().data)
+                return;
+            float dz[V];
+            each<V>([&](int i) { dz[i] = dy[i] * factor; });
+            store_vector<T, V>(of.p.dpost_add().data + at, 0, make_vector<T, V>(dz));
+        }
+        template <typename T, int V> __device__ __forceinline__ void add_du(float (&x)[V]) const
+        {
+            if (!of.p.du().data)
+                return;
+            float more[V];
+            unpack<T, V>(of.du[k], more);
+            each<V>([&](int i) { x[i] += more[i]; });
+        }
+    };
+    __device__ __forceinline__ void request(int tile, int k)
+    {
+        const int i = first + k * step;
+        const bool exists = tile >= 0 && tile < own.tiles && i < own.vectors_of(tile);
+        const int64_t at = own.place_of(tile) + (int64_t)i * 16;
+        load_uint4_where(exists && post_from, post[k], post_from + at);
+        if (tensors > 1)
+            load_uint4_where(exists && du_from, du[k], du_from + at);
+    }
+    __device__ __forceinline__ void open(int tile, bool takes_post, bool takes_du)
+    {
+        post_from = takes_post ? p.post_add().data + sample : nullptr;
+        du_from = takes_du ? p.du().data + sample : nullptr;
+        each<slots>([&](int k) { request(tile, k); });
+    }
+    /* What results need first, before the sums are joined. */
+    __device__ __forceinline__ void open_results()
+    {
+        open(own.tiles_read_again() > 0 ? own.tiles - 1 : 0, reads_post && !from_dz,
+             tensors > 1 && p.du().data != nullptr);
+    }
+    /* work(vectors, place, additions) for each of the thread's places of a tile, after which comes tile `next`. */
+    template <typename Work> __device__ __forceinline__ void walk_vectors(int tile, int stage, int next, Work work)
+    {
+        uint4 *const from = this->pipeline + tensors * stage * own.tile_vectors;
+        const int vectors = own.vectors_of(tile);
+        row_vectors<tensors> here[slots] = {};
+        each<slots>([&](int k) {
+            const int i = first + k * step;
+            if (i < vectors)
+                each<tensors>([&](int t) { here[k].of[t] = from[t * own.tile_vectors + i]; });
+        });
+        each<slots>([&](int k) {
+            const int i = first + k * step;
+            if (i < vectors)
+                work(here[k].of, i,
+                     additions{*this, k, from[(tensors - 1) * own.tile_vectors + i],
+                               sample + own.place_of(tile) + (int64_t)i * NORMFUSE_VECTOR_BYTES});
+            request(next, k);
+        });
+    }
+    template <typename Found> __device__ __forceinline__ void sum_moments(Found &found)
+    {
+        consumer::sum_moments(found);
+        open_results();
+    }
+    template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
+    {
+        choose_activation<true, false>(from_dz ? NORMFUSE_IDENTITY : a.activation, work);
+    }
+    template <int V, typename Work>
+    __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
+    {
+        open(0, reads_post, false);
+        this->sum_tiles(first, second, [&](int tile, int stage, float(&of_tile)[V], float(&other_of_tile)[V]) {
+            walk_vectors(tile, stage, tile + 1, [&](const uint4 *vectors, int, const additions &added) {
+                work(vectors, of_tile, other_of_tile, added);
+            });
+            if (from_dz)
+                admit_bulk_copies();
+        });
+        open_results();
+    }
+    template <typename Work> __device__ __forceinline__ void store(char *to, bool is_last, Work work)
+    {
+        const int onwards = own.tiles_read_again() > 0 ? -1 : 1;
+        this->walk_results(is_last, [&](int tile, int stage) {
+            char *const to_tile = to + own.place_of(tile);
+            walk_vectors(tile, stage, tile + onwards, [&](const uint4 *vectors, int i, const additions &added) {
+                work(vectors, to_tile + i * 16, added);
+            });
+        });
+    }
+};
+template <normfuse_cuda_schedule schedule>
+constexpr bool adds_to_tiles =
+    schedule == NORMFUSE_SCHEDULE_grid_additions || schedule == NORMFUSE_SCHEDULE_batch_additions;
+template <int tensors, bool adds> struct consumer_of {
+    using type = tile_consumer<tensors>;
+};
+template <int tensors> struct consumer_of<tensors, true> {
+    using type = adding_consumer<tensors>;
+};
+template <int tensors, normfuse_cuda_schedule schedule>
+using consumer_for = typename consumer_of<tensors, adds_to_tiles<schedule>>::type;
 
 /* ---- what blocks exchange ---------------------------------------------------------------------------------------- */
 

@@ -279,6 +279,11 @@ __device__ __forceinline__ void open_barrier(uint64_t &barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
+/* Bulk copies that the thread then lets come are behind what it wrote, to shared memory and to any other. */
+__device__ __forceinline__ void admit_bulk_copies()
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
 /* What was opened is known to copies, too. */
 __device__ __forceinline__ void announce_barriers()
 {

@@ -11,6 +11,10 @@ enum normfuse_cuda_kernel normfuse_cuda_kernel_for(const struct shape *shape, en
     const bool holds = ((OF(block) | OF(split)) >> schedule & 1) != 0;
     if (shape->additions && holds)
         schedule = NORMFUSE_SCHEDULE_additions;
+    else if (shape->additions && schedule == NORMFUSE_SCHEDULE_grid_pipeline)
+        schedule = NORMFUSE_SCHEDULE_grid_additions;
+    else if (shape->additions && schedule == NORMFUSE_SCHEDULE_grid_pipeline_batch)
+        schedule = NORMFUSE_SCHEDULE_batch_additions;
     else if (shape->unaligned && !p->columns && holds)
         schedule = NORMFUSE_SCHEDULE_unaligned;
     return normfuse_cuda_kernel_of(p->columns, schedule, shape->direction == BACKWARD, p->type, shape->elements > 1);
@@ -75,7 +79,7 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
            : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain && !((needs & TAKES_ADDITIONS) && shape->additions)
                ? "it takes plain tensors"
-           : (needs & NEEDS_COMPACT) && !shape->compact
+           : (needs & NEEDS_COMPACT) && !(shape->compact && shape->plain)
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"
            : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"
            : (needs & NEEDS_GRID_BARRIERS) && !shape->has_grid_barriers ? "there is no sync memory"

@@ -66,7 +66,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
+    if (!shape->compact || !shape->plain || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = max_vectors_of_group(shape, g->group);
@@ -297,7 +297,7 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
         return "rows are too wide for a block, or narrower";
     /* Where the grid can work from pipelines it does not hold vectors in registers: 2x320x128x128 f16 20.0 us, 24.3. */
-    if (grid && (is_cluster || !shape->has_grid_barriers || (shape->has_pipeline && !shape->batch)))
+    if (grid && (is_cluster || !shape->has_grid_barriers || (shape->has_pipeline && shape->plain && !shape->batch)))
         return "the grid has no sync memory, or a better schedule";
     struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, d);
     if (g->all_samples && shape->problem->n > 1)

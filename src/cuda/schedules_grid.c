@@ -31,6 +31,8 @@ static const char *refuse_pipeline(const struct shape *shape)
     return !(shape->compact || shape->batch) ? "it takes plain tensors with parameters that can be read in vectors"
            : p->x.position != p->c           ? "rows are not adjacent in memory"
            : shape->direction == BACKWARD && is_modulated(p) ? "it has no gradient of scale and shift"
+           : p->pre_add.data != NULL                         ? "nothing is added to x"
+           : output_of(p) == NULL                            ? "it writes y or dx"
                                                              : NULL;
 }
 
@@ -85,7 +87,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         return false;
     const int64_t room =
         (int64_t)shape->device->shared_per_block - STATIC_BYTES - bytes_of_grid(shape, g, 0, at_once, true);
-    const int64_t slots = minimum(tile_slots[shape->direction], divide_up(part_rows, at_once));
+    const int64_t most = shape->additions ? NORMFUSE_CUDA_PASSING_AHEAD : tile_slots[shape->direction];
+    const int64_t slots = minimum(most, divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * g->width * 16 * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = minimum(minimum(tiles, MAX_STAGES), room / stage_bytes);
@@ -153,6 +156,8 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     static const double AGAIN = 0.85;
     /* For each further round of any: 142x96x2x6x4 bf16 NHWC backward, three, 14.3 us, in `cluster` 8.7. */
     static const double ROUND = 1.2;
+    /* Where something is added: 128x1024x14x14 bf16 NHWC 74.2 us, in two passes 87.7; backward 130 and 146. */
+    static const double added[2] = {1.07, 1.2};
     static const struct {
         double stretch, wait, channel, batch, batch_channel, round;
     } of[2] = {{1.22, 5.5, 0.0, 2.0, 0.0022, 8.5}, {1.15, 8.0, 0.0013, 0.5, 0.0007, 5.5}};
@@ -161,13 +166,16 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double n = (double)shape->problem->n, rounds = (double)divide_up(shape->problem->n, g->block_groups);
     const double tiles = ceil((double)g->part_rows / step->of.grid.by_tile.divisor);
     const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
-    /* Of what moves at least, the part that is read. */
-    const double reads = shape->direction == FORWARD ? 1.0 / 2.0 : 2.0 / 3.0;
+    /* Of what moves at least, the part that is read twice: post_add where dz is not left. */
+    const double moved = normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape);
+    const bool again_post = d == BACKWARD && reads_post(shape) && !stores_dz(shape, true, false);
+    const double reads = (shape->tensors + again_post) / moved, bytes = shape->tensor_bytes * moved;
     const double busy = (double)step->launch.grid / shape->device->multiprocessors * n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
-    return shape->bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
+    return (shape->additions ? added[d] : 1.0) *
+           (bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
            of[d].wait + channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
-           (of[d].round / g->block_groups + ROUND) * (rounds - 1.0) + rounds * estimate_joins(shape, step);
+           (of[d].round / g->block_groups + ROUND) * (rounds - 1.0) + rounds * estimate_joins(shape, step));
 }
 
 static const char *refuse_registers(const struct shape *shape)
@@ -208,6 +216,6 @@ static double estimate_registers(const struct shape *shape, const struct step *s
 
 #define GRID(what) .refuse = refuse_##what, .configure = configure_##what, .estimate = estimate_##what
 const struct schedule normfuse_cuda_grid_pipeline = {
-    .name = "grid_pipeline", .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(pipeline)};
+    .name = "grid_pipeline", .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS | TAKES_ADDITIONS, GRID(pipeline)};
 const struct schedule normfuse_cuda_grid_registers = {
     .name = "grid_registers", .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(registers)};

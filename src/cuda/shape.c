@@ -100,7 +100,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     /* Columns of whole vectors, with weights that threads read in vectors. */
 #define PACKED(name) is_packed(&p->name, elements, false)
     const bool weights = PACKED(weight) && PACKED(bias) && PACKED(pre_bias), modulation = PACKED(scale) && PACKED(shift);
-    const bool vectors = p->columns && shape->wide && shape->plain && shape->folded == 1 && weights;
+    const bool held = shape->plain || shape->additions;
+    const bool vectors = p->columns && shape->wide && held && shape->folded == 1 && weights;
     const bool has_adjacent_statistics = p->groups == 1 || ((p->mean.data == NULL || p->mean.channel == 1) &&
                                                             (p->rstd.data == NULL || p->rstd.channel == 1));
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
@@ -108,7 +109,7 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     /* No vector has channels of more than two groups, since it begins at a multiple of what both have in common. */
     shape->compact = groups && modulation && d + common_divisor(d, elements) >= elements;
     shape->few_rows =
-        groups && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
+        groups && shape->plain && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));
     shape->batch = vectors && !biased && p->sets == NORMFUSE_SETS_BATCH && p->n == 1 &&
                    (forward || (is_packed(&p->mean, elements, true) && PACKED(rstd)));

@@ -108,6 +108,11 @@ static inline bool has_additions(const struct normfuse_problem *p)
     return p->pre_add.data != NULL || p->post_add.data != NULL || p->du.data != NULL || p->dpost_add.data != NULL;
 }
 
+static inline char *output_of(const struct normfuse_problem *p)
+{
+    return p->dy.data != NULL ? p->dx.data : p->y.data;
+}
+
 /* The nine tensors that a problem may have. */
 #define NORMFUSE_CUDA_TENSORS(TENSOR)                                                                                  \
     TENSOR(x) TENSOR(pre_add) TENSOR(post_add) TENSOR(y) TENSOR(u) TENSOR(dy) TENSOR(du) TENSOR(dx) TENSOR(dpost_add)

@@ -240,6 +240,7 @@ inline void meet(int which, int threads) { (void)emulator::meet_block(which, thr
 inline void announce(int which, int threads) { emulator::arrive_at_block(which, threads); }
 
 inline void open_barrier(uint64_t &barrier, int arrivals) { emulator::barrier_open(barrier, arrivals); }
+inline void admit_bulk_copies() {}
 inline void announce_barriers() {}
 inline void arrive(uint64_t &barrier) { emulator::barrier_arrive(barrier, 0); }
 inline void expect_bytes(uint64_t &barrier, unsigned bytes) { emulator::barrier_arrive(barrier, bytes); }
