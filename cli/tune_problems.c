@@ -52,5 +52,6 @@ const char *const tune_problems[] = {
     /* columns with additions */
     BOTH("group_norm 8x320x32x32 groups=32 dtype=f16 layout=nhwc act=silu +pre_add device=cuda"),
     BOTH("group_norm 4x320x32x32 groups=32 dtype=f16 layout=nhwc act=silu +post_add device=cuda"),
+    BOTH("batch_norm 64x512x28x28 dtype=bf16 layout=nhwc act=relu +post_add device=cuda"),
     NULL};
 /* clang-format on */

@@ -2144,11 +2144,15 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     HOLDS((batch ? g->group == 1 && p->n == 1 : p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups));
     HOLDS((int64_t)g->width * vector_elements == p->c && batch == (strstr(launch->name, "_batch_") != NULL));
-    HOLDS(p->pre_add.data == NULL && p->u.data == NULL);
-    HOLDS(adds_to_tiles(launch->name) == (p->post_add.data != NULL || p->du.data != NULL || p->dpost_add.data != NULL));
+    /* x with pre_add takes the place of x in tiles that stay. */
+    HOLDS(p->pre_add.data == NULL || (backward && (int64_t)of->stages * tile_rows >= c->part_rows));
+    HOLDS(p->u.data == NULL);
+    HOLDS(adds_to_tiles(launch->name) ==
+          (p->pre_add.data != NULL || p->post_add.data != NULL || p->du.data != NULL || p->dpost_add.data != NULL));
     /* A thread has registers for what is added to so many vectors of a tile, each of which is whole. */
     HOLDS(!adds_to_tiles(launch->name) ||
-          (tile_rows <= NORMFUSE_CUDA_PASSING_AHEAD * c->at_once && (uintptr_t)p->post_add.data % 16 == 0 &&
+          (tile_rows <= NORMFUSE_CUDA_PASSING_AHEAD * c->at_once && (uintptr_t)p->pre_add.data % 16 == 0 &&
+           (uintptr_t)p->post_add.data % 16 == 0 &&
            (uintptr_t)p->du.data % 16 == 0 && (uintptr_t)p->dpost_add.data % 16 == 0));
     HOLDS((backward ? p->dx.data : p->y.data) != NULL);
     HOLDS(!backward ||

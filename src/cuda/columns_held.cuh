@@ -150,6 +150,10 @@ template <int V, bool modulated = true> struct channel_parameters {
 
 /* What a holder adds to a vector, and makes of it beside y or dx: nothing. */
 struct no_additions {
+    template <typename T, int V> __device__ __forceinline__ const uint4 &with_x(const uint4 &vector) const
+    {
+        return vector;
+    }
     template <typename T, int V> __device__ __forceinline__ nothing_added after(float) const
     {
         return {};
@@ -334,7 +338,8 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_columns &a, 
     holder.choose_derivative([&](auto chosen) {
         holder.sum(first, second, [&](const uint4 *vectors, float(&of_dy)[V], float(&of_both)[V], auto additions) {
             float x[V], dy[V];
-            differentiate(chosen, vectors[0], vectors[1], x, dy, 0, additions.template after<T, V>(factor));
+            differentiate(chosen, additions.template with_x<T, V>(vectors[0]), vectors[1], x, dy, 0,
+                          additions.template after<T, V>(factor));
             add_products(x, dy, of_dy, of_both);
             additions.template keep_dz<T, V>(dy);
         });

@@ -285,8 +285,9 @@ __device__ __forceinline__ bool goes_on_from_dz(const normfuse_cuda_problem &p, 
            (own.tiles_read_again() == 0 || p.dpost_add().data);
 }
 
-/* Consumers of tiles to which something is added: post_add and du come beside them through registers, those of the next
- * tile are on their way. */
+/* Consumers of tiles to which something is added, which comes beside them through registers: of two tensors at a time,
+ * the vectors of the next tile are on their way. With the sums these are pre_add, backward alone, and post_add; with
+ * results du and post_add. x with pre_add takes the place of x. */
 template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     enum { slots = NORMFUSE_CUDA_PASSING_AHEAD };
     using consumer = tile_consumer<tensors>;
@@ -294,8 +295,8 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     const normfuse_cuda_problem &p;
     const bool reads_post, from_dz;
     int64_t sample = 0; /* bytes from a tensor's first element */
-    const char *post_from = nullptr, *du_from = nullptr;
-    uint4 post[slots] = {}, du[slots] = {};
+    const char *post_from = nullptr, *other_from = nullptr;
+    uint4 post[slots] = {}, other[slots] = {};
 
     __device__ __forceinline__ adding_consumer(const normfuse_cuda_arguments &all, pipeline_barriers &barriers,
                                                uint4 *pipeline, const grid_part &own, const thread_place &place)
@@ -308,13 +309,24 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     {
         sample = n * a.batch_bytes;
     }
-    /* What is added to the thread's k-th vector of a tile: of x and dy in shared memory `place` is the last, `at` bytes
-     * from the first element. */
+    /* What is added to the thread's k-th vector of a tile, `at` bytes from the first element; in shared memory that is
+     * `x`, and backward `dy`. */
     struct additions {
         const adding_consumer &of;
         int k;
-        uint4 &place;
+        uint4 &x, &dy;
         int64_t at;
+
+        template <typename T, int V> __device__ __forceinline__ uint4 with_x(const uint4 &vector) const
+        {
+            if (!of.p.pre_add().data)
+                return vector;
+            float value[V], more[V];
+            unpack<T, V>(vector, value);
+            unpack<T, V>(of.other[k], more);
+            each<V>([&](int i) { value[i] += more[i]; });
+            return x = make_vector<T, V>(value);
+        }
 
         template <typename T, int V> __device__ __forceinline__ vector_added<T, V> after(float factor) const
         {
@@ -325,9 +337,9 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
         {
             if (!of.from_dz)
                 return;
-            place = make_vector<T, V>(dz);
+            dy = make_vector<T, V>(dz);
             if (of.p.dpost_add().data)
-                store_vector<T, V>(of.p.dpost_add().data + at, 0, place);
+                store_vector<T, V>(of.p.dpost_add().data + at, 0, dy);
         }
         template <typename T, int V> __device__ __forceinline__ void give_dz(const float (&dy)[V], float factor) const
         {
@@ -342,7 +354,7 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
             if (!of.p.du().data)
                 return;
             float more[V];
-            unpack<T, V>(of.du[k], more);
+            unpack<T, V>(of.other[k], more);
             each<V>([&](int i) { x[i] += more[i]; });
         }
     };
@@ -353,19 +365,18 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
         const int64_t at = own.place_of(tile) + (int64_t)i * 16;
         load_uint4_where(exists && post_from, post[k], post_from + at);
         if (tensors > 1)
-            load_uint4_where(exists && du_from, du[k], du_from + at);
+            load_uint4_where(exists && other_from, other[k], other_from + at);
     }
-    __device__ __forceinline__ void open(int tile, bool takes_post, bool takes_du)
+    __device__ __forceinline__ void open(int tile, bool takes_post, const char *of_other)
     {
         post_from = takes_post ? p.post_add().data + sample : nullptr;
-        du_from = takes_du ? p.du().data + sample : nullptr;
+        other_from = of_other ? of_other + sample : nullptr;
         each<slots>([&](int k) { request(tile, k); });
     }
     /* What results need first, before the sums are joined. */
     __device__ __forceinline__ void open_results()
     {
-        open(own.tiles_read_again() > 0 ? own.tiles - 1 : 0, reads_post && !from_dz,
-             tensors > 1 && p.du().data != nullptr);
+        open(own.tiles_read_again() > 0 ? own.tiles - 1 : 0, reads_post && !from_dz, p.du().data);
     }
     /* work(vectors, place, additions) for each of the thread's places of a tile, after which comes tile `next`. */
     template <typename Work> __device__ __forceinline__ void walk_vectors(int tile, int stage, int next, Work work)
@@ -382,7 +393,7 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
             const int i = first + k * step;
             if (i < vectors)
                 work(here[k].of, i,
-                     additions{*this, k, from[(tensors - 1) * own.tile_vectors + i],
+                     additions{*this, k, from[i], from[(tensors - 1) * own.tile_vectors + i],
                                sample + own.place_of(tile) + (int64_t)i * NORMFUSE_VECTOR_BYTES});
             request(next, k);
         });
@@ -399,12 +410,12 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     template <int V, typename Work>
     __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
     {
-        open(0, reads_post, false);
+        open(0, reads_post, p.pre_add().data);
         this->sum_tiles(first, second, [&](int tile, int stage, float(&of_tile)[V], float(&other_of_tile)[V]) {
             walk_vectors(tile, stage, tile + 1, [&](const uint4 *vectors, int, const additions &added) {
                 work(vectors, of_tile, other_of_tile, added);
             });
-            if (from_dz)
+            if (from_dz || p.pre_add().data)
                 admit_bulk_copies();
         });
         open_results();

@@ -152,7 +152,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     } else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation)) {
         /* The kernel of additions alone has the derivative. */
         shape.additions = shape.additions || shape.plain;
-        shape.plain = shape.compact = shape.few_rows = shape.batch = false;
+        shape.plain = shape.compact = shape.tiled = shape.few_rows = shape.batch = false;
     }
     if (!(holds ? normfuse_cuda_hold(&shape, step)
                 : (p->columns ? normfuse_cuda_pass_columns(&shape, step, applies)

@@ -79,7 +79,7 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
            : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain && !((needs & TAKES_ADDITIONS) && shape->additions)
                ? "it takes plain tensors"
-           : (needs & NEEDS_COMPACT) && !(shape->compact && shape->plain)
+           : (needs & NEEDS_COMPACT) && !shape->compact
                ? "it takes group norm of plain tensors with parameters that can be read in vectors"
            : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"
            : (needs & NEEDS_GRID_BARRIERS) && !shape->has_grid_barriers ? "there is no sync memory"

@@ -66,7 +66,7 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || !shape->plain || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
+    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = max_vectors_of_group(shape, g->group);

@@ -107,7 +107,8 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     const bool groups = vectors && !biased && p->sets == NORMFUSE_SETS_GROUP && !p->has_running_momentum &&
                         has_adjacent_statistics;
     /* No vector has channels of more than two groups, since it begins at a multiple of what both have in common. */
-    shape->compact = groups && modulation && d + common_divisor(d, elements) >= elements;
+    shape->tiled = groups && modulation && d + common_divisor(d, elements) >= elements;
+    shape->compact = shape->tiled && shape->plain;
     shape->few_rows =
         groups && shape->plain && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) && !is_rare(p->activation) &&
         (forward || ((p->mean.type == NORMFUSE_F32 || p->mean.type == NORMFUSE_F64) && p->rstd.type == NORMFUSE_F32));

@@ -29,8 +29,9 @@ struct shape {
                                 more than general kernels */
     bool additions;         /* the same, of rows perhaps unaligned, where something is added */
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
+    bool tiled;             /* grid_pipeline of group norm: the same, perhaps with additions */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
-    bool batch;             /* grid_pipeline_batch: batch norm, the same */
+    bool batch;             /* grid_pipeline_batch: batch norm, as `tiled` */
     bool given;             /* elementwise: evaluation and affine, the same */
     bool run;               /* rows: aligned, of singles or halves, without gaps in a sample; whatever is added */
     bool has_pipeline;      /* grid_pipeline can take it */
