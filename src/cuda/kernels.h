@@ -10,8 +10,9 @@
 #include "../problem.h"
 
 /* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` and `elementwise` of rows, both of lines, of general, `tile` and `additions` take every addition; the others are
- * plain: nothing is added to x, before the activation or to dx. Tensors have the same strides. */
+ * `lanes` and `elementwise` of rows, both of lines, of general, `tile` and `additions` take every addition, `grid_additions`
+ * and `batch_additions` all but pre_add forward; the others are plain: nothing is added to x, before the activation or to
+ * dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
