@@ -2152,8 +2152,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
     /* A thread has registers for what is added to so many vectors of a tile, each of which is whole. */
     HOLDS(!adds_to_tiles(launch->name) ||
           (tile_rows <= NORMFUSE_CUDA_PASSING_AHEAD * c->at_once && (uintptr_t)p->pre_add.data % 16 == 0 &&
-           (uintptr_t)p->post_add.data % 16 == 0 &&
-           (uintptr_t)p->du.data % 16 == 0 && (uintptr_t)p->dpost_add.data % 16 == 0));
+           (uintptr_t)p->post_add.data % 16 == 0 && (uintptr_t)p->du.data % 16 == 0 &&
+           (uintptr_t)p->dpost_add.data % 16 == 0));
     HOLDS((backward ? p->dx.data : p->y.data) != NULL);
     HOLDS(!backward ||
           (p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL));

@@ -335,9 +335,8 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
                 announce(CHANNELS_ARE_PUT, (int)blockDim.x);
         }
         if (lane == 0)
-            producer.fill_again(adds && goes_on_from_dz(all.problem, own)
-                                    ? all.problem.dpost_add().data + n * a.batch_bytes
-                                    : nullptr);
+            producer.fill_again(
+                adds && goes_on_from_dz(all.problem, own) ? all.problem.dpost_add().data + n * a.batch_bytes : nullptr);
         __syncwarp();
     }
     if (gives) {

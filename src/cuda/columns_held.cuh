@@ -231,7 +231,8 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
         if (!lanes)
             each<K>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k][i]); }); });
     }
-    /* work(vectors, place, additions) for the sample from `to` on. A pipeline has to know whether it is the last one. */
+    /* work(vectors, place, additions) for the sample from `to` on. A pipeline has to know whether it is the last one.
+     */
     template <typename Work> __device__ __forceinline__ void store(char *to, bool /* is_last */, Work work) const
     {
         to += at;
@@ -336,7 +337,7 @@ __device__ __forceinline__ void store_gradients(const normfuse_cuda_columns &a, 
     centre<V>(slope, offset, rests, rstds, factor);
     const channel_derivative<T, V, Values> differentiate = {a.activation, holder.act_param, means, slope, offset};
     holder.choose_derivative([&](auto chosen) {
-        holder.sum(first, second, [&](const uint4 *vectors, float(&of_dy)[V], float(&of_both)[V], auto additions) {
+        holder.sum(first, second, [&](const uint4 *vectors, float (&of_dy)[V], float (&of_both)[V], auto additions) {
             float x[V], dy[V];
             differentiate(chosen, additions.template with_x<T, V>(vectors[0]), vectors[1], x, dy, 0,
                           additions.template after<T, V>(factor));

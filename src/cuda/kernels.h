@@ -16,8 +16,8 @@
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
-    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions) SCHEDULE(grid_additions) SCHEDULE(batch_additions)                                 \
-    SCHEDULE(elementwise) SCHEDULE(general) SCHEDULE(general_vectors)
+    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions) SCHEDULE(grid_additions)       \
+    SCHEDULE(batch_additions) SCHEDULE(elementwise) SCHEDULE(general) SCHEDULE(general_vectors)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES

@@ -258,7 +258,7 @@ template <int tensors> struct tile_consumer {
     template <int V, typename Work>
     __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
     {
-        sum_tiles(first, second, [&](int tile, int stage, float(&of_tile)[V], float(&other_of_tile)[V]) {
+        sum_tiles(first, second, [&](int tile, int stage, float (&of_tile)[V], float (&other_of_tile)[V]) {
             walk_vectors(tile, stage,
                          [&](const uint4 *vectors, int) { work(vectors, of_tile, other_of_tile, no_additions()); });
         });
@@ -276,8 +276,8 @@ template <int tensors> struct tile_consumer {
     }
 };
 
-/* Whether the backward goes on from dz, which is exact in the tensors' type: it takes the place of dy in tiles that stay,
- * and others are read again from dpost_add. */
+/* Whether the backward goes on from dz, which is exact in the tensors' type: it takes the place of dy in tiles that
+ * stay, and others are read again from dpost_add. */
 __device__ __forceinline__ bool goes_on_from_dz(const normfuse_cuda_problem &p, const grid_part &own)
 {
     return p.post_add().data && p.activation != NORMFUSE_IDENTITY &&
@@ -411,7 +411,7 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
     {
         open(0, reads_post, p.pre_add().data);
-        this->sum_tiles(first, second, [&](int tile, int stage, float(&of_tile)[V], float(&other_of_tile)[V]) {
+        this->sum_tiles(first, second, [&](int tile, int stage, float (&of_tile)[V], float (&other_of_tile)[V]) {
             walk_vectors(tile, stage, tile + 1, [&](const uint4 *vectors, int, const additions &added) {
                 work(vectors, of_tile, other_of_tile, added);
             });

@@ -29,11 +29,11 @@ static const char *refuse_pipeline(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     return !(shape->tiled || shape->batch) ? "it takes whole vectors, with parameters that can be read in vectors"
-           : p->x.position != p->c           ? "rows are not adjacent in memory"
-           : shape->direction == BACKWARD && is_modulated(p) ? "it has no gradient of scale and shift"
+           : p->x.position != p->c         ? "rows are not adjacent in memory"
+           : shape->direction == BACKWARD && is_modulated(p)        ? "it has no gradient of scale and shift"
            : shape->direction == FORWARD && p->pre_add.data != NULL ? "it does not write u"
-           : output_of(p) == NULL                            ? "it writes y or dx"
-                                                             : NULL;
+           : output_of(p) == NULL                                   ? "it writes y or dx"
+                                                                    : NULL;
 }
 
 /* Entries of a group or, of batch norm, of a channel that a lane joins. */
@@ -93,7 +93,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = minimum(minimum(tiles, MAX_STAGES), room / stage_bytes);
     /* What a thread joins one after the other, in each tile and then of tiles, is bounded by docs/numerics.md. */
-    if (stages < minimum(tiles, p->pre_add.data != NULL ? tiles : 2) || tiles > (shape->direction == FORWARD ? 16 * (MAX_SUMMED / slots) : MAX_TILES))
+    if (stages < minimum(tiles, p->pre_add.data != NULL ? tiles : 2) ||
+        tiles > (shape->direction == FORWARD ? 16 * (MAX_SUMMED / slots) : MAX_TILES))
         return false;
     struct normfuse_cuda_grid *const of = &step->of.grid;
     of->interleaved = stages < tiles && block_groups == 1;
@@ -156,8 +157,8 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     static const double AGAIN = 0.85;
     /* For each further round of any: 142x96x2x6x4 bf16 NHWC backward, three, 14.3 us, in `cluster` 8.7. */
     static const double ROUND = 1.2;
-    /* Where something is added, times all of it, and microseconds: 128x1024x14x14 bf16 NHWC 74.2 us, in two passes 87.7;
-     * backward 130 and 146; 32x1024x14x14 26.6, in `split` 24.6. */
+    /* Where something is added, times all of it, and microseconds: 128x1024x14x14 bf16 NHWC 74.2 us, in two
+     * passes 87.7; backward 130 and 146; 32x1024x14x14 26.6, in `split` 24.6. */
     static const struct {
         double factor, wait;
     } added[2] = {{1.0, 1.8}, {1.2, 0.0}};
@@ -175,10 +176,10 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double reads = (shape->tensors + again_post) / moved, bytes = shape->tensor_bytes * moved;
     const double busy = (double)step->launch.grid / shape->device->multiprocessors * n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
-    const double time =
-        bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) + of[d].wait +
-        channels * of[d].channel + (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
-        (of[d].round / g->block_groups + ROUND) * (rounds - 1.0) + rounds * estimate_joins(shape, step);
+    const double time = bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
+                        of[d].wait + channels * of[d].channel +
+                        (shape->batch ? of[d].batch + channels * of[d].batch_channel : 0.0) +
+                        (of[d].round / g->block_groups + ROUND) * (rounds - 1.0) + rounds * estimate_joins(shape, step);
     return shape->additions ? time * added[d].factor + added[d].wait : time;
 }
 
