@@ -36,6 +36,9 @@ CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,
          "{batch_norm 5x33x67 mode=eval,instance_norm 5x33x67} weight_dtype=f64 dtype={f32,f16} layout={nchw,nhwc} +pre_bias",
          "group_norm 17x4101 groups=1 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu",
          "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
+         "{batch_norm 2x64x24x24,group_norm 2x64x41x40 groups=8} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu "
+         "+post_add",
+         "{batch_norm 2x64x24x24,group_norm 2x64x24x24 groups=8} layout=nhwc dtype={f32,f16} dir=bwd +pre_add",
          "batch_norm 2x64x8x8 mode=eval layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} +post_add"]
 # Copies to other strides: vectors and elements, rows and whole planes, several tiles of each axis, no tile at all.
 COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x15,1x8x100x100,3000x7} dtype={f64,f32,f16} "
