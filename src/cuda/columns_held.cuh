@@ -215,6 +215,7 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
         else
             work(chosen_activation<NORMFUSE_LEAKY_RELU>());
     }
+    /* The same of results: holders may have what the derivative made. */
     template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
     {
         choose_derivative(work);
@@ -231,8 +232,8 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
         if (!lanes)
             each<K>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k][i]); }); });
     }
-    /* work(vectors, place, additions) for the sample from `to` on. A pipeline has to know whether it is the last one.
-     */
+    /* work(vectors, place, additions) for the sample from `to` on. A pipeline has to know whether it is
+     * the last one. */
     template <typename Work> __device__ __forceinline__ void store(char *to, bool /* is_last */, Work work) const
     {
         to += at;

@@ -152,6 +152,7 @@ template <int tensors> struct tile_consumer {
         : a(all.columns), barriers(barriers), pipeline(pipeline), own(own), place(place)
     {
     }
+    /* Of the next sample. */
     __device__ __forceinline__ void begin(int)
     {
     }
@@ -238,6 +239,7 @@ template <int tensors> struct tile_consumer {
     {
         choose_activation<true, false>(a.activation, work);
     }
+    /* The same of results. */
     template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
     {
         choose_derivative(work);
@@ -317,6 +319,7 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
         uint4 &x, &dy;
         int64_t at;
 
+        /* x with pre_add. */
         template <typename T, int V> __device__ __forceinline__ uint4 with_x(const uint4 &vector) const
         {
             if (!of.p.pre_add().data)
@@ -327,12 +330,11 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
             each<V>([&](int i) { value[i] += more[i]; });
             return x = make_vector<T, V>(value);
         }
-
         template <typename T, int V> __device__ __forceinline__ vector_added<T, V> after(float factor) const
         {
             return {of.post[k], factor, of.reads_post, tensors > 1 && of.p.from_y()};
         }
-        /* With the sums, and with results. */
+        /* dz with the sums, where the backward goes on from it; else with results. */
         template <typename T, int V> __device__ __forceinline__ void keep_dz(const float (&dz)[V]) const
         {
             if (!of.from_dz)
@@ -362,7 +364,7 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     {
         const int i = first + k * step;
         const bool exists = tile >= 0 && tile < own.tiles && i < own.vectors_of(tile);
-        const int64_t at = own.place_of(tile) + (int64_t)i * 16;
+        const int64_t at = own.place_of(tile) + (int64_t)i * NORMFUSE_VECTOR_BYTES;
         load_uint4_where(exists && post_from, post[k], post_from + at);
         if (tensors > 1)
             load_uint4_where(exists && other_from, other[k], other_from + at);

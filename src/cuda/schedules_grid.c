@@ -31,7 +31,7 @@ static const char *refuse_pipeline(const struct shape *shape)
     return !(shape->tiled || shape->batch) ? "it takes whole vectors, with parameters that can be read in vectors"
            : p->x.position != p->c         ? "rows are not adjacent in memory"
            : shape->direction == BACKWARD && is_modulated(p)        ? "it has no gradient of scale and shift"
-           : shape->direction == FORWARD && p->pre_add.data != NULL ? "it does not write u"
+           : shape->direction == FORWARD && p->pre_add.data != NULL ? "forward nothing is added to x"
            : output_of(p) == NULL                                   ? "it writes y or dx"
                                                                     : NULL;
 }
@@ -87,8 +87,8 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         return false;
     const int64_t room =
         (int64_t)shape->device->shared_per_block - STATIC_BYTES - bytes_of_grid(shape, g, 0, at_once, true);
-    const int64_t most = shape->additions ? NORMFUSE_CUDA_PASSING_AHEAD : tile_slots[shape->direction];
-    const int64_t slots = minimum(most, divide_up(part_rows, at_once));
+    const int64_t max_slots = shape->additions ? NORMFUSE_CUDA_PASSING_AHEAD : tile_slots[shape->direction];
+    const int64_t slots = minimum(max_slots, divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * g->width * 16 * shape->tensors;
     int64_t tiles = divide_up(part_rows, tile_rows);
     const int64_t stages = minimum(minimum(tiles, MAX_STAGES), room / stage_bytes);
@@ -172,8 +172,8 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     const double again = fmax(0.0, tiles - step->of.grid.stages) / tiles;
     /* Of what moves at least, the part that is read twice: post_add where dz is not left. */
     const double moved = normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape);
-    const bool again_post = d == BACKWARD && reads_post(shape) && !stores_dz(shape, true, false);
-    const double reads = (shape->tensors + again_post) / moved, bytes = shape->tensor_bytes * moved;
+    const bool rereads = d == BACKWARD && reads_post(shape) && !stores_dz(shape, true, false);
+    const double reads = (shape->tensors + rereads) / moved, bytes = shape->tensor_bytes * moved;
     const double busy = (double)step->launch.grid / shape->device->multiprocessors * n / (rounds * g->block_groups);
     const double channels = (double)g->width * shape->elements;
     const double time = bytes * (of[d].stretch + reads * AGAIN * again) / (shape->policy->bytes_a_microsecond * busy) +
