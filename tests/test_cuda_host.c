@@ -618,7 +618,10 @@ static normfuse_status normalize(int32_t device_type)
     x.device.device_type = device_type;
     const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5};
     const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &x};
-    return normfuse_group_norm_forward(&options, &tensors, NULL);
+    /* Read by nothing either. */
+    const normfuse_exec exec = {
+        .struct_bytes = sizeof exec, .scratch = (void *)(uintptr_t)0x7e0000000000, .scratch_bytes = 1 << 20};
+    return normfuse_group_norm_forward(&options, &tensors, device_type == NORMFUSE_CPU ? NULL : &exec);
 }
 
 /* NORMFUSE_VERBOSE=plan, which a process reads once: what each schedule says, and the kernel that is taken. */
@@ -1172,8 +1175,8 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches,
-    compact_launches, grid_launches, short_launches, spread_launches, unaligned_samples_launches,
-    general_vectors_launches, additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
+    compact_launches, grid_launches, short_launches, unaligned_samples_launches, general_vectors_launches,
+    additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -1223,12 +1226,6 @@ static bool is_tile(const char *kernel)
 static bool is_run(const char *kernel)
 {
     return strstr(kernel, "_rows_elementwise_") != NULL;
-}
-
-/* One of columns_grid.cu whose blocks are the whole grid and keep all vectors. */
-static bool is_spread(const char *kernel)
-{
-    return strstr(kernel, "_grid_registers_") != NULL;
 }
 
 /* One of both layouts that holds its vectors in shared memory, through which what is added passes. */
@@ -1289,9 +1286,8 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
 /* Columns: rows that the threads of a block have at once. */
 static int64_t rows_at_once(const struct normfuse_cuda_arguments *a, const char *kernel, uint32_t threads)
 {
-    return is_compact(kernel) || is_of_grid(kernel) || is_short(kernel) || is_spread(kernel)
-               ? a->columns.at_once
-               : (int64_t)threads / a->geometry.width;
+    return is_compact(kernel) || is_of_grid(kernel) || is_short(kernel) ? a->columns.at_once
+                                                                        : (int64_t)threads / a->geometry.width;
 }
 
 /* One of general.cuh, whose threads share vectors of channels, or channels of a sample. */
@@ -1306,7 +1302,6 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
 {
     const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const bool applies = (a->phases & (NORMFUSE_PHASE_APPLY | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows,
                   vectors = up(rows, g->unit_lanes) * g->part_samples;
     /* A thread adds a batch of values to four sums in turn; over columns those of a channel, and then these to one. A
@@ -1318,18 +1313,13 @@ static double longest_way_of_general(const struct normfuse_cuda_arguments *a, in
     /* Where a block has whole rows it joins all that are folded. */
     const int64_t copies = p->columns && g->blocks_wide == 1 ? g->folded : 1;
     const int64_t in_thread = up(vectors, held) * up(of_batch, in_turn) + in_turn / of_channel - 1;
-    const int64_t joined = g->joined_blocks > 1 ? up(g->joined_blocks, lanes) + 7 : 0;
     if (!backward)
         return (double)(in_thread + 5 + 3 * (p->columns ? g->subvector_bits : 0) +
-                        copies * up((g->group >> (p->columns ? g->subvector_bits : 0)) * g->unit_lanes, lanes) + 7 +
-                        joined);
+                        copies * up((g->group >> (p->columns ? g->subvector_bits : 0)) * g->unit_lanes, lanes) + 7);
     /* Adding the nothing that others have rounds nothing. */
     const int64_t beside = INT64_C(1) << g->channel_bits;
     return (double)(in_thread + copies * up(g->unit_lanes, beside) +
-                    levels(beside < g->unit_lanes ? beside : g->unit_lanes) + 2 +
-                    (applies && p->sets != NORMFUSE_SETS_NONE
-                         ? up(g->group, lanes) + levels(lanes < g->group ? lanes : g->group) + joined
-                         : 0));
+                    levels(beside < g->unit_lanes ? beside : g->unit_lanes) + 2);
 }
 
 static double longest_way(const struct normfuse_cuda_arguments *a, const char *kernel, int held, uint32_t threads,
@@ -1393,16 +1383,6 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
             const int64_t of_sums =
                 in_sample + samples + 6 - (int64_t)tolerance_sample_additions(&cuda, true, p->n, p->s);
             return (double)(backward && a->sums != NULL && of_sums > of_set ? of_sums : of_set);
-        }
-        if (is_spread(kernel)) {
-            /* In a thread's channel; those of its vector; threads that a lane joins; eight lanes; blocks, nine of a
-             * lane at a time. Sums of channels: in a thread, then threads; blocks are joined in double. */
-            const int64_t together = vector_elements < g->group ? vector_elements : g->group,
-                          vectors = (g->group + 2 * vector_elements - 2) / vector_elements;
-            const int64_t of_set = up(rows, at_once) + together - 1 + 5 + up(vectors * at_once, 8) + 7 +
-                                   up(g->parts, 8) + up(g->parts, 72) + 7;
-            const int64_t of_sums = up(rows, at_once) + at_once + 8;
-            return (double)(of_set > of_sums ? of_set : of_sums);
         }
         if (is_of_grid(kernel)) {
             /* In a thread's channel, of a tile and of tiles, or of some tiles and of what these give; then as above,
@@ -1654,7 +1634,6 @@ static void check_general(const struct plan_case *test, const struct fake_launch
     const bool backward = test->backward;
     const int32_t first = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const bool sums = (a->phases & first) != 0, applies = (a->phases & ~first) != 0;
-    const bool both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
@@ -1688,37 +1667,28 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         folded_launches += g->folded > 1;
         unaligned_samples_launches += begins_inside || g->rest > 0;
     }
-    HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes &&
-          g->joined_blocks == (launch->cluster > 1 ? (int32_t)launch->cluster : 1));
-    HOLDS(divides(&g->by_joined_blocks) && (!g->interleaved || (p->columns && !both)));
+    HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes && (!g->interleaved || p->columns));
     HOLDS((int64_t)g->width * g->unit_lanes <= (int64_t)launch->threads);
-    HOLDS(launch->grid == (int64_t)g->all_block_groups * g->parts && (int64_t)launch->grid % g->joined_blocks == 0);
-    HOLDS(g->exchange != NORMFUSE_EXCHANGE_GRID);
+    HOLDS(launch->grid == (int64_t)g->all_block_groups * g->parts && launch->cluster <= 1);
+    /* Sums of what has norm groups are joined by a later kernel, before results. */
+    HOLDS(g->exchange == NORMFUSE_EXCHANGE_NONE && !(sums && applies && p->sets != NORMFUSE_SETS_NONE));
     const int64_t d = p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
-    if (both)
-        HOLDS(d % g->group == 0 && g->folded == 1 && (int64_t)g->parts * (d / g->group) == g->joined_blocks &&
-              (g->group == d || g->width * (p->columns ? vector_elements : 1) == g->group));
     if (sums && p->sets != NORMFUSE_SETS_NONE)
         HOLDS(d % g->group == 0 && (g->group == 1 || g->width * (p->columns ? vector_elements : 1) % g->group == 0));
     /* What the kernel places in shared memory. */
-    const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
-    const int64_t vectors = up(rows, g->unit_lanes) * g->part_samples, value = p->type == NORMFUSE_F64 ? 8 : 4;
+    const int64_t value = p->type == NORMFUSE_F64 ? 8 : 4;
     const int64_t channels = (int64_t)g->width * (p->columns ? vector_elements : 1);
-    const bool holds = g->general.holds != 0;
     /* A pipeline has places for what the kernel reads; sums take them over, so the same kernel has no results after these. */
     const int tensors = 1 + backward + (p->pre_add.data != NULL) +
                         (backward ? (p->post_add.data != NULL && p->activation != NORMFUSE_IDENTITY) +
                                         (applies && p->dx.data != NULL && p->du.data != NULL)
                                   : applies && p->post_add.data != NULL);
     HOLDS(g->general.slot == (pipelines ? tensors * (int32_t)launch->threads : 0));
-    HOLDS(g->general.pipeline == held * g->general.slot && (!pipelines || !both));
-    HOLDS(!holds || (both && vectors <= held && g->part_samples == 1));
+    HOLDS(g->general.pipeline == held * g->general.slot);
     HOLDS(!sums || g->general.entries >=
                        (int64_t)g->width * g->unit_lanes *
                            (p->columns ? backward ? vector_elements : vector_elements >> g->subvector_bits : 1));
     HOLDS((!applies && !backward) || g->general.channels >= channels);
-    HOLDS(!both || g->general.sets * (int64_t)g->group >= channels);
-    HOLDS(launch->cluster <= 1 || g->general.blocks >= (int32_t)launch->cluster);
     const struct normfuse_general_layout at = normfuse_lay_out_general(&g->general, (int32_t)value, backward);
     HOLDS(at.slopes >= at.bytes && at.slopes % 16 == 0);
     const bool has_slopes = p->activation == NORMFUSE_PRELU && g->general.channels > 0;
@@ -2092,42 +2062,6 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
 #undef HOLDS
 }
 
-static void check_spread(const struct plan_case *test, const struct fake_launch *launch,
-                         const struct normfuse_cuda_arguments *a, int vector_elements, int held)
-{
-    const struct normfuse_problem of_launch = problem_of(a), *const p = &of_launch;
-    const struct normfuse_cuda_geometry *const g = &a->geometry;
-    const struct normfuse_cuda_columns *const c = &a->columns;
-#define HOLDS(condition)                                                                                               \
-    if (!(condition))                                                                                                  \
-    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
-    HOLDS(p->dy.data != NULL && p->sets == NORMFUSE_SETS_GROUP && g->group == p->c / p->groups);
-    HOLDS((int64_t)g->width * vector_elements == p->c && c->width == g->width && c->groups == p->groups &&
-          c->group == g->group);
-    HOLDS(p->pre_add.data == NULL && p->post_add.data == NULL && p->du.data == NULL && p->dpost_add.data == NULL);
-    HOLDS(p->scale.data == NULL && p->shift.data == NULL && p->dscale.data == NULL && p->dshift.data == NULL);
-    for (int64_t first = 0; first < p->c; first += vector_elements)
-        HOLDS((first + vector_elements - 1) / g->group - first / g->group <= 1);
-    HOLDS(p->mean.type <= NORMFUSE_F32 && p->rstd.type <= NORMFUSE_F32 && p->activation != NORMFUSE_HARDSWISH);
-    HOLDS(p->activation != NORMFUSE_RELU6);
-    /* A grid barrier a sample, or one for all where blocks of all samples meet. */
-    HOLDS(g->exchange == NORMFUSE_EXCHANGE_GRID && launch->cooperative && launch->cluster <= 1);
-    HOLDS((int64_t)g->block_groups * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 && g->block_groups == p->n &&
-          c->of.grid.block_groups == p->n);
-    HOLDS(launch->grid == (uint32_t)(p->n * g->parts) && c->parts == g->parts && g->parts > 1);
-    HOLDS(c->rows == p->s && c->part_rows == g->part_rows && (int64_t)(g->parts - 1) * g->part_rows < g->rows);
-    HOLDS((int64_t)c->at_once * c->width <= (int64_t)launch->threads && (int64_t)c->at_once * held >= c->part_rows);
-    HOLDS((int32_t)c->by_width.divisor == c->width && (int32_t)c->by_parts.divisor == c->parts);
-    HOLDS((int32_t)c->by_group.divisor == c->group && divides(&c->by_width) && divides(&c->by_parts));
-    /* Sums of channels, one block's beside one another. */
-    HOLDS(a->sums == NULL || (g->sums_by_channel && g->sum_slots == (int32_t)launch->grid));
-    HOLDS((int32_t)launch->shared >= normfuse_lay_out_grid(0, c->width, (int32_t)p->groups, c->at_once,
-                                                           a->sums != NULL ? (int32_t)p->c : 0, true, false)
-                                         .bytes);
-    check_packed(test, launch, p, vector_elements);
-#undef HOLDS
-}
-
 /* What those of the whole grid take for granted. */
 static void check_grid(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_arguments *a, int vector_elements)
@@ -2175,9 +2109,8 @@ static void check_grid(const struct plan_case *test, const struct fake_launch *l
                   stages = of->stages * stage;
     const int32_t channels = (int32_t)p->c, groups = (int32_t)p->groups;
     const int32_t bytes =
-        batch
-            ? normfuse_lay_out_batch(stages, channels, c->at_once, backward).bytes
-            : normfuse_lay_out_grid(stages, g->width, groups, c->at_once, gives ? channels : 0, backward, true).bytes;
+        batch ? normfuse_lay_out_batch(stages, channels, c->at_once, backward).bytes
+              : normfuse_lay_out_grid(stages, g->width, groups, c->at_once, gives ? channels : 0, backward).bytes;
     HOLDS(!batch || p->c << c->lane_bits <= (int64_t)launch->threads - 32 || c->lane_bits == 0);
     HOLDS(!batch || (2 * g->block_groups * p->c * g->parts) * (backward ? 16 : 24) >=
                         8 * p->c * g->parts + (backward ? 24 : 16) * p->c);
@@ -2407,10 +2340,6 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         if (is_short(launch->name)) {
             check_short(test, launch, &a, vector_elements, held);
             short_launches++;
-        }
-        if (is_spread(launch->name)) {
-            check_spread(test, launch, &a, vector_elements, held);
-            spread_launches++;
         }
     }
     if (general) {
@@ -2935,7 +2864,6 @@ static void test_plans(void)
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);
     CHECK(compact_launches > 300, "compact kernels were launched %d times", compact_launches);
     CHECK(short_launches > 300, "kernels of samples of few rows were launched %d times", short_launches);
-    CHECK(spread_launches > 40, "kernels of samples spread over the grid were launched %d times", spread_launches);
     CHECK(grid_launches > 50, "kernels of the whole grid were launched %d times", grid_launches);
     CHECK(unaligned_launches > 500, "rows that are not aligned took vectors of 16 bytes %d times", unaligned_launches);
     if (too_little_shared > 0)

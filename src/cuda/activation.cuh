@@ -4,6 +4,7 @@
 #ifndef NORMFUSE_CUDA_ACTIVATION_CUH
 #define NORMFUSE_CUDA_ACTIVATION_CUH
 
+#include "body.cuh"
 #include "vector.cuh"
 
 __device__ __forceinline__ double reciprocal(double x)
@@ -186,6 +187,7 @@ template <typename R, int V> struct values_of {
     R at[V];
 };
 template <typename R, int V> constexpr bool in_place = V > 1 && sizeof(R) == 4;
+template <typename R, int V> constexpr int at_a_time = sizeof(R) == 4 ? V : 1;
 template <bool fast, typename R, int V>
 static __device__ __noinline__ values_of<R, V> activated(values_of<R, V> of, int activation, R p)
 {
@@ -227,11 +229,14 @@ __device__ __forceinline__ void choose_activation(int activation, Work work)
         work(chosen_activation<-1>());
 }
 
-/* The same in plain tiles, and prelu, whose slopes are a channel's, has a loop of its own. */
-template <typename Work> __device__ __forceinline__ void choose_any_activation(int activation, Work work)
+/* The same in plain tiles; prelu, whose slopes are a channel's, has a loop of its own. `one`: all others have one. */
+template <bool one = false, typename Work>
+__device__ __forceinline__ void choose_any_activation(int activation, Work work)
 {
     if (activation == NORMFUSE_PRELU)
         work(chosen_activation<NORMFUSE_PRELU>());
+    else if constexpr (one)
+        work(chosen_activation<-1>());
     else
         choose_activation<true, true>(activation, work);
 }
@@ -256,7 +261,7 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
                 z[i] *= sigmoid<fast>(z[i]);
         }
     } else if constexpr (Chosen::constant != NORMFUSE_IDENTITY) {
-        if (!plain && activation == NORMFUSE_IDENTITY)
+        if ((!plain || sizeof(R) == 8) && activation == NORMFUSE_IDENTITY)
             return;
         if (activation == NORMFUSE_RELU) {
 #pragma unroll
@@ -279,14 +284,14 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
         } else if constexpr (rolled && in_place<R, V>) {
             activate_rare<fast>(z, activation, p);
         } else {
-            values_of<R, V> of;
+            constexpr int W = at_a_time<R, V>;
 #pragma unroll
-            for (int i = 0; i < V; i++)
-                of.at[i] = z[i];
-            of = activated<fast>(of, activation, p);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                z[i] = of.at[i];
+            for (int k = 0; k < V; k += W) {
+                values_of<R, W> of;
+                each<W>([&](int i) { of.at[i] = z[k + i]; });
+                of = activated<fast>(of, activation, p);
+                each<W>([&](int i) { z[k + i] = of.at[i]; });
+            }
         }
     }
 }
@@ -311,6 +316,8 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
         /* In relu's loop relu6 has a branch of its own, elsewhere it is a second step of relu: the other way round
          * registers spill, 28 bytes of columns_lanes_backward_bf16_8x1. */
         constexpr bool apart = Chosen::constant == NORMFUSE_RELU;
+        if (sizeof(R) == 8 && activation == NORMFUSE_IDENTITY)
+            return;
         if (Chosen::constant == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU ||
             activation == NORMFUSE_LEAKY_RELU || (!apart && activation == NORMFUSE_RELU6)) {
             const R slope = Chosen::constant == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_LEAKY_RELU ? p : R(0);
@@ -335,16 +342,17 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
         } else if constexpr (rolled && in_place<R, V>) {
             differentiate_rare<fast>(g, z, activation, p);
         } else {
-            values_of<R, V> by, at;
+            constexpr int W = at_a_time<R, V>;
 #pragma unroll
-            for (int i = 0; i < V; i++) {
-                by.at[i] = g[i];
-                at.at[i] = z[i];
+            for (int k = 0; k < V; k += W) {
+                values_of<R, W> by, at;
+                each<W>([&](int i) {
+                    by.at[i] = g[k + i];
+                    at.at[i] = z[k + i];
+                });
+                by = differentiated<fast>(by, at, activation, p);
+                each<W>([&](int i) { g[k + i] = by.at[i]; });
             }
-            by = differentiated<fast>(by, at, activation, p);
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                g[i] = by.at[i];
         }
     }
 }

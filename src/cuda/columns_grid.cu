@@ -3,26 +3,21 @@
  * columns_grid.cu - group norm over adjacent channels (NHWC) by the whole grid at once. A block has adjacent rows of a
  * sample. All blocks of a sample send one another their sums through memory, then write results.
  *
- * grid_pipeline: a block's rows are adjacent in memory, and one thread requests tiles of them by bulk copies into a
+ * A block's rows are adjacent in memory, and one thread requests tiles of them by bulk copies into a
  * pipeline in shared memory, the others sum what arrives. They write results from what the pipeline still holds and, of
  * samples larger than the chip, from tiles that are read again, the last first, since those are in L2. Copies by one
  * thread leave the others nothing but the work on values: by a load or a copy a vector, sums were bound by the unit
- * that takes these. The first tiles of the next sample are on their way while results of this one are written.
- *
- * grid_registers: the backward of all samples at once, each spread over as many blocks as have a multiprocessor, whose
- * threads hold their rows in registers. A cluster's blocks are narrow, which memory is slow at, and a pipeline that one
- * thread fills takes longer to begin. */
+ * that takes these. The first tiles of the next sample are on their way while results of this one are written. */
 #include "pipeline.cuh"
 
 /* What threads, then blocks found of a group is joined by so many lanes of a warp. */
 enum { GROUP_LANES = 8 };
 
-/* The block's threads but the last `others` share out groups: work(group, exists, lane, whether it is the lane's first
- * one), all in step. Not by share_items(): where a whole warp may leave, shuffles have a second form. */
-template <int others, typename Work>
-__device__ __forceinline__ void share_groups(const normfuse_cuda_columns &a, Work work)
+/* The consumers share out groups: work(group, exists, lane, whether it is the lane's first one), all in step. Not by
+ * share_items(): where a whole warp may leave, shuffles have a second form. */
+template <typename Work> __device__ __forceinline__ void share_groups(const normfuse_cuda_columns &a, Work work)
 {
-    const int groups_at_once = ((int)blockDim.x - others) / GROUP_LANES;
+    const int groups_at_once = ((int)blockDim.x - 32) / GROUP_LANES;
 #pragma unroll 1
     for (int round = 0; round < a.groups; round += groups_at_once) {
         const int group = round + (int)threadIdx.x / GROUP_LANES;
@@ -64,7 +59,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     /* After the pipeline: of each thread in a group a value that it sums about, its mean less that, squares about the
      * mean, and how many values these are; then what results need of each group. */
     const normfuse_grid_layout at = normfuse_lay_out_grid(NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors,
-                                                          a.width, a.groups, a.at_once, 0, false, true);
+                                                          a.width, a.groups, a.at_once, 0, false);
     float4 *const entries = in_shared<float4>(dynamic, at.entries), *const of_groups =
                                                                         in_shared<float4>(dynamic, at.groups);
 
@@ -108,7 +103,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         /* ---- of the block: means less the group's base, which is kept, then squares about them, which cannot cancel
          */
         const values_of_parts counts_of(a, a.group);
-        share_groups<32>(a, [&](int group, bool exists, int lane, bool is_first) {
+        share_groups(a, [&](int group, bool exists, int lane, bool is_first) {
             float base[1];
             unpack<T, 1>(is_first ? requested_base : request_base(group), base);
             int begin, count;
@@ -123,7 +118,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         meeting.meet_blocks(own.part, a.parts, consumers);
 
         /* ---- of all blocks: what results need of each group, its mean, what that leaves out, rstd ---- */
-        share_groups<32>(a, [&](int group, bool exists, int lane, bool) {
+        share_groups(a, [&](int group, bool exists, int lane, bool) {
             /* Not from x, in whose place another block may have put results by now. */
             const float base = of_groups[group].x;
             const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
@@ -168,59 +163,46 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
 
 /* ---- backward: what blocks exchange ------------------------------------------------------------------------------ */
 
-/* Two channels' pairs of `Number` of one block, as they are in memory. */
-template <typename Number> struct channel_pairs {
-    Number of[4] = {};
+/* Two channels' pairs of one block, as they are in memory. */
+struct channel_pairs {
+    double of[4] = {};
 
     __device__ __forceinline__ void request(const char *from, bool wanted)
     {
-        if constexpr (sizeof(Number) == 4) {
-            float4 four = {};
-            request_where(wanted, four, from);
-            of[0] = four.x;
-            of[1] = four.y;
-            of[2] = four.z;
-            of[3] = four.w;
-        } else if (wanted) {
+        if (wanted)
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
                 const double2 two = __ldcg(reinterpret_cast<const double2 *>(from) + i / 2);
                 of[i] = two.x;
                 of[i + 1] = two.y;
             }
-        }
     }
     __device__ __forceinline__ void store(char *to) const
     {
-        if constexpr (sizeof(Number) == 4) {
-            __stcg(reinterpret_cast<float4 *>(to), make_float4(of[0], of[1], of[2], of[3]));
-        } else {
-            __stcg(reinterpret_cast<double2 *>(to), make_double2(of[0], of[1]));
-            __stcg(reinterpret_cast<double2 *>(to) + 1, make_double2(of[2], of[3]));
-        }
+        __stcg(reinterpret_cast<double2 *>(to), make_double2(of[0], of[1]));
+        __stcg(reinterpret_cast<double2 *>(to) + 1, make_double2(of[2], of[3]));
     }
-    template <typename Sum> __device__ __forceinline__ void add_to(Sum (&sums)[4]) const
+    __device__ __forceinline__ void add_to(double (&sums)[4]) const
     {
-        each<4>([&](int i) { sums[i] += (Sum)of[i]; });
+        each<4>([&](int i) { sums[i] += of[i]; });
     }
 };
 
-/* What parameters get when all blocks have put their sums of channels, pairs of `Number`: of two channels at a time, a
- * warp's of so many of each block, whose lanes have every 32nd block each. */
-template <typename Number> struct channel_gradients {
+/* What parameters get when all blocks have put their sums of channels: of two channels at a time, one warp of each
+ * block, whose lanes have every 32nd block each. */
+struct channel_gradients {
     enum { requested_blocks = 5 };
-    channel_pairs<Number> requested[requested_blocks];
+    channel_pairs requested[requested_blocks];
     const normfuse_cuda_arguments *all;
     int channels, step, c;
 
-    __device__ __forceinline__ channel_gradients(const normfuse_cuda_arguments &all, int channels, int warp, int warps)
-        : all(&all), channels(channels), step(2 * warps * (int)gridDim.x),
-          c(2 * (warp * (int)gridDim.x + (int)blockIdx.x))
+    __device__ __forceinline__ channel_gradients(const normfuse_cuda_arguments &all, int channels)
+        : all(&all), channels(channels), step(2 * (int)gridDim.x), c(2 * (int)blockIdx.x)
     {
     }
     __device__ __forceinline__ const char *place(int block) const
     {
-        return reinterpret_cast<const char *>(all->sums) + ((int64_t)block * channels + c) * (int)(2 * sizeof(Number));
+        return reinterpret_cast<const char *>(all->sums) + ((int64_t)block * channels + c) * (int)(2 * sizeof(double));
     }
     __device__ __forceinline__ void request()
     {
@@ -234,7 +216,7 @@ template <typename Number> struct channel_gradients {
     {
 #pragma unroll 1
         while (c < channels) {
-            channel_gradients<Number> next = *this;
+            channel_gradients next = *this;
             next.c += step;
             if (next.c < channels)
                 next.request();
@@ -243,7 +225,7 @@ template <typename Number> struct channel_gradients {
             each<requested_blocks>([&](int i) { requested[i].add_to(sums); });
 #pragma unroll 1
             for (int block = lane + 32 * requested_blocks; block < (int)gridDim.x; block += 32) {
-                channel_pairs<Number> more;
+                channel_pairs more;
                 more.request(place(block), true);
                 more.add_to(sums);
             }
@@ -270,30 +252,28 @@ struct backward_sums : block_sums {
     float2 *groups, *totals;
 };
 
-/* The block's sums of channels into memory, one block's beside one another: every step-th four from the first-th on.
- * `adds`: to what is there. */
-template <typename Number>
+/* The block's sums of channels into memory, one block's beside one another, by a warp. `adds`: to what is there. */
 __device__ __forceinline__ void write_channels(const normfuse_cuda_arguments &all, const backward_sums &sums,
-                                               const float2 *of_groups, int channels, int first, int step, bool adds)
+                                               const float2 *of_groups, int channels, int lane, bool adds)
 {
     const normfuse_cuda_columns &a = all.columns;
     const int quads = channels / 4;
 #pragma unroll 1
-    for (int quad = first; quad < quads; quad += step) {
+    for (int quad = lane; quad < quads; quad += 32) {
         char *const to =
-            reinterpret_cast<char *>(all.sums) + ((int64_t)blockIdx.x * quads + quad) * (int)(8 * sizeof(Number));
+            reinterpret_cast<char *>(all.sums) + ((int64_t)blockIdx.x * quads + quad) * (int)(8 * sizeof(double));
         float sum[4] = {}, product[4] = {};
         sum_rows(sums, quad, quads, 0, a.at_once, 1, sum, product);
-        channel_pairs<Number> pairs[2];
+        channel_pairs pairs[2];
         each<4>([&](int i) {
             const float2 of_group = of_groups[divide(4 * quad + i, a.by_group)];
-            pairs[i / 2].of[i % 2 * 2] = (Number)sum[i];
-            pairs[i / 2].of[i % 2 * 2 + 1] = (Number)((product[i] - of_group.x * sum[i]) * of_group.y);
+            pairs[i / 2].of[i % 2 * 2] = (double)sum[i];
+            pairs[i / 2].of[i % 2 * 2 + 1] = (double)((product[i] - of_group.x * sum[i]) * of_group.y);
         });
         each<2>([&](int i) {
             char *const to_pair = to + i * (int)sizeof pairs[i];
             if (adds) {
-                channel_pairs<Number> before;
+                channel_pairs before;
                 before.request(to_pair, true);
                 before.add_to(pairs[i].of);
             }
@@ -328,8 +308,7 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
         __syncwarp();
         if (gives) {
             meet(SUMS_ARE_THERE, (int)blockDim.x);
-            write_channels<double>(all, sums, sums.groups + parity * a.groups, channels, lane, 32,
-                                   n != own.block_group);
+            write_channels(all, sums, sums.groups + parity * a.groups, channels, lane, n != own.block_group);
             __syncwarp();
             if (n + a.of.grid.block_groups < a.n)
                 announce(CHANNELS_ARE_PUT, (int)blockDim.x);
@@ -345,23 +324,20 @@ __device__ __forceinline__ void produce_backward(const normfuse_cuda_arguments &
             await_grid_barrier(grid_barrier, before);
         }
         __syncwarp();
-        channel_gradients<double> gradients(all, channels, 0, 1);
+        channel_gradients gradients(all, channels);
         gradients.request();
         gradients.give();
     }
 }
 
-/* `K`: vectors of each tensor that a thread holds; 0: a pipeline holds them, and blocks may have several samples. */
-template <typename T, int V, int K, normfuse_cuda_schedule schedule>
+template <typename T, int V, int, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &all)
 {
     follow_kernel();
     const normfuse_cuda_columns &a = all.columns;
-    constexpr bool pipelined = K == 0;
-    constexpr int others = pipelined ? 32 : 0;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ pipeline_barriers barriers;
-    const int consumers = (int)blockDim.x - others, channels = a.width * V;
+    const int consumers = (int)blockDim.x - 32, channels = a.width * V;
     const bool gives = all.sums != nullptr;
     thread_place place;
     channel_parameters<V, false> parameters;
@@ -370,14 +346,13 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         parameters.request_weights(a, place.column * V);
     }
     const grid_part own(a);
-    const normfuse_grid_layout at =
-        normfuse_lay_out_grid(pipelined ? 2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors : 0, a.width,
-                              a.groups, a.at_once, gives ? channels : 0, true, pipelined);
+    const normfuse_grid_layout at = normfuse_lay_out_grid(2 * NORMFUSE_VECTOR_BYTES * own.stages * own.tile_vectors,
+                                                          a.width, a.groups, a.at_once, gives ? channels : 0, true);
     const backward_sums sums = {{in_shared<float2>(dynamic, at.entries), in_shared<float>(dynamic, at.plain),
                                  in_shared<float>(dynamic, at.centred)},
                                 in_shared<float2>(dynamic, at.groups),
                                 in_shared<float2>(dynamic, at.totals)};
-    if (pipelined && (int)threadIdx.x >= consumers) {
+    if ((int)threadIdx.x >= consumers) {
         produce_backward<adds_to_tiles<schedule>>(all, barriers, dynamic, own, sums, channels);
         return;
     }
@@ -392,18 +367,21 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         });
     };
     request_statistics(own.block_group);
-    const auto differentiate_sample = [&](auto &consumer, int n, bool is_first, bool is_last, int parity) {
+    consumer_for<2, schedule> consumer(all, barriers, dynamic, own, place);
+    int parity = 0;
+#pragma unroll 1
+    for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
+        const bool is_first = n == own.block_group, is_last = n + a.of.grid.block_groups >= a.n;
+        consumer.begin(n);
         float2 *const of_groups = sums.groups + parity * a.groups;
         side_values means = {{}, place.split}, rests = means, rstds = means;
-        /* Where registers hold all samples, and parameters want gradients, blocks of all samples meet. */
-        const bool all_meet = !pipelined && gives;
-        const grid_meeting meeting(all.grid_barriers + (all_meet ? 0 : own.block_group) * grid_barrier_stride);
-        if (pipelined && is_first)
+        const grid_meeting meeting(all.grid_barriers + own.block_group * grid_barrier_stride);
+        if (is_first)
             meet(PIPELINE_IS_OPEN, (int)blockDim.x);
         each<2>([&](int side) {
             double mean = requested_means[side].receive(mean_type);
             rstds.of[side] = (float)requested_rstds[side].receive(rstd_type);
-            if (pipelined && (mean_type > NORMFUSE_F32 || rstd_type > NORMFUSE_F32)) {
+            if (mean_type > NORMFUSE_F32 || rstd_type > NORMFUSE_F32) {
                 mean = load_value<double>(a.mean, n * a.mean_batch + place.groups[side], mean_type);
                 rstds.of[side] = load_value<float>(a.rstd, n * a.rstd_batch + place.groups[side], rstd_type);
             }
@@ -413,19 +391,18 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             of_groups[place.groups[0]] = make_float2(rests.of[0], rstds.of[0]);
             of_groups[place.groups[1]] = make_float2(rests.of[1], rstds.of[1]);
         }
-        channel_gradients<float> gradients(all, channels, (int)threadIdx.x / 32, consumers / 32);
         const auto join = [&](auto &slope, auto &first, auto &second, float factor, auto &of_x, auto &level) {
             /* What the producer's warp reads of the sample before is not written over. */
-            if (pipelined && gives && !is_first)
+            if (gives && !is_first)
                 meet(CHANNELS_ARE_PUT, (int)blockDim.x);
             if (place.has_rows(a))
                 write_thread_sums<V>(a, place, slope, first, second, factor, gives, sums);
-            if (pipelined && gives)
+            if (gives)
                 announce(SUMS_ARE_THERE, (int)blockDim.x);
             meet(MEETING_OF_CONSUMERS, consumers);
 
             /* ---- the totals of the groups ---- */
-            share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+            share_groups(a, [&](int group, bool exists, int lane, bool) {
                 int begin, count;
                 entries_of_group<V>(a, group, begin, count);
                 const float2 found =
@@ -433,11 +410,9 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                 if (exists && lane == 0)
                     __stcg(parts_of_group(all, own.block_group, parity, group) + own.part, found);
             });
-            if (all_meet)
-                write_channels<float>(all, sums, of_groups, channels, (int)threadIdx.x, consumers, false);
-            meeting.meet_blocks(all_meet ? (int)blockIdx.x : own.part, all_meet ? (int)gridDim.x : a.parts, consumers);
+            meeting.meet_blocks(own.part, a.parts, consumers);
             /* ---- of all blocks: what dx takes ---- */
-            share_groups<others>(a, [&](int group, bool exists, int lane, bool) {
+            share_groups(a, [&](int group, bool exists, int lane, bool) {
                 const float2 *const of_parts = parts_of_group(all, own.block_group, parity, group);
                 float sum = 0.0f, product = 0.0f;
 #pragma unroll 1
@@ -458,11 +433,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
                     sums.totals[group] = gradient_of_group(sum, product, of_group.x, of_group.y, a.share);
                 }
             });
-            /* Sums of channels arrive while results are written. */
-            if (all_meet)
-                gradients.request();
             meet(MEETING_OF_CONSUMERS, consumers);
-            if (pipelined && !is_last)
+            if (!is_last)
                 request_statistics(n + a.of.grid.block_groups);
             const float2 *const totals = sums.totals;
             of_x = {{totals[place.groups[0]].x, totals[place.groups[1]].x}, place.split};
@@ -470,27 +442,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             return true;
         };
         store_gradients<T, V>(a, consumer, parameters, means, rests, rstds, a.out + n * a.batch_bytes, is_last, join);
-        if (all_meet)
-            gradients.give();
-    };
-    if constexpr (pipelined) {
-        consumer_for<2, schedule> consumer(all, barriers, dynamic, own, place);
-        int parity = 0;
-#pragma unroll 1
-        for (int n = own.block_group; n < a.n; n += a.of.grid.block_groups, parity ^= 1) {
-            consumer.begin(n);
-            differentiate_sample(consumer, n, n == own.block_group, n + a.of.grid.block_groups >= a.n, parity);
-        }
-    } else {
-        const int n = own.block_group;
-        const int rows = min(a.part_rows, a.rows - own.part * a.part_rows);
-        held_rows<K, 2, true> consumer(a, place.has_rows(a) ? rows - place.beside : 0,
-                                       own.at + (unsigned)place.beside * a.row_bytes +
-                                           (unsigned)place.column * NORMFUSE_VECTOR_BYTES);
-        consumer.request(n);
-        differentiate_sample(consumer, n, true, true, 0);
     }
 }
 
 NORMFUSE_KERNELS_COLUMNS_GRID_PIPELINE(NORMFUSE_PIPELINE_INSTANCE)
-NORMFUSE_KERNELS_COLUMNS_GRID_REGISTERS(NORMFUSE_PIPELINE_INSTANCE)

@@ -169,10 +169,9 @@ struct no_additions {
     }
 };
 
-/* Up to K vectors of x and, of two tensors, of dy, of every at_once-th row. `few`: of no hardswish and relu6. `lanes`:
- * of many samples one after the other, whose instructions are few: one loop of results for all but identity and SiLU.
- */
-template <int K, int tensors, bool few = false, bool lanes = false> struct held_rows {
+/* Up to K vectors of x and, of two tensors, of dy, of every at_once-th row. `lanes`: of many samples one after
+ * the other, whose instructions are few: one loop of results for all but identity and SiLU. */
+template <int K, int tensors, bool lanes = false> struct held_rows {
     static constexpr bool has_few_loops = lanes;
     const normfuse_cuda_columns &a;
     int left;            /* rows from the thread's first on; not above 0: the thread has none */
@@ -181,10 +180,8 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
     const float act_param;
     uint4 held[K][tensors];
 
-    /* `few`: identity is leaky_relu of slope 1. */
     __device__ __forceinline__ held_rows(const normfuse_cuda_columns &a, int left, unsigned at)
-        : a(a), left(left), at(at), step((unsigned)a.at_once * a.row_bytes),
-          act_param(few && a.activation == NORMFUSE_IDENTITY ? 1.0f : a.act_param)
+        : a(a), left(left), at(at), step((unsigned)a.at_once * a.row_bytes), act_param(a.act_param)
     {
     }
     /* Of sample n. */
@@ -205,15 +202,9 @@ template <int K, int tensors, bool few = false, bool lanes = false> struct held_
     {
         walk_rows<0, K>(left, a.at_once, work);
     }
-    /* As choose_activation; few: two loops, since each is a third of the kernel. */
     template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const
     {
-        if constexpr (!few)
-            choose_activation<true, false>(a.activation, work);
-        else if (a.activation == NORMFUSE_SILU)
-            work(chosen_activation<NORMFUSE_SILU>());
-        else
-            work(chosen_activation<NORMFUSE_LEAKY_RELU>());
+        choose_activation<true, false>(a.activation, work);
     }
     /* The same of results: holders may have what the derivative made. */
     template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const

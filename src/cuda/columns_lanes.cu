@@ -85,7 +85,7 @@ template <typename T, int V, int S> struct lanes_place {
  * meanwhile; backward their statistics, too. */
 template <typename T, int V, int M, int K, int tensors> struct lanes_samples {
     static constexpr int S = K == 1 ? 1 : V;
-    using rows_of = held_rows<K, tensors, false, true>;
+    using rows_of = held_rows<K, tensors, true>;
     const normfuse_cuda_columns &a;
     const int part;
     const lanes_place<T, V, S> place;

@@ -2,11 +2,10 @@
  *
  * general.cuh - what takes every call: both layouts, any alignment and activation, and all additions, at the
  * cost of the tensors that move. A unit is one channel of a sample (rows), or the channels of a vector or word
- * (columns); a few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the same
- * all the way and what it knows and sums of them stays in registers.
+ * (columns); a few threads, its lanes, share it and walk the positions in turn, so that a thread's channels are the
+ * same all the way and what it knows and sums of them stays in registers.
  *
- * A call is one kernel where blocks that exchange their sums have whole norm groups, and else two. In one kernel the
- * tensors are walked twice: the second time from registers where a thread has one batch, or from the L2. */
+ * A norm takes two passes: one kernel sums, a later one joins what its blocks found, and another writes results. */
 #ifndef NORMFUSE_CUDA_GENERAL_CUH
 #define NORMFUSE_CUDA_GENERAL_CUH
 
@@ -17,7 +16,7 @@
 template <typename T, int V, bool columns> struct general_tile {
     static constexpr int channels = V; /* of a unit */
     static constexpr bool whole = V <= 2;
-    int rank, part;          /* of the blocks that exchange; of the parts of the sums */
+    int part;                /* of the parts of the sums */
     int first_channel, here; /* of the block; with rows folded, of all of them together */
     int unit, lane;          /* in the block; of those that share the unit */
     int n, samples, row;     /* the first sample and row (position), and how many */
@@ -40,7 +39,6 @@ template <typename T, int V, bool columns> struct general_tile {
         const int in_inner = block - of_inner * (int)inner.divisor;
         const int in_outer = of_inner - of_sample * (int)outer.divisor;
         part = by_width ? in_outer : in_inner;
-        rank = block - divide(block, g.by_joined_blocks) * g.joined_blocks;
         const int stretch = divide(part, g.by_parts_a_sample), chunk = part - stretch * g.parts_a_sample;
         n = g.all_samples ? stretch * g.part_samples : of_sample;
         samples = g.all_samples ? min(g.part_samples, (int)a.problem.n - n) : 1;
@@ -138,6 +136,9 @@ template <typename T, int V, bool columns> struct general_tile {
     }
 };
 
+/* Doubles, whose functions are long, have one loop for all activations. */
+template <typename R> constexpr bool has_one_loop = sizeof(R) == 8;
+
 /* The tensors that a walk reads. */
 enum general_tensor { GENERAL_X, GENERAL_PRE_ADD, GENERAL_POST_ADD, GENERAL_DY, GENERAL_DU };
 
@@ -219,7 +220,6 @@ template <typename T, int V, int K, bool columns, int N, bool vectors = (V > 2)>
 
     const normfuse_cuda_arguments &a;
     const general_tile<T, V, columns> &tile;
-    const bool holds;    /* all that the thread has */
     const char *from[N]; /* nullptr: not read */
     bool adds;           /* others than x and dy are read */
     batch held;
@@ -229,7 +229,7 @@ template <typename T, int V, int K, bool columns, int N, bool vectors = (V > 2)>
 
     __device__ __forceinline__ general_loader(const normfuse_cuda_arguments &arguments,
                                               const general_tile<T, V, columns> &of_thread)
-        : a(arguments), tile(of_thread), holds(arguments.geometry.general.holds)
+        : a(arguments), tile(of_thread)
     {
     }
     __device__ __forceinline__ void find()
@@ -378,7 +378,6 @@ template <typename T, int V, int K, bool columns, int N> struct general_loader<T
 
     const normfuse_cuda_arguments &a;
     const tile_of_thread &tile;
-    static constexpr bool holds = false;
     const char *from[N];  /* nullptr: not read */
     int places[N];        /* of the tensors in a slot */
     bool adds, alone;     /* others than x and dy are read; neither these nor edges, by the warp */
@@ -539,8 +538,7 @@ template <typename R> struct alignas(16) general_channel {
 
 /* All that is read of a channel's parameters is requested before the first is used. */
 template <typename T>
-__device__ __forceinline__ general_channel<compute<T>> know_channel(const normfuse_cuda_arguments &a, int n, int c,
-                                                                    bool forward_sums)
+__device__ __forceinline__ general_channel<compute<T>> know_channel(const normfuse_cuda_arguments &a, int n, int c)
 {
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
@@ -566,11 +564,6 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     double left = 0.0;
     if (p.pre_bias().data)
         mean = add_exactly(mean, -(double)receive<R>(added, p.pre_bias().type), left);
-    /* Where statistics are to come, the mean is less pre_bias alone, as it is. */
-    if (forward_sums) {
-        of.mean = (R)mean;
-        return of;
-    }
     split_mean<T>(mean, of.mean, of.rest);
     of.rest += (R)left;
     of.offset -= of.rest * of.slope;
@@ -580,14 +573,13 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
 /* Of all channels of the block what know_channel gives, and the slopes of prelu. */
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void know_channels(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                              general_channel<compute<T>> *channels, compute<T> *of_prelu,
-                                              bool forward_sums = false)
+                                              general_channel<compute<T>> *channels, compute<T> *of_prelu)
 {
     using R = compute<T>;
     for (int i = (int)threadIdx.x; i < tile.summed(a); i += (int)blockDim.x) {
         int copy;
         const int c = tile.joined > 1 ? i : tile.channel_at(a, i, copy);
-        const general_channel<R> of = know_channel<T>(a, tile.n, c, forward_sums);
+        const general_channel<R> of = know_channel<T>(a, tile.n, c);
         const bool is_prelu = a.problem.activation == NORMFUSE_PRELU;
         const R slope = is_prelu ? parameter<R>(a.problem.slope(), 0, c, R(0)) : R(0);
         for (copy = 0; copy < tile.joined; copy++) {

@@ -65,8 +65,7 @@ __device__ __forceinline__ void know_totals(const normfuse_cuda_arguments &a, co
 template <typename T, int V, bool columns>
 __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
                                               int round, const totals<compute<T>> *entries,
-                                              const general_channel<compute<T>> *channels, bool twice,
-                                              totals<compute<T>> *of_channels)
+                                              const general_channel<compute<T>> *channels)
 {
     using R = compute<T>;
     const normfuse_cuda_geometry &g = a.geometry;
@@ -85,11 +84,8 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
         sum = {sum_few(sum.plain, lanes_of_channel), sum_few(sum.centred, lanes_of_channel)};
         if (!exists || lane != 0)
             return;
-        const general_channel<R> of = channels[spread<V>(tile.place_of(a, i, 0))];
         if (round == 0)
-            sum.centred -= of.rest * sum.plain;
-        if (twice && round == 0)
-            of_channels[i] = {of.slope * sum.plain, of.slope * sum.centred};
+            sum.centred -= channels[spread<V>(tile.place_of(a, i, 0))].rest * sum.plain;
         if (a.sums) {
             int copy = 0;
             const int c = tile.joined > 1 ? i : tile.channel_at(a, i, copy);
@@ -99,60 +95,6 @@ __device__ __forceinline__ void join_channels(const normfuse_cuda_arguments &a, 
                 make_double2((double)sum.plain, (double)sum.centred);
         }
     });
-}
-
-/* What dx takes of the sets, of the weighted sums of the block's channels. */
-template <typename T, int V, bool columns>
-__device__ __forceinline__ void join_sets(const normfuse_cuda_arguments &a, const general_tile<T, V, columns> &tile,
-                                          int sets_here, const totals<compute<T>> *of_channels,
-                                          cluster_mailbox &mailbox, double *of_blocks, totals<compute<T>> *of_sets)
-{
-    using R = compute<T>;
-    const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const bool in_cluster = g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
-    const auto finish = [&](int set, R plain, R product) {
-        const int of_set = divide(tile.first_channel, g.by_set_channels) + set;
-        const R rstd = parameter<R>(p.rstd(), tile.n, of_set, R(1)), portion = R(1) / (R)p.set_values;
-        const R of_u = -(product * rstd) * (rstd * portion);
-        of_sets[set] = {-plain * portion, of_u};
-    };
-    __syncthreads();
-    if (in_cluster)
-        await_open_mailboxes();
-    share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-        totals<R> sum = {R(0), R(0)};
-#pragma unroll 2
-        for (int i = lane; i < (exists ? g.group : 0); i += lanes_of_set) {
-            const totals<R> found = of_channels[set * g.group + i];
-            sum.plain += found.plain;
-            sum.centred += found.centred;
-        }
-        sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
-        if (in_cluster) {
-            for (int other = exists ? lane : g.joined_blocks; other < g.joined_blocks; other += lanes_of_set) {
-                double *const there = of_blocks + (set * g.joined_blocks + tile.rank) * PAIR;
-                send(mailbox, there, other, (double)sum.plain);
-                send(mailbox, there + 1, other, (double)sum.centred);
-            }
-        } else if (exists && lane == 0) {
-            finish(set, sum.plain, sum.centred);
-        }
-    });
-    if (in_cluster) {
-        await_mailbox(mailbox);
-        share_items(sets_here, g.group_bits, [&](int set, bool exists, int lane, int lanes_of_set) {
-            const double *const own = of_blocks + set * g.joined_blocks * PAIR;
-            totals<R> sum = {R(0), R(0)};
-            for (int i = lane; i < (exists ? g.joined_blocks : 0); i += lanes_of_set) {
-                sum.plain += (R)own[i * PAIR];
-                sum.centred += (R)own[i * PAIR + 1];
-            }
-            sum = {sum_few(sum.plain, lanes_of_set), sum_few(sum.centred, lanes_of_set)};
-            if (exists && lane == 0)
-                finish(set, sum.plain, sum.centred);
-        });
-    }
 }
 
 /* The sums of a channel that were added to in turn become one, in its place. */
@@ -169,24 +111,19 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     admit_next_kernel();
     using R = compute<T>;
     constexpr int N = GENERAL_DU + 1;
-    constexpr bool fast = sizeof(T) == 2, joins = V <= 2; /* may have both the sums and what follows from them */
+    constexpr bool fast = sizeof(T) == 2;
     using loader = general_loader<T, V, K, columns, N>;
     constexpr int H = loader::H, values = H * loader::parts, sums_in_turn = V > 4 ? V : values < 4 ? values : 4;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ cluster_mailbox mailbox;
     const bool sums = (a.phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool applies = (a.phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0, centred = p.sets != NORMFUSE_SETS_NONE;
-    const bool twice = joins && sums && applies && centred;
-    const bool in_cluster = joins && g.exchange == NORMFUSE_EXCHANGE_CLUSTER;
     const bool reads_post = p.post_add().data && p.activation != NORMFUSE_IDENTITY;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), true);
     totals<R> *const entries = in_shared<totals<R>>(dynamic, at.entries);
     general_channel<R> *const channels = in_shared<general_channel<R>>(dynamic, at.channels);
-    totals<R> *const of_channels = in_shared<totals<R>>(dynamic, at.weighted);
-    totals<R> *const of_sets = in_shared<totals<R>>(dynamic, at.sets);
-    double *const of_blocks = in_shared<double>(dynamic, at.blocks);
+    totals<R> *const of_channels = in_shared<totals<R>>(dynamic, at.changes);
     R *const of_prelu = in_shared<R>(dynamic, at.slopes);
 
     const general_tile<T, V, columns> tile(a);
@@ -195,13 +132,10 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
     data.from[GENERAL_PRE_ADD] = p.pre_add().data;
     data.from[GENERAL_POST_ADD] = reads_post ? p.post_add().data : nullptr;
     data.from[GENERAL_DY] = p.dy().data;
-    data.from[GENERAL_DU] = p.dx().data && applies && (!twice || data.holds) ? p.du().data : nullptr;
+    data.from[GENERAL_DU] = p.dx().data && applies ? p.du().data : nullptr;
     request_early(a, [&] { data.open(); });
-    const int sets_here = twice ? divide(tile.here, g.by_group) : 0;
-    if (in_cluster)
-        open_only_mailbox(mailbox, sets_here * g.joined_blocks * PAIR * (int)sizeof(double));
     know_channels(a, tile, channels, of_prelu);
-    if (applies && centred && !twice)
+    if (applies && centred)
         know_totals(a, tile, channels, of_channels);
     __syncthreads();
 
@@ -220,7 +154,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
         char *const dz = stores_dz ? p.dpost_add().data : nullptr;
         data.choose(dz != nullptr, [&](auto reads) {
             constexpr bool alone = decltype(reads)::constant;
-            choose_any_activation(p.activation, [&](auto chosen) {
+            choose_any_activation<has_one_loop<R>>(p.activation, [&](auto chosen) {
                 [[maybe_unused]] constexpr bool sums_slopes = !is_known && decltype(chosen)::constant == NORMFUSE_PRELU;
                 data.walk(reads, [&](const auto &from) {
                     typename loader::results of_dx = {}, of_dz = {};
@@ -288,32 +222,17 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
                         round == 0 ? totals<R>{first[i] * factor, second[i] * factor} : totals<R>{third[i], R(0)};
                 });
             __syncthreads();
-            join_channels(a, tile, round, entries, channels, twice, of_channels);
+            join_channels(a, tile, round, entries, channels);
         }
     }
     if (!applies || !centred)
         return;
 
-    /* ---- the totals of the sets, and results ---- */
-    if (twice) {
-        join_sets<T, V, columns>(a, tile, sets_here, of_channels, mailbox, of_blocks, of_sets);
-        __syncthreads();
-        each<V>([&](int i) {
-            const totals<R> found = of_sets[divide(first_channel + i, g.by_group)];
-            of_mean[i] = found.centred;
-            level[i] = found.plain - of_mean[i] * channels[spread<V>(first_channel + i)].rest;
-        });
-        if (!data.holds) {
-            data.from[GENERAL_DU] = p.dx().data ? p.du().data : nullptr;
-            data.open();
-        }
-    } else {
-        each<V>([&](int i) {
-            const totals<R> known = of_channels[spread<V>(first_channel + i)];
-            of_mean[i] = known.centred;
-            level[i] = known.plain;
-        });
-    }
+    each<V>([&](int i) {
+        const totals<R> known = of_channels[spread<V>(first_channel + i)];
+        of_mean[i] = known.centred;
+        level[i] = known.plain;
+    });
     walk(choice<true>());
 }
 

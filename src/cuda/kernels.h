@@ -15,9 +15,9 @@
  * dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
-    SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_registers) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch)   \
-    SCHEDULE(two_pass) SCHEDULE(unaligned) SCHEDULE(unaligned_long) SCHEDULE(additions) SCHEDULE(grid_additions)       \
-    SCHEDULE(batch_additions) SCHEDULE(elementwise) SCHEDULE(general) SCHEDULE(general_vectors)
+    SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch) SCHEDULE(unaligned)        \
+    SCHEDULE(additions) SCHEDULE(grid_additions) SCHEDULE(batch_additions) SCHEDULE(elementwise) SCHEDULE(general)     \
+    SCHEDULE(general_vectors)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES
@@ -167,11 +167,9 @@ struct normfuse_cuda_geometry {
     /* general */
     int32_t unit_lanes;    /* threads that share a vector of channels (columns) or a channel of a sample (rows) */
     int32_t part_samples;  /* all_samples: that a part walks through */
-    int32_t joined_blocks; /* that share norm groups */
     int32_t whole_rows;    /* vectors: of a sample; `rows` are as many as it may begin and end in */
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;
-    struct normfuse_cuda_divisor by_joined_blocks;
     int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
     int32_t passing; /* additions: tensors that pass in shared memory, at most */
     int32_t rest;    /* vectors: elements behind the whole rows */
@@ -209,7 +207,7 @@ struct normfuse_cuda_lanes {
     struct normfuse_cuda_divisor by_units, by_lanes; /* units that a block has beside one another; lanes of a unit */
 };
 struct normfuse_cuda_grid {
-    int32_t block_groups; /* samples at a time; of those below grid_registers needs none */
+    int32_t block_groups; /* samples at a time */
     int32_t stages;       /* tiles that shared memory holds */
     int32_t chunk_tiles;  /* after which a thread joins what it has summed to what it had */
     int32_t l2_tiles;     /* tiles that are read again, which the L2 is to keep */

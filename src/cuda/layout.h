@@ -70,26 +70,25 @@ NORMFUSE_LAYOUT struct normfuse_lanes_layout normfuse_lay_out_lanes(int32_t samp
     return at;
 }
 
-/* grid_pipeline and grid_registers; `stages`: bytes of the stages, which come first. */
+/* grid_pipeline; `stages`: bytes of the stages, which come first. */
 struct normfuse_grid_layout {
     int32_t plain, centred; /* as above */
     int32_t entries;        /* forward float4, backward float2 */
-    int32_t groups; /* forward: of each group a float4. Backward: a float2, or two where the next sample's come early */
+    int32_t groups;         /* of each group a float4; backward two float2, of this sample and the next */
     int32_t totals; /* backward: of each group a float2 */
     int32_t bytes;
 };
 
 /* `channels`: 0 where parameters want no gradients, and forward. */
 NORMFUSE_LAYOUT struct normfuse_grid_layout normfuse_lay_out_grid(int32_t stages, int32_t width, int32_t groups,
-                                                                  int32_t at_once, int32_t channels, bool backward,
-                                                                  bool early)
+                                                                  int32_t at_once, int32_t channels, bool backward)
 {
     struct normfuse_grid_layout at = {0};
     at.plain = stages;
     at.centred = at.plain + 4 * at_once * channels;
     at.entries = at.centred + 4 * at_once * channels;
     at.groups = at.entries + (backward ? 8 : 16) * normfuse_group_entries(width, groups, at_once);
-    at.totals = at.groups + (!backward || early ? 16 : 8) * groups;
+    at.totals = at.groups + 16 * groups;
     at.bytes = at.totals + (backward ? 8 * groups : 0);
     return at;
 }
@@ -140,18 +139,14 @@ NORMFUSE_LAYOUT struct normfuse_run_layout normfuse_lay_out_run(int32_t slots, i
 
 /* general */
 struct normfuse_general_sizes {
-    int32_t holds;   /* a thread, all that it has of the tensors */
-    int32_t entries; /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
-    int32_t channels, sets, blocks; /* of a block; blocks: that exchange sums of their sets, 0 where none do */
-    int32_t slot, pipeline;         /* 16 bytes each: of a slot of all threads, and of all slots; 0: there are none */
+    int32_t entries;  /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
+    int32_t channels; /* of a block */
+    int32_t slot, pipeline; /* 16 bytes each: of a slot of all threads, and of all slots; 0: there are none */
 };
 struct normfuse_general_layout {
     int32_t entries;  /* 0: they come first, after the pipeline was there */
     int32_t channels; /* 4 values each */
-    int32_t weighted; /* backward: of each channel 2 */
-    int32_t sets;     /* forward 4 values each, backward 2 */
-    int32_t means;    /* forward: a double of each set */
-    int32_t blocks;   /* of each set and block 3 doubles, backward 2 */
+    int32_t changes;  /* backward: of each channel 2 */
     int32_t bytes;    /* without slopes */
     int32_t slopes;   /* prelu: of each channel a value, behind all else */
 };
@@ -160,15 +155,11 @@ NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const st
                                                                         int32_t value_bytes, bool backward)
 {
     struct normfuse_general_layout at = {0};
-    const int32_t of_entry = (backward ? 2 : 4) * value_bytes;
-    at.channels = (sizes->entries * of_entry + 15) / 16 * 16;
+    at.channels = (sizes->entries * (backward ? 2 : 4) * value_bytes + 15) / 16 * 16;
     if (at.channels < 16 * sizes->pipeline)
         at.channels = 16 * sizes->pipeline;
-    at.weighted = at.channels + 4 * value_bytes * sizes->channels;
-    at.sets = (at.weighted + (backward ? 2 * value_bytes * sizes->channels : 0) + 15) / 16 * 16;
-    at.means = at.sets + of_entry * sizes->sets;
-    at.blocks = at.means + (backward ? 0 : 8 * sizes->sets);
-    at.bytes = at.blocks + (backward ? 16 : 24) * sizes->sets * sizes->blocks;
+    at.changes = at.channels + 4 * value_bytes * sizes->channels;
+    at.bytes = at.changes + (backward ? 2 * value_bytes * sizes->channels : 0);
     at.slopes = (at.bytes + 15) / 16 * 16;
     return at;
 }

@@ -16,8 +16,8 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
 #define BY(name, value) g->by_##name = divisor_of(value);
 #define BY_ITS_OWN(name) BY(name, g->name)
-    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(joined_blocks) BY_ITS_OWN(sum_slots)
-    BY_ITS_OWN(width) BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
+    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(sum_slots) BY_ITS_OWN(width)
+    BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
     BY(groups, p->groups)
     BY(set_channels, group_of(p))
     BY(rows_at_once, at_once)

@@ -220,9 +220,7 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     static constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block,
                           split = schedule == NORMFUSE_SCHEDULE_split, holds = whole || split,
                           adds = schedule == NORMFUSE_SCHEDULE_additions,
-                          unaligned = adds || schedule == NORMFUSE_SCHEDULE_unaligned ||
-                                      schedule == NORMFUSE_SCHEDULE_unaligned_long,
-                          streams = N == 1 && schedule == NORMFUSE_SCHEDULE_two_pass, fast = sizeof(T) == 2;
+                          unaligned = adds || schedule == NORMFUSE_SCHEDULE_unaligned, fast = sizeof(T) == 2;
     static constexpr int registers = K > 0 ? K : 1;
     using tensor = row_tensor<T, V, !many, unaligned>;
     const normfuse_cuda_arguments &a;
@@ -235,9 +233,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     mutable passing_tensors<adds> passing;
 
     __device__ __forceinline__ explicit row_kernel(const normfuse_cuda_arguments &a)
-        : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH),
-          shared(many || streams ? 0 : g.held_shared), block(a, whole, split || unaligned, false),
-          passing(&place_of_slot(shared, 0), g.passing)
+        : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH), shared(many ? 0 : g.held_shared),
+          block(a, whole, split || unaligned, false), passing(&place_of_slot(shared, 0), g.passing)
     {
     }
     __device__ __forceinline__ tensor of(const normfuse_view &view) const
@@ -248,12 +245,11 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     {
         return divide(index, g.by_spans);
     }
-    /* Whether all elements of a vector are of its stretch, whose first vector and last two are not asked. Loops that are
-     * unrolled (K > 1) have no branch for it. */
+    /* Whether all elements of a vector are of its stretch, whose first vector and last two are not asked. */
     __device__ __forceinline__ bool is_inside(int index) const
     {
         const int within = index - stretch_of(index) * g.spans;
-        return !unaligned || (K <= 1 && within != 0 && within < g.spans - 2);
+        return !unaligned || (within != 0 && within < g.spans - 2);
     }
     /* Which elements of a vector are of its stretch: the same in all tensors, so x says it. */
     __device__ __forceinline__ row_elements<V, unaligned> elements_of(int index) const

@@ -27,7 +27,7 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     using kernel = row_kernel<T, V, K, 1, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
-    using kernel::many, kernel::adds, kernel::unaligned, kernel::streams, kernel::split, kernel::fast;
+    using kernel::many, kernel::adds, kernel::unaligned, kernel::split, kernel::fast;
     using R = compute<T>;
     static constexpr bool plain = !many;
     /* The others have no registers for it: 3 to 8 % of the time of calls without one. */
@@ -137,33 +137,31 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     __device__ __forceinline__ void add_moments(R common, const raw<T, V> &first, int index, Walk walk_some,
                                                 moments<R> &met) const
     {
-        if (!streams && index >= vectors.end)
+        if (index >= vectors.end)
             return;
         /* Squares about one of the thread's own values cannot cancel by more than their number. */
-        R shift = common, sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
+        R sum[2] = {R(0), R(0)}, square[2] = {R(0), R(0)};
         int count = 0;
-        if (!streams || index < vectors.end) {
-            R value[V];
-            unpack<T, V>(first, value);
-            shift = value[unaligned ? V - 1 : 0];
-            if constexpr (unaligned) {
-                /* Of the first vector that has one; only then from memory, so that none waits for it. */
-                row_elements<V, unaligned> own = this->elements_of(index);
+        R value[V];
+        unpack<T, V>(first, value);
+        R shift = value[unaligned ? V - 1 : 0];
+        if constexpr (unaligned) {
+            /* Of the first vector that has one; only then from memory, so that none waits for it. */
+            row_elements<V, unaligned> own = this->elements_of(index);
 #pragma unroll
-                for (int i = V - 2; i >= 0; i--)
-                    shift = own.has(i) ? value[i] : shift;
-                if (own.count() == 0) {
-                    for (index += vectors.step; index < vectors.end; index += vectors.step) {
-                        own = this->elements_of(index);
-                        if (own.count() > 0) {
-                            const auto number = [&](const normfuse_view &view) {
-                                return number_at(this->of(view).at(g, index, this->stretch_of(index)), own.begin());
-                            };
-                            shift = number(p.x());
-                            if (adds && p.pre_add().data)
-                                shift += number(p.pre_add());
-                            break;
-                        }
+            for (int i = V - 2; i >= 0; i--)
+                shift = own.has(i) ? value[i] : shift;
+            if (own.count() == 0) {
+                for (index += vectors.step; index < vectors.end; index += vectors.step) {
+                    own = this->elements_of(index);
+                    if (own.count() > 0) {
+                        const auto number = [&](const normfuse_view &view) {
+                            return number_at(this->of(view).at(g, index, this->stretch_of(index)), own.begin());
+                        };
+                        shift = number(p.x());
+                        if (adds && p.pre_add().data)
+                            shift += number(p.pre_add());
+                        break;
                     }
                 }
             }
@@ -240,17 +238,6 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         }
         return statistics_of(found.of, found.shift, p.eps);
     }
-    /* What a block found of a set: a later kernel joins the parts. */
-    __device__ __forceinline__ void store_part(const moments<R> &all, R common) const
-    {
-        if (threadIdx.x == 0) {
-            double *const triple = a.partials + ((int64_t)block.set * g.parts + block.part) * TRIPLE;
-            triple[0] = (double)all.count;
-            triple[1] = (double)common + (double)all.mean;
-            triple[2] = (double)all.squares;
-        }
-    }
-
     /* ---- results ---- */
     /* Of the vectors that walk(work) calls work(vector, index) for. `by_channel`: each channel has a shift of its own. */
     template <typename Walk>
@@ -321,14 +308,13 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     }
 };
 
-/* Of `two_pass` the sums alone, to memory. */
 template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
 {
     follow_kernel();
     using R = compute<T>;
     using kernel = forward_rows<T, V, K, schedule>;
-    constexpr bool many = kernel::many, split = kernel::split, streams = kernel::streams;
+    constexpr bool many = kernel::many, split = kernel::split;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
@@ -342,28 +328,6 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     do {
         moments<R> met = {R(0), R(0), R(0)};
         of.find_vectors();
-        if constexpr (streams) {
-            /* The vector that is requested next, and how many there are. */
-            int next = vectors.index, index = next;
-            const int count = max(0, (vectors.end - next + vectors.step - 1) / vectors.step);
-            const auto request_vector = [&](raw<T, V> &vector, bool wanted) {
-                load_vector_where<T, V>(wanted, vector, of.of(p.x()).at(g, next, of.stretch_of(next)));
-                next += vectors.step;
-            };
-            request_first<K>(held[0], count, request_vector);
-            const R common = of.first_value();
-            const auto walk = [&](auto work) {
-                compiler_barrier(index);
-                walk_passing<K>(held[0], count, request_vector, [&](raw<T, V> &vector) {
-                    work(vector, index);
-                    index += vectors.step;
-                });
-            };
-            of.add_moments(common, held[0][0], vectors.index, walk, met);
-            of.store_part(kernel::join_block(met), common);
-            return;
-        }
-
         /* ---- load ---- */
         of.template load<false>(is_requested, {of.of(p.x())}, held);
         if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)

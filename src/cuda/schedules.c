@@ -66,14 +66,10 @@ int32_t normfuse_cuda_passing_of(const struct shape *shape)
 
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape)
 {
-    enum { FEW_VALUES = 64 }; /* of rows, that meet more roundings in two passes than docs/numerics.md says */
     const struct normfuse_problem *const p = shape->problem;
     const int lacks = ~schedule->needs, needs = schedule->needs;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
-    const bool is_small =
-        !p->columns && !given && (p->sets == NORMFUSE_SETS_BATCH ? p->n : group_of(p)) * p->s < FEW_VALUES;
     return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
-           : schedule->configure == NULL && is_small                    ? "a norm group is small"
            : (lacks & TAKES_GIVEN) && given                             ? "there are no norm groups"
            : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
            : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"

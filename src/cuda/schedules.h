@@ -53,10 +53,9 @@ struct schedule {
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
-extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_grid_registers, normfuse_cuda_lines,
-    normfuse_cuda_tile, normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows;
-extern const struct schedule normfuse_cuda_general, normfuse_cuda_general_passes, normfuse_cuda_two_pass,
-    normfuse_cuda_elementwise;
+extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_lines, normfuse_cuda_tile,
+    normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows;
+extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
 
 /* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
 struct normfuse_cuda_choice {

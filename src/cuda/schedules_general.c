@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * schedules_general.c - the general kernels: one kernel whose blocks, alone or in a cluster, have whole norm groups, or
- * two passes. general.cuh has the picture. */
+ * schedules_general.c - the two passes of the general kernels. general.cuh has the picture. */
 #include "schedules.h"
 
 enum {
@@ -58,8 +57,8 @@ static int32_t vectors_folded(const struct shape *shape)
 }
 
 /* The shape as these kernels see it: over columns a thread has the channels of a vector, of 16 bytes or a word of two
- * halves, and rows of other numbers of channels are folded to vectors. One kernel has words at most. */
-static struct shape general_of(const struct shape *shape, bool two_passes)
+ * halves, and rows of other numbers of channels are folded to vectors. */
+static struct shape general_of(const struct shape *shape)
 {
     /* Where no block has whole rows, each row folded has sums of its own: group norm 191x637x17x24 f16 with post_add,
      * 51 of eight, 175 us by words, 276. */
@@ -70,7 +69,7 @@ static struct shape general_of(const struct shape *shape, bool two_passes)
      * whole: batch norm 18x384x7x14 bf16 + post_add, of given statistics, backward 13.8 us, by words 8.8; 2x695x1496
      * bf16
      * + pre_add 27.8, 20.8. */
-    const int32_t of_vectors = two_passes ? vectors_folded(shape) : 0, of_words = words_folded(p);
+    const int32_t of_vectors = vectors_folded(shape), of_words = words_folded(p);
     const int vector = 16 / (int)normfuse_type_bytes(p->type);
     const bool is_joined = (of_vectors == 1 || p->c * of_vectors <= MAX_VECTORS * vector) && samples_of(p) == 1;
     const bool begins_late = (shape->direction == BACKWARD || !is_joined) && is_short_of_waves(shape);
@@ -140,7 +139,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
     }
     set_width(shape, g, all, width, group, rows);
     g->unit_lanes = (int32_t)lanes;
-    g->block_groups = g->passes = g->joined_blocks = 1;
+    g->block_groups = g->passes = 1;
     return true;
 }
 
@@ -171,7 +170,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const struct normfuse_problem *const p = shape->problem;
     const int64_t channels = g->width * (int64_t)shape->elements, groups = channels / g->group;
-    const bool backward = shape->direction == BACKWARD, both = sums && applies && p->sets != NORMFUSE_SETS_NONE;
+    const bool backward = shape->direction == BACKWARD;
     step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule_of(shape));
     step->launch.threads = whole_warps((int64_t)g->width * g->unit_lanes);
     step->launch.grid = (int64_t)g->all_block_groups * g->parts;
@@ -182,120 +181,25 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
     set_joins(shape, g, groups / joined, channels / joined, step->launch.threads,
               p->columns && !shape->unaligned_samples);
     struct normfuse_general_sizes *const of = &g->general;
-    of->holds = both && vectors <= ahead && g->part_samples == 1;
     const int32_t of_unit = backward ? shape->elements : shape->elements >> g->subvector_bits;
     of->entries = sums ? whole_spreads(g->width * (int64_t)g->unit_lanes * of_unit) : 0;
     of->channels = applies || backward ? whole_spreads(channels) : 0;
-    of->sets = sums && p->sets != NORMFUSE_SETS_NONE && (applies || !backward) ? (int32_t)groups : 0;
     /* Where a kernel sums alone, what it does not read of the tensors. */
     const bool spares = !applies && (backward ? reads_du(shape) : p->post_add.data != NULL);
     const int tensors = normfuse_cuda_tensors_of(shape) - spares;
     of->slot = schedule_of(shape) == NORMFUSE_SCHEDULE_general ? 0 : tensors * (int32_t)step->launch.threads;
     of->pipeline = of->slot * (int32_t)ahead;
-    of->blocks = step->launch.cluster > 1 ? (int32_t)step->launch.cluster : 0;
     const struct normfuse_general_layout at = normfuse_lay_out_general(of, (int32_t)shape->value_bytes, backward);
     const bool has_slopes = p->activation == NORMFUSE_PRELU && of->channels > 0;
     step->launch.shared = has_slopes ? (size_t)at.slopes + (size_t)of->channels * shape->value_bytes : (size_t)at.bytes;
     return step->launch.shared + SMALL_RESERVE <= shape->device->shared_per_block;
 }
 
-/* Variants: clusters of 1 to 16 blocks, times widths of blocks (columns) or threads that share a channel (rows). */
-enum { CLUSTERS = 5, WIDTHS = 4 };
-
 static const char *refuse(const struct shape *shape)
 {
     /* Lines and tiles, which take small norm groups over rows, have no pre_bias. */
     const bool biased = shape->problem->pre_bias.data != NULL && !shape->problem->columns;
-    return shape->plain && !biased ? "others take what nothing is added to" : NULL;
-}
-
-static const char *refuse_passes(const struct shape *shape)
-{
-    return shape->run ? "two_pass does it" : refuse(shape);
-}
-
-/* Rows folded have channels of a norm group in two places: only two passes join these. */
-static struct shape held_of(const struct shape *shape)
-{
-    const struct shape general = general_of(shape, false);
-    return general.folded > 1 ? narrowed(shape) : general;
-}
-
-static const char *configure(const struct shape *given, struct step *step)
-{
-    const struct shape held = held_of(given), *const shape = &held;
-    const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    static const int64_t sizes[2][WIDTHS] = {{4, 16, 64, 256}, {16, 32, 64, 256}};
-    const int64_t blocks = INT64_C(1) << step->variant % CLUSTERS;
-    const int64_t size = sizes[p->columns][step->variant / CLUSTERS];
-    if (blocks > 1 && !shape->device->clusters)
-        return "the device is older than 9.0";
-    *step = (struct step){.variant = step->variant};
-    if (!choose_block(shape, g, true, size))
-        return "a norm group is too wide for a block, and no whole number of vectors";
-    const int64_t shares_of_group = group_of(p) / g->group;
-    if (shares_of_group > blocks || blocks % shares_of_group != 0)
-        return "a cluster has not all of a norm group";
-    const int64_t rest = blocks / shares_of_group;
-    const int64_t stretches = minimum(rest, samples_of(p));
-    part_block(shape, g, minimum(rest / stretches, g->rows), stretches);
-    const int64_t cluster = shares_of_group * g->parts;
-    if (2 * cluster <= blocks)
-        return "rows are fewer than blocks";
-    /* 4x559x7230 f32 NHWC with pre_add: clusters of 4 170 us, two passes 135. */
-    if (p->columns && vectors_of_thread(g) > 128)
-        return "a thread would walk too far";
-    g->joined_blocks = (int32_t)cluster;
-    exchange_by_cluster(step, cluster);
-    if (!settle(shape, step, true, true))
-        return "a thread would sum too much, or shared memory does not suffice";
-    return resident_blocks(shape, step) > 0 ? NULL : "its blocks are not resident together";
-}
-
-/* Microseconds: what moves, what waits, and what of the second walk the L2 has no more. */
-static double estimate(const struct shape *given, const struct step *step)
-{
-    const struct shape held = held_of(given), *const shape = &held;
-    const double resident = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
-    const double reads = shape->tensor_bytes * normfuse_cuda_tensors_of(shape);
-    const double writes = shape->tensor_bytes * normfuse_cuda_results_of(shape);
-    const double running = fmin(blocks, resident), waves = ceil(blocks / resident);
-    const double working = reads * running / blocks;
-    const bool holds = step->geometry.general.holds;
-    const double missed = holds || working <= USEFUL_L2 ? 0.0 : 1.0 - USEFUL_L2 / working;
-    /* Forwards over columns request less at a time: 32x30x61x67 f32 NHWC, 128 blocks 39.4 us, in two passes 26.2. */
-    const double reaching = shape->problem->columns && shape->direction == FORWARD ? 640.0 : 320.0;
-    const double reach = fmin(1.0, running * step->launch.threads / (reaching * shape->device->multiprocessors));
-    const double uneven = waves < 4.0 ? waves * resident / fmax(blocks, resident) : 1.0;
-    const double moved = reads * (1.0 + missed + (holds ? 0.0 : 0.3 * (1.0 - missed))) + writes;
-    const double narrow = shape->problem->columns ? 1.1 : 2.0;
-    /* Of each wave, what its blocks do once: 204x512x48 f16 NHWC with pre_add, 204 blocks 23 us, 816 in three waves 38;
-     * 1x945x8x6, a cluster of 4 14 us, of 16 51. */
-    const double once = step->launch.cluster > 1  ? 6.0 + 1.5 * step->launch.cluster
-                        : shape->problem->columns ? 8.0
-                                                  : 3.0;
-    /* The first wave of forwards takes less: 13x1472x8x3 f16 NHWC with pre_add, a cluster of 8, 13.4 us. */
-    const double first = shape->direction == BACKWARD ? once
-                         : step->launch.cluster > 1   ? 3.0 + 0.8 * step->launch.cluster
-                                                      : fmin(once, shape->problem->columns ? 2.5 : 4.0);
-    /* Few warps wait for a rare derivative (below), and for channels of a few bytes: 21x12x371x198 f32 NHWC with
-     * pre_add 136 us, in two passes 111. */
-    const double row = step->geometry.width * vector_bytes(shape);
-    const double derivative = shape->direction == BACKWARD && is_rare(shape->problem->activation) ? 2.0 : 1.0;
-    const double thin = shape->problem->columns && row < 64.0 && step->geometry.blocks_wide == 1 ? 1.25 : 1.0;
-    /* A thread takes this for its vectors, one after the other, however few blocks run: batch norm 102x1536x5 f16 with
-     * PReLU, 48 blocks 50.2 us, in two passes 23.9; instance norm 48x611x60 f16 NHWC backward with both additions, 144
-     * blocks whose threads have 60, 26.4, tiles 18.2. */
-    const double of_vector = shape->problem->columns ? 0.15 : 0.22;
-    const double each = of_vector * (holds ? 0.7 : 1.0) * (shape->direction == BACKWARD ? 1.5 : 1.0);
-    const double walk = each * waves * (double)vectors_of_thread(&step->geometry);
-    const double bandwidth = shape->policy->bytes_a_microsecond * reach;
-    double time = fmax(walk, moved / bandwidth * uneven * narrow * derivative * thin) + 3.0 + first +
-                  once * (waves - 1.0);
-    if (shape->problem->columns && step->geometry.blocks_wide > 1 && row < 256.0)
-        time *= row < 64.0 ? 1.8 : row < 128.0 ? 1.3 : 1.1;
-    return time;
+    return shape->run ? "two_pass does it" : shape->plain && !biased ? "others take what nothing is added to" : NULL;
 }
 
 /* The `size` of choose_block() where blocks need not have whole norm groups. */
@@ -317,7 +221,7 @@ static int64_t size_of_pass(const struct shape *shape)
     return size;
 }
 
-static double estimate_passes(const struct shape *shape, const struct step *step)
+static double estimate(const struct shape *shape, const struct step *step)
 {
     (void)step;
     const double reads = shape->tensor_bytes * normfuse_cuda_tensors_of(shape);
@@ -345,7 +249,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
      * 64x4096x4x4, two groups, bf16 with pre_add backward 129, in clusters 44. */
     if (shape->problem->columns && !takes_all_samples(shape->problem)) {
         static const double resident[2] = {768.0, 512.0}, wave[2] = {4.0, 7.0}; /* threads a multiprocessor, us */
-        const struct shape general = general_of(shape, true);
+        const struct shape general = general_of(shape);
         struct normfuse_cuda_geometry g = {0};
         choose_block(&general, &g, false, size_of_pass(&general));
         const double threads = (double)g.all_block_groups * g.width * g.unit_lanes;
@@ -357,11 +261,7 @@ static double estimate_passes(const struct shape *shape, const struct step *step
 }
 
 const struct schedule normfuse_cuda_general = {
-    .name = "general", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse, .variants = CLUSTERS * WIDTHS, .configure = configure, .estimate = estimate};
-const struct schedule normfuse_cuda_general_passes = {.name = "general, two passes",
-                                                       .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL,
-                                                       .refuse = refuse_passes,
-                                                       .estimate = estimate_passes};
+    .name = "general", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse, .estimate = estimate};
 
 /* Some waves of blocks, of threads that have a few vectors at least and no sums of too many. */
 static void part_batches(const struct shape *shape, struct normfuse_cuda_geometry *g, bool sums)
@@ -452,7 +352,7 @@ static bool pass(const struct shape *shape, struct step *step, bool sums, bool a
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
-    const struct shape general = general_of(given, true);
+    const struct shape general = general_of(given);
     int64_t size = size_of_pass(&general);
     while (!pass(&general, step, sums, applies, size)) {
         /* Fewer vectors of a row have room for what passes of them. */

@@ -14,14 +14,14 @@ enum {
 
 /* Shared memory of a block, `stages` bytes of which are a pipeline's. */
 static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cuda_geometry *g, int64_t stages,
-                             int64_t at_once, bool pipelined)
+                             int64_t at_once)
 {
     const int32_t channels = g->width * shape->elements, groups = (int32_t)shape->problem->groups,
                   rows = (int32_t)at_once;
     const bool backward = shape->direction == BACKWARD;
     return shape->batch ? normfuse_lay_out_batch((int32_t)stages, channels, rows, backward).bytes
                         : normfuse_lay_out_grid((int32_t)stages, g->width, groups, rows,
-                                                shape->wants_gradients ? channels : 0, backward, pipelined)
+                                                shape->wants_gradients ? channels : 0, backward)
                               .bytes;
 }
 
@@ -85,8 +85,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
         g->lane_bits = lane_bits_of((int64_t)g->width * shape->elements, consumers);
     if (joined_entries(shape, g, at_once) > MAX_ENTRIES)
         return false;
-    const int64_t room =
-        (int64_t)shape->device->shared_per_block - STATIC_BYTES - bytes_of_grid(shape, g, 0, at_once, true);
+    const int64_t room = (int64_t)shape->device->shared_per_block - STATIC_BYTES - bytes_of_grid(shape, g, 0, at_once);
     const int64_t max_slots = shape->additions ? NORMFUSE_CUDA_PASSING_AHEAD : tile_slots[shape->direction];
     const int64_t slots = minimum(max_slots, divide_up(part_rows, at_once));
     const int64_t tile_rows = slots * at_once, stage_bytes = tile_rows * g->width * 16 * shape->tensors;
@@ -120,7 +119,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, int64_t ro
     of->l2_tiles = (tiles - stages) * turn_bytes <= L2_AGAIN_BYTES ? (int32_t)(L2_KEPT_BYTES / turn_bytes) : 0;
     of->by_tile = divisor_of(tile_rows);
     of->by_turn = divisor_of(parts * tile_rows);
-    step->launch.shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once, true);
+    step->launch.shared = (size_t)bytes_of_grid(shape, g, stages * stage_bytes, at_once);
     return share_grid(shape, step, block_groups, parts, part_rows, at_once) == NULL;
 }
 
@@ -138,7 +137,7 @@ static const char *configure_pipeline(const struct shape *shape, struct step *st
 
 /* Blocks join the groups of a sample so many at a time, 8 lanes each, first what their threads and then what all parts
  * found: group norm 1x928x2254 f32 NHWC of 464 groups 40.3 us, by `split` 14.5; 2x2016x9x10x22 f16 of 288
- * backward 53.3, 36.2; 1x1024x40x40 f16 of 128 backward by `grid_registers` 14.7, in clusters 11.5. */
+ * backward 53.3, 36.2. */
 static double estimate_joins(const struct shape *shape, const struct step *step)
 {
     enum { PARTS_AT_ONCE = 72 };
@@ -183,44 +182,8 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
     return shape->additions ? time * added[d].factor + added[d].wait : time;
 }
 
-static const char *refuse_registers(const struct shape *shape)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    return shape->direction == FORWARD                                              ? "it takes backwards"
-           : is_modulated(p)                                                        ? "it has no scale and shift"
-           : p->activation == NORMFUSE_HARDSWISH || p->activation == NORMFUSE_RELU6 ? "it lacks the activation"
-           : p->mean.type > NORMFUSE_F32 || p->rstd.type > NORMFUSE_F32             ? "statistics are of 16 bits"
-                                                                                    : NULL;
-}
-
-/* The backward of group norm of all samples at once, a block a multiprocessor, whose threads keep all vectors in
- * registers. */
-static const char *configure_registers(const struct shape *shape, struct step *step)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, vectors_of_row(shape), group_of(p));
-    if (p->n >= MAX_BLOCK_GROUPS || 2 * p->n > shape->device->multiprocessors || g->width > GRID_THREADS)
-        return "samples are too many, or rows too wide";
-    const int64_t part_rows = divide_up(g->rows, shape->device->multiprocessors / p->n);
-    const int64_t slots = divide_up(part_rows, minimum(GRID_THREADS / g->width, part_rows));
-    const int64_t at_once = divide_up(part_rows, slots), parts = divide_up(g->rows, part_rows);
-    if (parts < 2 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_grid_registers) ||
-        joined_entries(shape, g, at_once) > MAX_ENTRIES)
-        return "its registers do not hold the samples";
-    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_grid_registers);
-    step->launch.threads = whole_warps(at_once * g->width);
-    step->launch.shared = (size_t)bytes_of_grid(shape, g, 0, at_once, false);
-    return share_grid(shape, step, p->n, parts, part_rows, at_once);
-}
-
-static double estimate_registers(const struct shape *shape, const struct step *step)
-{
-    /* 2x320x64x64 f16 NHWC with SiLU 12.8 us, from pipelines 13.4. */
-    return shape->bytes * 1.4 / shape->policy->bytes_a_microsecond + 6.9 + estimate_joins(shape, step);
-}
-
-#define GRID(what) .refuse = refuse_##what, .configure = configure_##what, .estimate = estimate_##what
-const struct schedule normfuse_cuda_grid_pipeline = {
-    .name = "grid_pipeline", .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS | TAKES_ADDITIONS, GRID(pipeline)};
-const struct schedule normfuse_cuda_grid_registers = {
-    .name = "grid_registers", .needs = NEEDS_COMPACT | NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS, GRID(registers)};
+const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
+                                                     .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS | TAKES_ADDITIONS,
+                                                     .refuse = refuse_pipeline,
+                                                     .configure = configure_pipeline,
+                                                     .estimate = estimate_pipeline};

@@ -10,10 +10,10 @@ static int64_t values_of_line(const struct shape *shape)
     return group_of(shape->problem) * shape->problem->s;
 }
 
-/* A line as its kernels see it. Those of long lines are no doubles'. Words are for many values, since a thread has twice
- * as many of them: 46x1376x231 f16 backward 85.9 us, in words 55.2; 84x1472x44, 46 groups, f16 46.4, 33.4; 8x1408x40, 88,
- * 11.4, 13.9. For yet more where it has a weight for each: 228002x480 f16 backward 463 us, 264; 2608x1888, 32, bf16 with
- * three additions 34.6, 50.4; 34531x384, six, with mish backward 77.7, 91.5. */
+/* A line as its kernels see it. Those of long lines are of f32. Words are for long lines and for many values, since a
+ * thread has twice as many of them: 46x1376x231 f16 backward 85.9 us, in words 55.2; 84x1472x44, 46 groups,
+ * f16 46.4, 33.4; 8x1408x40, 88, 11.4, 13.9. For yet more where it has a weight for each: 228002x480 f16 backward 463
+ * us, 264; 2608x1888, 32, bf16 with three additions 34.6, 50.4; 34531x384, six, with mish backward 77.7, 91.5. */
 struct line {
     enum normfuse_cuda_schedule schedule;
     enum normfuse_cuda_kernel kernel;
@@ -25,14 +25,14 @@ static struct line line_of(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
     const double many = (double)(p->s > 1 ? 1 << 14 : 1 << 17) * shape->device->multiprocessors;
-    const bool in_words = normfuse_type_bytes(p->type) == 2 && are_aligned(p, 4) && shape->tensor_bytes >= 2.0 * many;
+    const bool in_words = normfuse_type_bytes(p->type) == 2 && are_aligned(p, 4) &&
+                          (shape->tensor_bytes >= 2.0 * many || values_of_line(shape) > USUAL_VALUES);
     const bool backward = shape->direction == BACKWARD;
     struct line line = {.schedule = NORMFUSE_SCHEDULE_lines, .elements = in_words ? 2 : 1};
     line.vectors = divide_up(values_of_line(shape) + (p->x.batch & (line.elements - 1)), line.elements);
     line.kernel = normfuse_cuda_kernel_of(p->columns, line.schedule, backward, p->type, in_words);
     line.held = normfuse_cuda_kernel_table[line.kernel].vectors;
-    /* Words hold as much as long lines have. */
-    if (line.vectors > MAX_LANES * line.held && p->type != NORMFUSE_F64 && !in_words) {
+    if (line.vectors > MAX_LANES * line.held && p->type == NORMFUSE_F32) {
         line.schedule = NORMFUSE_SCHEDULE_lines_long;
         line.kernel = normfuse_cuda_kernel_of(p->columns, line.schedule, backward, p->type, in_words);
         line.held = normfuse_cuda_kernel_table[line.kernel].vectors;

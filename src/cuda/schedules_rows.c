@@ -18,11 +18,6 @@ static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, stru
     return g;
 }
 
-/* Unaligned vectors of a thread that are in shared memory: a loop of a few hundred instructions, many warps. What is in
- * registers is unrolled, and of small calls most of the time goes by for instructions that no cache has; of more vectors
- * registers are faster, and hold more. */
-enum { MOST_IN_SHARED = 12 };
-
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
 static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
                         int64_t part_rows, uint32_t threads)
@@ -30,8 +25,6 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
-    if (shape->unaligned && !shape->additions && each > MOST_IN_SHARED)
-        schedule = NORMFUSE_SCHEDULE_unaligned_long;
     step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
     step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
@@ -85,12 +78,13 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
 }
 
 /* Threads that a norm group of so many vectors leaves work for: each has what registers hold. Of unaligned ones, which
- * may be in shared memory, a thread has fewer where that would leave multiprocessors with few warps. */
+ * are in shared memory, a thread has some, and fewer where that would leave multiprocessors with few warps. */
 static int64_t threads_wanted(const struct shape *shape, const struct normfuse_cuda_geometry *g,
                               enum normfuse_cuda_schedule schedule)
 {
     const int64_t few = 512 * (int64_t)shape->device->multiprocessors / maximum(1, g->all_block_groups) / 32 * 32;
-    const int64_t held = vectors_of(shape, shape->unaligned ? NORMFUSE_SCHEDULE_unaligned_long : schedule);
+    static const int64_t of_unaligned[2] = {9, 6};
+    const int64_t held = shape->unaligned ? of_unaligned[shape->direction] : vectors_of(shape, schedule);
     const int64_t fewest = shape->unaligned ? minimum(g->rows, minimum(few, 256)) : 1;
     return whole_warps(maximum(divide_up(g->rows, held), fewest));
 }
@@ -274,27 +268,6 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                : NULL;
 }
 
-/* Forward sums of whole vectors that nothing is added to: they go through registers, from tile to tile. Those of
- * rows_elementwise.cu take 1.04 times as long (group norm 1x249x469x952), of short rows 1.2 (batch norm 3x1536x32x32). */
-static bool sum_vectors(const struct shape *shape, struct step *step)
-{
-    enum { THREADS = 128, MAX_SUMMED = 128 }; /* vectors of a thread, by docs/numerics.md */
-    struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
-    const int64_t slots = vectors_of(shape, NORMFUSE_SCHEDULE_two_pass), tile_rows = THREADS * slots;
-    /* Norm groups that leave threads of a block without vectors: instance norm 512x512x8x8 362 us. */
-    if (g->rows < tile_rows)
-        return false;
-    const int64_t all = divide_up(g->rows, tile_rows) * g->all_block_groups;
-    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_two_pass);
-    step->launch.threads = THREADS;
-    g->passes = (int32_t)maximum(1, minimum(all / maximum(1, resident_blocks(shape, step)), MAX_SUMMED / slots));
-    g->segment_rows = (int32_t)slots;
-    g->part_rows = (int32_t)minimum(tile_rows * g->passes, INT32_MAX / 4);
-    g->parts = (int32_t)divide_up(g->rows, g->part_rows);
-    step->launch.grid = (int64_t)g->all_block_groups * g->parts;
-    return true;
-}
-
 /* Rows that so many values may be of, and the one behind them. */
 static int64_t rows_of_run(const struct normfuse_problem *p, int64_t values)
 {
@@ -349,8 +322,6 @@ bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool 
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool forward = shape->direction == FORWARD;
-    if (forward && sums && shape->plain && shape->wide && p->pre_bias.data == NULL && sum_vectors(shape, step))
-        return true;
     /* Vectors that are summed, or of gradients, have values of two rows at most. Where all samples count together the
      * general kernels find fewer sums of short rows: batch norm 500x1024x11 f16 0.73 of the time. */
     const int64_t elements = 16 / (int64_t)normfuse_type_bytes(p->type);
@@ -407,7 +378,5 @@ static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN | TA
                              rounds = {.name = "grid in rounds", .configure = configure_rounds, PLAIN};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
-    &normfuse_cuda_lines,   &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_of_rows,
-    &block,                 &grid,                    &cluster,
-    &rounds,                &normfuse_cuda_two_pass,  &normfuse_cuda_general_passes,
-    &normfuse_cuda_general, &normfuse_cuda_elementwise, NULL};
+    &normfuse_cuda_lines,    &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_of_rows, &block, &grid, &cluster, &rounds,
+    &normfuse_cuda_two_pass, &normfuse_cuda_general,   &normfuse_cuda_elementwise,   NULL};
