@@ -105,8 +105,9 @@ static int64_t max_vectors(const struct shape *shape)
                                    : 24 * (int64_t)(16 / normfuse_type_bytes(shape->problem->type));
 }
 
-/* How wide a block is and how many threads share each of its units. `joins`: groups of channels, whole ones or, where a
- * cluster has the rest, equal shares; `size`: vectors of a row (columns), or threads that share a channel (rows). */
+/* How wide a block is and how many threads share each of its units. `joins`: groups of channels, over columns whole ones
+ * (false: they are too wide), over rows also equal shares; `size`: vectors of a row (columns), or threads that share a
+ * channel (rows). */
 static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometry *g, bool joins, int64_t size)
 {
     const struct normfuse_problem *const p = shape->problem;
@@ -118,16 +119,12 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         g->whole_rows = (int32_t)(elements / wide);
         g->rest = (int32_t)(elements % wide);
         all = vectors_of_row(shape);
-        int64_t unit = common_multiple(d, shape->elements) / shape->elements;
-        if (unit > THREADS) {
-            if (d % shape->elements != 0)
-                return false;
-            unit = largest_divisor(d / shape->elements, THREADS);
-            group = unit * shape->elements;
-        }
+        const int64_t unit = common_multiple(d, shape->elements) / shape->elements;
+        if (unit > THREADS)
+            return false;
+        /* Equal blocks. */
         const int64_t units = all / unit, max_units = maximum(1, minimum(units, size / unit));
-        /* Equal blocks; a cluster's shares of a group cannot be joined two at a time. */
-        width = group < d ? unit : unit * divide_up(units, divide_up(units, max_units));
+        width = unit * divide_up(units, divide_up(units, max_units));
         lanes = minimum(maximum(1, THREADS / width), maximum(1, rows));
     } else {
         rows = p->s;
@@ -327,7 +324,7 @@ static bool pass(const struct shape *shape, struct step *step, bool sums, bool a
     *step = (struct step){0};
     const bool joins = sums && !applies && p->sets == NORMFUSE_SETS_GROUP && shape->direction == FORWARD &&
                        shape->folded == 1 && !shape->unaligned_samples;
-    if (!joins || !choose_block(shape, g, true, size) || (p->columns && g->group < group_of(p)))
+    if (!joins || !choose_block(shape, g, true, size))
         choose_block(shape, g, false, size);
     if (sums && copies_of(g) < g->folded)
         g->unit_lanes = (int32_t)minimum(g->unit_lanes, IN_LANE / g->folded * 32);
