@@ -187,6 +187,7 @@ template <typename R, int V> struct values_of {
     R at[V];
 };
 template <typename R, int V> constexpr bool in_place = V > 1 && sizeof(R) == 4;
+/* Values of a call of these: doubles, whose functions are long, have one. */
 template <typename R, int V> constexpr int at_a_time = sizeof(R) == 4 ? V : 1;
 template <bool fast, typename R, int V>
 static __device__ __noinline__ values_of<R, V> activated(values_of<R, V> of, int activation, R p)

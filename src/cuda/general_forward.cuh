@@ -130,6 +130,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     const normfuse_cuda_geometry &g = a.geometry;
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     const bool sums = (a.phases & NORMFUSE_PHASE_STATISTICS) != 0;
+    /* A kernel has one of both. With a `return` behind the sums in its place results spill. */
     const bool applies = (a.phases & NORMFUSE_PHASE_APPLY) != 0 && !sums;
     const bool adds = p.pre_add().data != nullptr;
     const normfuse_general_layout at = normfuse_lay_out_general(&g.general, (int)sizeof(R), false);

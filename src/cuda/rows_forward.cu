@@ -238,6 +238,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
         }
         return statistics_of(found.of, found.shift, p.eps);
     }
+
     /* ---- results ---- */
     /* Of the vectors that walk(work) calls work(vector, index) for. `by_channel`: each channel has a shift of its own. */
     template <typename Walk>
