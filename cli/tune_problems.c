@@ -29,6 +29,8 @@ const char *const tune_problems[] = {
     BOTH("batch_norm 16x64x112x112 dtype=f16 device=cuda"),
     BOTH("batch_norm 64x256x56x56 device=cuda"),
     BOTH("batch_norm 256x2048x7x7 dtype=f16 device=cuda"),
+    BOTH("batch_norm 64x1024x14x14 dtype=bf16 act=relu +post_add device=cuda"),
+    BOTH("batch_norm 64x384x6x6 act=silu device=cuda"),
     /* rows with additions */
     BOTH("group_norm 16x256x32x32 groups=32 act=relu +pre_add device=cuda"),
     BOTH("group_norm 2x320x64x64 groups=32 dtype=f16 act=silu +post_add device=cuda"),

@@ -36,6 +36,7 @@ CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,
          "{batch_norm 5x33x67 mode=eval,instance_norm 5x33x67} weight_dtype=f64 dtype={f32,f16} layout={nchw,nhwc} +pre_bias",
          "group_norm 17x4101 groups=1 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu",
          "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
+         "batch_norm {24x40x7x7,9x24x14x14} layout=nchw dtype={f32,f16,bf16} dir={fwd,bwd} {+pre_bias,act=gelu +post_add}",
          "{batch_norm 2x64x24x24,group_norm 2x64x41x40 groups=8} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu "
          "+post_add",
          "{batch_norm 2x64x24x24,group_norm 2x64x24x24 groups=8} layout=nhwc dtype={f32,f16} dir=bwd +pre_add",

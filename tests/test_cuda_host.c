@@ -1246,6 +1246,13 @@ static bool is_of_grid(const char *kernel)
     return strstr(kernel, "_grid_pipeline_") != NULL || adds_to_tiles(kernel);
 }
 
+/* Batch norm over rows by a kernel of columns, of which a channel has several; not what follows it. */
+static bool is_stacked(const struct normfuse_cuda_arguments *a)
+{
+    return (a->problem.flags & 1 << NORMFUSE_FLAG_columns) != 0 && a->problem.sets == NORMFUSE_SETS_BATCH &&
+           a->phases != 0 && a->geometry.spans > 1;
+}
+
 /* The problem that a kernel is given, as the host has it. */
 static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *a)
 {
@@ -1264,6 +1271,11 @@ static struct normfuse_problem problem_of(const struct normfuse_cuda_arguments *
         .groups = from->groups,
         .set_values = from->set_values,
     };
+    if (is_stacked(a)) { /* samples are rows, and positions of channels columns */
+        p.c *= p.s;
+        p.s = p.n;
+        p.n = 1;
+    }
     const bool backward = (p.phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     struct normfuse_view *const views[NORMFUSE_VIEWS] = {
         &p.x, backward ? &p.dx : &p.y, &p.dy, &p.post_add, &p.pre_add, backward ? &p.du : &p.u, &p.dpost_add};
@@ -1365,6 +1377,7 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
         const int64_t at_once = rows_at_once(a, kernel, threads);
         const int64_t rows = g->part_rows < g->rows ? g->part_rows : g->rows;
         const int64_t beside = at_once < rows ? at_once : rows, lanes = INT64_C(1) << g->group_bits;
+        const int64_t spans = is_stacked(a) ? g->spans : 1;
         if (is_compact(kernel)) {
             /* In a thread's channel; those of its vector; its mean; what a lane joins; lanes; parts. */
             const int64_t together = vector_elements < g->group ? vector_elements : g->group,
@@ -1400,8 +1413,8 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
                             4 * up(g->parts, 72) + 7);
         }
         if (backward)
-            return (double)(up(rows, at_once) + up(beside * g->folded, INT64_C(1) << g->channel_bits) +
-                            (centred ? up(g->group, lanes) : 0) + 10);
+            return (double)(up(rows, at_once) + up(beside * g->folded * spans, INT64_C(1) << g->channel_bits) +
+                            (centred ? up(g->group / spans, lanes) : 0) + 10);
         /* In a thread; its mean, three in each join of its channels, the value that all blocks know; lanes; parts. */
         const int64_t subvectors = (g->group >> g->subvector_bits) * beside;
         return (double)(up(rows, at_once) + 5 + 3 * g->subvector_bits + g->folded * up(subvectors, lanes) + 7) +
@@ -2386,7 +2399,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     HOLDS(divides(&g->by_parts_a_sample) && divides(&g->by_rows_at_once) && g->by_parts.divisor == (uint32_t)g->parts);
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t groups = p->columns ? (int64_t)g->width * vector_elements / g->group : 1;
-    const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
+    const int64_t channels = is_stacked(&a) ? p->c / g->spans : p->c;
+    const int64_t all_sets = p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : channels;
     const int64_t split = p->sets == NORMFUSE_SETS_GROUP && !run ? p->c / p->groups / g->group : 1;
     const int64_t rows_of_set = p->sets == NORMFUSE_SETS_BATCH ? p->n : p->c / (p->groups > 0 ? p->groups : 1);
     const int64_t triples =
@@ -2402,7 +2416,7 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     used = a.statistics != NULL ? end_of(a.statistics, (size_t)all_sets * sizeof *a.statistics) : used;
     HOLDS(a.sums == NULL || end_of(a.sums, 0) >= used);
     used = a.sums != NULL && gathers && backward
-               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * p->c * g->sum_slots) * 16 *
+               ? end_of(a.sums, (size_t)((g->sums_by_channel ? 1 : p->n) * channels * g->sum_slots) * 16 *
                                     (p->dslope.data != NULL ? 2 : 1))
                : used;
     HOLDS(a.totals == NULL || end_of(a.totals, 0) >= used);

@@ -123,12 +123,13 @@ template <typename Work> __device__ __forceinline__ void in_all_rows(int i, int 
 }
 
 /* The parameters of a block's channels into shared memory. */
-__device__ __forceinline__ void stage(const normfuse_cuda_problem &p, const channel_values &of, int n, int first,
+__device__ __forceinline__ void stage(const normfuse_cuda_arguments &a, const channel_values &of, int n, int first,
                                       int count, int all, int threads)
 {
+    const normfuse_cuda_problem &p = a.problem;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
-        const int c = first + i;
+        const int c = divide(first + i, a.geometry.by_spans);
         const auto request = [&](const normfuse_parameter &from) {
             return from.data ? request_bits<float>(from, n * from.batch + c * from.channel) : bits<float>(0);
         };
@@ -465,15 +466,18 @@ __device__ __forceinline__ void store_channel_sums(const normfuse_cuda_arguments
     reinterpret_cast<double2 *>(a.sums)[channel * g.sum_slots + part] = make_double2(sum, product);
 }
 
-/* work(i, sum, product), by one thread, for each of `here` channels of a block: what `beside` threads found of it,
- * row_channels apart. All threads call. */
+/* work(i, sum, product), by one thread, for each channel of a block that has `here` columns: what `beside` threads
+ * found of each of its columns, row_channels apart. All threads call. */
 template <typename Work>
-__device__ __forceinline__ void sum_beside(const float *plain, const float *centred, int here, int row_channels,
-                                           int beside, int bits, Work work)
+__device__ __forceinline__ void sum_beside(const normfuse_cuda_arguments &a, const float *plain, const float *centred,
+                                           int here, int row_channels, int beside, int bits, Work work)
 {
-    share_items(here, bits, [&](int i, bool exists, int lane, int lanes) {
-        const float2 found = sum_pairs<4>(exists ? beside : 0, lane, lanes, [&](int row) {
-            return make_float2(plain[row * row_channels + i], centred[row * row_channels + i]);
+    const normfuse_cuda_divisor &by_spans = a.geometry.by_spans;
+    const int spans = (int)by_spans.divisor;
+    share_items(divide(here, by_spans), bits, [&](int i, bool exists, int lane, int lanes) {
+        const float2 found = sum_pairs<4>(exists ? beside * spans : 0, lane, lanes, [&](int k) {
+            const int row = divide(k, by_spans), at = row * (row_channels - spans) + i * spans + k;
+            return make_float2(plain[at], centred[at]);
         });
         if (exists && lane == 0)
             work(i, found.x, found.y);

@@ -10,6 +10,7 @@
  */
 template <typename T, int V> struct gradient_memory : block_channels {
     const bool ready; /* coefficients are made once a channel, else by each thread */
+    const int spans = (int)g.by_spans.divisor; /* columns of a channel */
     int channel_bits;
     float *of_plain, *of_centred;
     float2 *of_sums;
@@ -42,7 +43,7 @@ template <typename T, int V> struct gradient_memory : block_channels {
                 bits<double> mean;
             };
             const auto request = [&](int i) {
-                const int set = divide(first_channel + i * g.group, g.by_set_channels);
+                const int set = divide(divide(first_channel + i * g.group, g.by_spans), g.by_set_channels);
                 return requested_statistics{
                     request_bits<float>(p.rstd(), n * p.rstd().batch + set * p.rstd().channel),
                     request_bits<double>(p.mean(), n * p.mean().batch + set * p.mean().channel)};
@@ -53,7 +54,7 @@ template <typename T, int V> struct gradient_memory : block_channels {
                 split_mean<T>(receive<double>(requested.mean, p.mean().type), found.mean, found.rest);
                 in_all_rows(i, groups_here, groups, [&](int at) { of_groups[at] = found; });
             };
-            const auto know_parameters = [&] { stage(p, of_channels, n, first_channel, here, channels, step); };
+            const auto know_parameters = [&] { stage(a, of_channels, n, first_channel, here, channels, step); };
             request_groups(request, know_parameters, hold);
         }
     }
@@ -67,23 +68,24 @@ template <typename T, int V> struct gradient_memory : block_channels {
         }
         __syncthreads();
         const auto store = [&](int i, float sum, float product) {
+            const int column = i * spans;
             float weight, bias;
             if (ready) {
-                product -= of_channels.shifts[i] * sum;
-                weight = of_channels.slopes[i];
+                product -= of_channels.shifts[column] * sum;
+                weight = of_channels.slopes[column];
             } else {
-                const group_statistics<float> of_group = of_groups[divide(i, g.by_group)];
+                const group_statistics<float> of_group = of_groups[divide(column, g.by_group)];
                 product -= of_group.rest * sum;
-                weigh(p, of_channels, i, weight, bias);
+                weigh(p, of_channels, column, weight, bias);
                 weight *= of_group.rstd;
             }
             of_sums[i] = make_float2(weight * sum, weight * product);
             if (a.sums)
-                store_channel_sums(a, n, (int64_t)first_channel + i, block.part, sum, product);
+                store_channel_sums(a, n, divide(first_channel, g.by_spans) + i, block.part, sum, product);
         };
         /* Rows folded are beside one another, too. */
         const int row_channels = g.folded > 1 ? here : channels;
-        sum_beside(of_plain, of_centred, here, row_channels, at_once * g.folded, channel_bits, store);
+        sum_beside(a, of_plain, of_centred, here, row_channels, at_once * g.folded, channel_bits, store);
     }
     /* What dx takes of the groups, of the channels' weighted sums. */
     __device__ __forceinline__ void join_totals(cluster_mailbox &mailbox, uint32_t grid_barrier_before,
@@ -104,8 +106,9 @@ template <typename T, int V> struct gradient_memory : block_channels {
         if (block.exchange == NORMFUSE_EXCHANGE_CLUSTER)
             await_open_mailboxes();
         share_items(groups_here, group_bits, [&](int group, bool exists, int lane, int lanes) {
-            const float2 both =
-                sum_pairs<4>(exists ? g.group : 0, lane, lanes, [&](int i) { return of_sums[group * g.group + i]; });
+            const int channels_of_group = divide(g.group, g.by_spans);
+            const float2 both = sum_pairs<4>(exists ? channels_of_group : 0, lane, lanes,
+                                             [&](int i) { return of_sums[group * channels_of_group + i]; });
             if (!exists)
                 return;
             send_part(
@@ -256,7 +259,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             });
         }
         /* ---- the parameters' gradients ---- */
-        write_last_gradients(a, counted, place.first_channel, min(g.width * V, (int)p.c - place.first_channel));
+        write_last_gradients(a, counted, divide(place.first_channel, g.by_spans), divide(of.here, g.by_spans));
     } while (block.advance(g));
 }
 

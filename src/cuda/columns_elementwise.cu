@@ -188,7 +188,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         }
         store_channel_sums(a, place.n, c, part, sum, product - rest * sum);
     };
-    sum_beside(of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits, store);
+    sum_beside(a, of_plain, of_centred, here, channels, place.rows_at_once, g.channel_bits, store);
 }
 
 NORMFUSE_KERNELS_COLUMNS_ELEMENTWISE(NORMFUSE_INSTANCE)

@@ -45,10 +45,10 @@ template <typename T, int V, bool adds> struct column_memory : block_channels {
                 value[0] += more[0];
             }
             if (p.pre_bias().data)
-                value[0] += parameter<float>(p.pre_bias(), n, first_channel + i * g.group, 0.0f);
+                value[0] += parameter<float>(p.pre_bias(), n, divide(first_channel + i * g.group, g.by_spans), 0.0f);
             of_groups[i].mean = value[0];
         };
-        request_groups(first_value, [&] { stage(p, of_channels, n, first_channel, here, channels, step); }, hold_first);
+        request_groups(first_value, [&] { stage(a, of_channels, n, first_channel, here, channels, step); }, hold_first);
     }
 
     /* What the thread summed about `shift`, in subvectors, for the block. */

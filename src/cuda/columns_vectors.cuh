@@ -194,7 +194,7 @@ struct block_channels {
         find_again(width, at_once, group_bits, subvector_bits, n, step);
         channels = width * V;
         first_channel = place.first_channel;
-        here = min(channels, (int)p.c - first_channel);
+        here = min(channels, (int)p.c * (int)g.by_spans.divisor - first_channel);
         groups = divide(channels, g.by_group);
         groups_here = divide(here, g.by_group);
     }
@@ -223,7 +223,7 @@ struct block_channels {
         const int n = g.all_samples ? 0 : this->n;
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < here; i += step) {
-            const int c = first_channel + i, set = divide(c, g.by_set_channels);
+            const int c = divide(first_channel + i, g.by_spans), set = divide(c, g.by_set_channels);
             const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
             const float weight = parameter<float>(p.weight(), n, c, 1.0f) * scale;
             const float offset =

@@ -110,13 +110,15 @@ struct normfuse_cuda_divisor {
  * of these is part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors,
  * `folded` rows that are adjacent in memory are walked as one of folded C channels, which are: each vector then has the
  * same channels in every such wide row, perhaps of two rows or groups. All that counts rows, here and in the strides
- * that the kernel is given, then counts wide ones, and a block that holds them has all vectors of one. Where samples begin
- * and end inside of vectors (general_vectors) the first wide row begins with the vector that a sample begins in.
+ * that the kernel is given, then counts wide ones, and a block that holds them has all vectors of one. Where samples
+ * begin and end inside of vectors (general_vectors) the first wide row begins with the vector that a sample begins in.
+ * Batch norm over rows may be given to `split` and `additions` as columns: samples are rows then, and a channel is
+ * `spans` adjacent columns, which are its set; the problem's sizes stay those of rows.
  *
  * Runs (elementwise of rows). The whole tensor is one run of vectors, and a block has part_rows elements of it: each
  * warp segment_rows times 32 vectors. `spans` are the positions of a row, which is a channel of a sample, `outer` the
- * channels, and `coefficients` the most rows that a block has elements of, and one. A row has sum_slots sums, of as many
- * blocks; with statistics to come a triple in the place of each, those of a set adjacent.
+ * channels, and `coefficients` the most rows that a block has elements of, and one. A row has sum_slots sums, of as
+ * many blocks; with statistics to come a triple in the place of each, those of a set adjacent.
  *
  * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows values each
  * (rounded up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take

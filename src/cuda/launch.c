@@ -209,6 +209,12 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
         go_on_from_first_pass(problem);
         arguments->begins_early = 0;
     }
+    if (step->is_stacked) { /* sizes stay those of rows, which what follows asks for */
+        problem->columns = true;
+        problem->x.position = problem->x.batch;
+        problem->x.channel = 1;
+        problem->x.batch = 0;
+    }
     if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
         problem->x.position = problem->x.position / *folded * step->geometry.folded;
         *folded = step->geometry.folded;

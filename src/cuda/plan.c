@@ -169,7 +169,8 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
     /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t groups = p->columns ? (int64_t)g->width * shape.elements / g->group : 1;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    const int64_t groups = p->columns || step->is_stacked ? (int64_t)g->width * 16 / bytes / g->group : 1;
     if (step->launch.cooperative)
         plan->partials =
             (size_t)(2 * g->block_groups * groups * g->parts * (shape.direction == FORWARD ? 24 : 16));

@@ -40,9 +40,9 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_step(struct step *step)
     return &step->geometry;
 }
 
-/* What a schedule that holds vectors has of this where something is added. `additions` has more instructions a value than
- * the memory leaves time for: over rows, where vectors may be unaligned, with rare derivatives, and of 16 bits most. */
-static struct shape shape_held(const struct shape *given)
+/* `additions` has more instructions a value than the memory leaves time for: over rows, where vectors may be unaligned,
+ * with rare derivatives, and of 16 bits most. */
+struct shape normfuse_cuda_shape_held(const struct shape *given)
 {
     struct shape shape = *given;
     const bool columns = given->problem->columns, backward = given->direction == BACKWARD;
@@ -97,7 +97,7 @@ static const char *try_schedule(const struct schedule *schedule, const struct sh
     if (reason != NULL)
         return reason;
     const bool adds = (schedule->needs & TAKES_ADDITIONS) && given->additions;
-    const struct shape held = adds ? shape_held(given) : *given, *const shape = &held;
+    const struct shape held = adds ? normfuse_cuda_shape_held(given) : *given, *const shape = &held;
     struct step step = {0};
     for (int variant = 0; variant < maximum(1, schedule->variants); variant++) {
         step.variant = variant;

@@ -25,6 +25,7 @@ struct step {
     struct normfuse_cuda_tile tile; /* but for what launch.c adds */
     bool finds_gradients;           /* of the parameters: no later kernel does */
     bool goes_on;                   /* from u or dz, which the first pass stored */
+    bool is_stacked;                /* of columns, for rows: normfuse_cuda_stacked */
 };
 
 /* What a schedule may need, and take. */
@@ -54,7 +55,7 @@ struct schedule {
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
 extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_lines, normfuse_cuda_tile,
-    normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows;
+    normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows, normfuse_cuda_stacked;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
 
 /* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
@@ -71,6 +72,8 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* NULL: it does not refuse this. */
 const char *normfuse_cuda_refused(const struct schedule *schedule, const struct shape *shape);
+/* What a schedule that holds vectors has of this where something is added. */
+struct shape normfuse_cuda_shape_held(const struct shape *given);
 /* Whether the schedule, of one variant, would hold this. */
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape);
 /* Two passes: a kernel that only sums, or one that writes from given statistics; where no norm group is shared, both at

@@ -34,7 +34,7 @@ static bool settle_columns(const struct shape *shape, struct step *step, enum no
     part_rows_of(shape, step, part_rows);
     g->held_shared = holds ? (int32_t)maximum(0, divide_up(part_rows, at_once) - registers) : 0;
     const int64_t groups = channels / g->group;
-    set_joins(shape, g, groups / g->folded, channels / g->folded, threads, true);
+    set_joins(shape, g, groups / g->folded, channels / g->folded / maximum(1, shape->spans), threads, true);
     /* Shared memory, as the kernels part it: vectors; then words of the type computed in, and doubles. */
     const int64_t in_cluster = groups * step->launch.cluster;
     int64_t words = 3 * channels, doubles = 0;
@@ -291,7 +291,8 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
     const int way = step->variant % WAYS;
     const bool grid = way % 8 >= 5, more_threads = way >= 8;
     const int bits = way % 8 - (grid ? 5 : 0);
-    const int64_t d = group_of(shape->problem), units = INT64_C(1) << step->variant / WAYS;
+    const int64_t d = group_of(shape->problem) * maximum(1, shape->spans);
+    const int64_t units = INT64_C(1) << step->variant / WAYS;
     const int64_t unit = vectors_of_unit(shape, d), vectors = vectors_of_row(shape);
     const int64_t width = minimum(units * unit, vectors);
     if (width > MAX_WIDTH || (units - 1) * unit >= vectors)
@@ -354,6 +355,92 @@ static const char *configure_split(const struct shape *shape, struct step *step)
     return configure_variant(shape, step, false);
 }
 
+/* Batch norm over rows as columns: samples become rows of one sample, and the positions of its channels columns, of
+ * which a set has so many that are adjacent. NULL: *shape is that, of *problem; else why not. */
+static const char *stack(const struct shape *given, struct normfuse_problem *problem, struct shape *shape)
+{
+    const struct normfuse_problem *const p = given->problem;
+    if (p->sets != NORMFUSE_SETS_BATCH || p->s < 2 || p->x.position != 1 || p->x.channel != p->s ||
+        (double)p->c * (double)p->s > INT32_MAX / 2)
+        return "it takes batch norm of several samples whose channels are adjacent";
+    *problem = *p;
+    problem->columns = true;
+    problem->n = 1;
+    problem->c = p->c * p->s;
+    problem->s = p->n;
+    problem->x = (struct normfuse_view){p->x.data, 0, 1, p->x.batch};
+    *shape = *given;
+    if (!normfuse_cuda_shape_of(problem, shape) || !(shape->plain || shape->additions) || shape->folded > 1)
+        return "samples are no whole vectors, or too large";
+    /* The kernel of additions alone has rare derivatives. */
+    shape->additions = shape->additions || (shape->direction == BACKWARD && is_rare(p->activation));
+    shape->plain = !shape->additions;
+    shape->batch = shape->given = false; /* parameters are not those of vectors */
+    shape->spans = (int32_t)p->s;
+    if (shape->additions)
+        *shape = normfuse_cuda_shape_held(shape);
+    return NULL;
+}
+
+/* Of the shape as it is, or stacked. Each wave of blocks reads, waits and writes: batch norm 128x2048x7x7 bf16
+ * backward, two waves of two blocks of 256 threads a multiprocessor, or of one of 512, 49 us, four waves 61;
+ * 64x1024x14x14 47, 60. */
+static double estimate_stacked(const struct shape *shape, const struct step *step)
+{
+    static const double wave[2] = {4.2, 6.5}, stretch[2] = {1.2, 1.25};
+    const struct normfuse_cuda_geometry *const g = &step->geometry;
+    const double slots = (double)resident_blocks(shape, step), blocks = (double)step->launch.grid;
+    const double rounds = g->exchange == NORMFUSE_EXCHANGE_GRID
+                              ? (double)divide_up(g->all_block_groups, g->block_groups)
+                              : ceil(blocks / slots);
+    const double warps = fmin(blocks, slots) / shape->device->multiprocessors * step->launch.threads / 32.0;
+    const double time = shape->bytes * stretch[shape->direction] /
+                        (shape->policy->bytes_a_microsecond * reach_of(shape, blocks, slots));
+    const double meets = g->exchange == NORMFUSE_EXCHANGE_GRID      ? shape->policy->grid_wait[shape->direction]
+                         : g->exchange == NORMFUSE_EXCHANGE_CLUSTER ? 0.3 + 0.1 * step->launch.cluster
+                                                                    : 0.0;
+    return normfuse_cuda_start[shape->direction] + time * (1.0 + 0.02 * fmax(0.0, 16.0 - warps)) +
+           rounds * (wave[shape->direction] + meets);
+}
+
+/* Where rows have many ends for what they hold. Of 145 calls those of fewer values or samples take 1.19 of the time of
+ * what else there is, those of more than 200 values a row 1.10, of more than 64 that are whole vectors 1.04; the others
+ * 0.83. */
+static const char *refuse_stacked(const struct shape *shape)
+{
+    enum { FEW_SAMPLES = 8, WHOLE = 64, LONG = 200 };
+    static const double FEW_VALUES = 9700; /* of a multiprocessor */
+    const struct normfuse_problem *const p = shape->problem;
+    const bool is_whole = p->s * (int64_t)normfuse_type_bytes(p->type) % 16 == 0;
+    const double values = (double)p->n * (double)p->c * (double)p->s;
+    if (p->n < FEW_SAMPLES || values < FEW_VALUES * shape->device->multiprocessors)
+        return "it is small";
+    return p->s > (is_whole ? WHOLE : LONG) ? "rows are long" : NULL;
+}
+
+/* Of all variants of `split` the cheapest. */
+static const char *configure_stacked(const struct shape *given, struct step *step)
+{
+    struct normfuse_problem problem;
+    struct shape shape;
+    struct step trial = {0};
+    double lowest = INFINITY;
+    const char *reason = stack(given, &problem, &shape);
+    for (int variant = 0; reason == NULL && variant < WIDTHS * WAYS; variant++) {
+        trial.variant = variant;
+        if (configure_variant(&shape, &trial, false) != NULL)
+            continue;
+        const double time = estimate_stacked(&shape, &trial);
+        if (time < lowest) {
+            lowest = time;
+            *step = trial;
+        }
+    }
+    step->is_stacked = true;
+    step->geometry.spans = (int32_t)given->problem->s;
+    return reason != NULL ? reason : lowest < INFINITY ? NULL : "no variant runs on this device";
+}
+
 static const char *refuse_elementwise(const struct shape *shape)
 {
     return shape->problem->sets == NORMFUSE_SETS_NONE ? NULL : "statistics are not given";
@@ -377,6 +464,12 @@ const struct schedule normfuse_cuda_two_pass = {
     .name = "two_pass", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
 static const struct schedule lanes = {
     .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
+const struct schedule normfuse_cuda_stacked = {.name = "stacked",
+                                               .needs = TAKES_BIAS,
+                                               .refuse = refuse_stacked,
+                                               .configure = configure_stacked,
+                                               .estimate = estimate_stacked,
+                                               .in_order = true};
 #define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
 static const struct schedule
     cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, VARIANTS},

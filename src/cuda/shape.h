@@ -22,6 +22,7 @@ struct shape {
     bool unaligned;         /* vectors that rows begin and end inside of: where the tensors allow no others */
     int elements;           /* elements of a vector */
     int32_t folded;         /* columns: rows that are walked as one, so that they are whole vectors */
+    int32_t spans;          /* columns of a channel; 0: one. Only normfuse_cuda_stacked has more. */
     bool unaligned_samples; /* these and samples do not end together, which two passes can bear */
     size_t value_bytes;     /* of what is computed in */
     bool short_offsets;     /* what a block has of a tensor is fewer than 2^31 bytes */
