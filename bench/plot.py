@@ -297,12 +297,12 @@ def errors(title, path):
 
 
 def drawn(*paths):
-    """{(lowest, highest bytes): {direction: (summary line, ratios)}}, the largest tensors first. A draw of the same sizes
-    in a later path replaces one of an earlier path."""
+    """{(lowest, highest bytes): {direction: (summary line, ratios)}}, the largest tensors first. A draw's rows are those
+    right before its summary line; one of the same sizes in a later path replaces one of an earlier path."""
     found, ratios = collections.defaultdict(dict), collections.defaultdict(list)
     for row in (row for path in paths for row in read(path)):
         if "summary" in row:
-            found[row["min_bytes"], row["max_bytes"]][row["dir"]] = (row, ratios.pop(row["dir"]))
+            found[row["min_bytes"], row["max_bytes"]][row["dir"]] = (row, ratios.pop(row["dir"])[-row["problems"]:])
         else:
             ratios[row["dir"]].append(row["ratio"])
     return dict(sorted(found.items(), reverse=True))
@@ -343,7 +343,7 @@ FIGURES = {
     "sizes-gpu": (sizes, "Time over size on a GPU, cold", ["*-cuda-sizes"]),
     "errors": (errors, "Group norm of f32 values with a large mean: the largest error", ["*-errors"]),
     "draw-cpu": (draws, "Problems that nothing was tuned on: two cores of a Xeon, AVX-512", ["2026-11-23-xeon-avx512-random-150-all"]),
-    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-23-h200-random-activations", "2026-11-24-h200-random-small"]),
+    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-28-h200-added-tiles"]),
 }
 
 
@@ -465,7 +465,7 @@ TABLES = {
     "peers-gpu": (peers_gpu, ["2026-11-24-h200-bars", "2026-11-21-h200-peers"]),
     "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
     "models-h100": (models_gpu, ["2026-11-25-h100-models"]),
-    "draws-gpu": (draws_gpu, ["2026-11-23-h200-random-activations", "2026-11-24-h200-random-small"]),
+    "draws-gpu": (draws_gpu, ["2026-11-28-h200-added-tiles"]),
     "host": (host, ["*-epyc*-overhead.json", "2026-11-22-h200-overhead.json"]),
     "headline": (headline, ["2026-11-22-h200-models", "2026-11-24-h200-bars", "2026-11-21-h200-peers", "2026-11-21-epyc-zen4-peers"]),
 }
