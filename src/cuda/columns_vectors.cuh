@@ -173,7 +173,8 @@ template <typename T, int V, int K, int tensors, bool adds> struct column_vector
 };
 
 /* The channels and norm groups of a block, and what shared memory has of them, in this order behind the vectors. What
- * follows from the geometry is found here, not ahead of all loops and loads. */
+ * follows from the geometry is found here, not ahead of all loops and loads. Of rows that are stacked (kernels.h) what is
+ * a channel here is a column; parameters and sums are those of its channel, which by_spans finds. */
 struct block_channels {
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
