@@ -149,10 +149,8 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     *step = (struct step){0};
     if (holds && shape.unaligned_samples) {
         shape = narrowed(given);
-    } else if (holds && p->columns && shape.direction == BACKWARD && is_rare(p->activation)) {
-        /* The kernel of additions alone has the derivative. */
-        shape.additions = shape.additions || shape.plain;
-        shape.plain = shape.compact = shape.tiled = shape.few_rows = shape.batch = false;
+    } else if (holds && p->columns) {
+        leave_rare_derivatives(&shape);
     }
     if (!(holds ? normfuse_cuda_hold(&shape, step)
                 : (p->columns ? normfuse_cuda_pass_columns(&shape, step, applies)
@@ -169,8 +167,8 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
     /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
     const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
-    const int64_t groups = p->columns || step->is_stacked ? (int64_t)g->width * 16 / bytes / g->group : 1;
+    const int64_t elements = 16 / (int64_t)normfuse_type_bytes(p->type); /* of a vector */
+    const int64_t groups = p->columns || step->is_stacked ? g->width * elements / g->group : 1;
     if (step->launch.cooperative)
         plan->partials =
             (size_t)(2 * g->block_groups * groups * g->parts * (shape.direction == FORWARD ? 24 : 16));

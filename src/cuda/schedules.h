@@ -216,6 +216,7 @@ static inline struct normfuse_cuda_geometry *begin_columns(const struct shape *s
     struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
     set_width(shape, g, vectors_of_row(shape), width, group, shape->problem->s / shape->folded);
     g->row_values = g->group * shape->folded;
+    g->spans = shape->spans;
     return g;
 }
 

@@ -372,19 +372,17 @@ static const char *stack(const struct shape *given, struct normfuse_problem *pro
     *shape = *given;
     if (!normfuse_cuda_shape_of(problem, shape) || !(shape->plain || shape->additions) || shape->folded > 1)
         return "samples are no whole vectors, or too large";
-    /* The kernel of additions alone has rare derivatives. */
-    shape->additions = shape->additions || (shape->direction == BACKWARD && is_rare(p->activation));
-    shape->plain = !shape->additions;
-    shape->batch = shape->given = false; /* parameters are not those of vectors */
+    leave_rare_derivatives(shape);
+    shape->batch = false; /* columns of a channel have its parameters, which cannot be read in vectors */
     shape->spans = (int32_t)p->s;
     if (shape->additions)
         *shape = normfuse_cuda_shape_held(shape);
     return NULL;
 }
 
-/* Of the shape as it is, or stacked. Each wave of blocks reads, waits and writes: batch norm 128x2048x7x7 bf16
- * backward, two waves of two blocks of 256 threads a multiprocessor, or of one of 512, 49 us, four waves 61;
- * 64x1024x14x14 47, 60. */
+/* Of the shape that stack() makes, or that it is made of. Each wave of blocks reads, waits and writes: batch norm
+ * 128x2048x7x7 bf16 backward, two waves of two blocks of 256 threads a multiprocessor, or of one of 512, 49 us, four
+ * waves 61; 64x1024x14x14 47, 60. */
 static double estimate_stacked(const struct shape *shape, const struct step *step)
 {
     static const double wave[2] = {4.2, 6.5}, stretch[2] = {1.2, 1.25};
@@ -408,12 +406,11 @@ static double estimate_stacked(const struct shape *shape, const struct step *ste
  * 0.83. */
 static const char *refuse_stacked(const struct shape *shape)
 {
-    enum { FEW_SAMPLES = 8, WHOLE = 64, LONG = 200 };
-    static const double FEW_VALUES = 9700; /* of a multiprocessor */
+    enum { FEW_SAMPLES = 8, FEW_VALUES = 9700 /* of a multiprocessor */, WHOLE = 64, LONG = 200 };
     const struct normfuse_problem *const p = shape->problem;
     const bool is_whole = p->s * (int64_t)normfuse_type_bytes(p->type) % 16 == 0;
     const double values = (double)p->n * (double)p->c * (double)p->s;
-    if (p->n < FEW_SAMPLES || values < FEW_VALUES * shape->device->multiprocessors)
+    if (p->n < FEW_SAMPLES || values < (double)FEW_VALUES * shape->device->multiprocessors)
         return "it is small";
     return p->s > (is_whole ? WHOLE : LONG) ? "rows are long" : NULL;
 }
@@ -437,7 +434,6 @@ static const char *configure_stacked(const struct shape *given, struct step *ste
         }
     }
     step->is_stacked = true;
-    step->geometry.spans = (int32_t)given->problem->s;
     return reason != NULL ? reason : lowest < INFINITY ? NULL : "no variant runs on this device";
 }
 

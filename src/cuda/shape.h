@@ -75,6 +75,15 @@ static inline bool is_rare(int32_t activation)
            activation == NORMFUSE_MISH;
 }
 
+/* Of kernels that hold vectors of columns that of additions alone has rare derivatives. */
+static inline void leave_rare_derivatives(struct shape *shape)
+{
+    if (shape->direction != BACKWARD || !is_rare(shape->problem->activation))
+        return;
+    shape->additions = shape->additions || shape->plain;
+    shape->plain = shape->compact = shape->tiled = shape->few_rows = shape->batch = false;
+}
+
 /* A backward that does both of its phases. */
 static inline bool has_both_phases(const struct normfuse_problem *p)
 {
