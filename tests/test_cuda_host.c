@@ -495,7 +495,7 @@ static void test_general_alone(void)
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
               fake_driver.device[1].functions_loaded[k]);
     }
-    CHECK(general == 30, "%d kernels", general);
+    CHECK(general == 29, "%d kernels", general);
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
@@ -1175,7 +1175,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches,
-    compact_launches, grid_launches, short_launches, unaligned_samples_launches, general_vectors_launches,
+    slope_launches, compact_launches, grid_launches, short_launches, unaligned_samples_launches, general_vectors_launches,
     additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -2251,13 +2251,24 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
         CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
               launch->name);
         /* Each item has its threads. */
-        if (strcmp(launch->name, "normfuse_gradients") != 0)
+        if (strcmp(launch->name, "normfuse_gradients") != 0) {
             CHECK(launch->grid * threads >= (int64_t)g->items * g->lanes, "%s: %s", test->name, launch->name);
-        else
+        } else {
+            const struct normfuse_cuda_slopes *const of = &g->slopes;
+            const int64_t grid = launch->grid, before = of->first_block < grid ? of->first_block : grid;
             CHECK(of_totals >= (int64_t)g->items * g->lanes &&
-                      ((int64_t)launch->grid == g->totals_blocks ||
-                       launch->grid * threads - of_totals >= p->c * g->gradient_lanes),
+                      (before == g->totals_blocks || before * threads - of_totals >= p->c * g->gradient_lanes),
                   "%s: %s", test->name, launch->name);
+            /* Slopes: all pairs, once, of channels or of what these left. */
+            const int64_t pairs = (int64_t)of->items * of->outers * of->by_slots.divisor;
+            const int64_t channels = (g->sums_by_channel ? 1 : p->n) * p->c, slots = g->sum_slots > 0 ? g->sum_slots : 1;
+            slope_launches += before < grid;
+            CHECK(before == grid || ((grid - before) * threads >= (int64_t)of->items * of->lanes &&
+                                     threads % of->lanes == 0 && (of->lanes & (of->lanes - 1)) == 0 &&
+                                     (pairs == channels * slots || pairs == p->c || normfuse_is_empty(p)) &&
+                                     (of->leaves || of->items == (p->dslope.channel == 0 ? 1 : p->c))),
+                  "%s: %s: slopes", test->name, launch->name);
+        }
         CHECK(threads % g->lanes == 0 && (g->lanes & (g->lanes - 1)) == 0 && threads % g->gradient_lanes == 0, "%s: %s",
               test->name, launch->name);
         return;
@@ -2869,6 +2880,7 @@ static void test_plans(void)
     CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
           sums_of_runs);
     CHECK(tile_launches > 500, "kernels of tiles were launched %d times", tile_launches);
+    CHECK(slope_launches > 50, "the gradients of slopes were launched %d times", slope_launches);
     CHECK(general_vectors_launches > 500, "general kernels of vectors were launched %d times", general_vectors_launches);
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(early_launches > 1000, "kernels began early %d times", early_launches);

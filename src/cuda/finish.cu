@@ -344,42 +344,43 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     write_gradient(p, p.dbias(), 0, c, found.x);
 }
 
-/* Both follow from the same sums: the first blocks have the sets' totals, which results wait for, the others what
- * the parameters get. */
-extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_cuda_arguments a)
-{
-    if ((int)blockIdx.x < a.geometry.totals_blocks)
-        find_totals(a);
-    else
-        find_gradients(a);
-}
-
-/* The parts of a channel become the gradient of its slope. A slope of all channels has two launches: the first leaves
- * the channels' sums in the place of their first parts (g.shares), and the second joins these. g.joined outers, g.share
- * pairs from one to the next. */
-extern "C" __global__ void normfuse_slopes(const __grid_constant__ normfuse_cuda_arguments a)
+/* The parts of a channel become the gradient of its slope; of one slope those of all channels, where these are very
+ * many in two launches. */
+static __device__ __forceinline__ void find_slopes(const normfuse_cuda_arguments &a)
 {
     const normfuse_cuda_problem &p = a.problem;
-    const normfuse_cuda_geometry &g = a.geometry;
-    const shared_item item(g.lanes, g.items);
-    const int slots = (int)g.by_sum_slots.divisor, all = item.exists ? g.joined * slots : 0;
-    double *const own = sums_of_slopes(a) + (int64_t)item.index * g.sum_slots * PAIR;
+    const normfuse_cuda_slopes &of = a.geometry.slopes;
+    const shared_item item(of.lanes, of.items, of.first_block);
+    const int all = item.exists ? of.outers * (int)of.by_slots.divisor : 0;
+    double *const own = sums_of_slopes(a) + (int64_t)item.index * a.geometry.sum_slots * PAIR;
     follow_kernel();
     double sum = 0.0;
 #pragma unroll 4
     for (int i = item.lane; i < all; i += item.lanes) {
-        const int outer = divide(i, g.by_sum_slots);
-        sum += own[((int64_t)outer * g.share + i - outer * slots) * PAIR];
+        const int outer = divide(i, of.by_slots);
+        sum += own[((int64_t)outer * of.apart + i - outer * (int)of.by_slots.divisor) * PAIR];
     }
     sum = sum_item({sum, 0.0}, item).x;
     __syncthreads(); /* all of the item have read them */
     if (item.lane != 0 || !item.exists)
         return;
-    if (g.shares)
+    if (of.leaves)
         own[0] = sum;
     else
         write_parameter<double>(p.dslope(), 0, item.index,
                                 sum + (p.accumulate_slope() ? parameter<double>(p.dslope(), 0, item.index, 0.0) : 0.0));
+}
+
+/* All follow from the same sums: the first blocks have the sets' totals, which results wait for, others what the
+ * parameters get, and the last ones what prelu's slopes do. */
+extern "C" __global__ void normfuse_gradients(const __grid_constant__ normfuse_cuda_arguments a)
+{
+    if ((int)blockIdx.x < a.geometry.totals_blocks)
+        find_totals(a);
+    else if ((int)blockIdx.x >= a.geometry.slopes.first_block)
+        find_slopes(a);
+    else
+        find_gradients(a);
 }
 
 /* ---- shards ----------------------------------------------------------------------------------------------------- */

@@ -50,6 +50,7 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
     g->lanes = g->gradient_lanes = (int32_t)lanes;
     g->items = (int32_t)items;
     g->totals_blocks = 0;
+    g->slopes.first_block = INT32_MAX;
     set_divisors(p, step->launch.threads, g);
     return step;
 }
@@ -72,10 +73,29 @@ static void add_statistics(struct plan *plan, const struct normfuse_problem *p, 
     add_small(plan, p, NORMFUSE_CUDA_statistics, sets, g->joined);
 }
 
-/* The totals of `sets` sets, the parameters' gradients, or both. A block has the sums of a set's channels; where these
- * are very many, the parts of each channel become one first: group norm 1x157x289x82 in one group f32 NHWC backward has
- * 62000, and took 111.5 us, 85 of them here. */
-static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients)
+/* Pairs of slopes that the blocks which come next join. One slope is joined at once where these are few; else each
+ * channel's become one first. Returns the blocks. */
+static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, struct step *step)
+{
+    enum { MANY_PAIRS = 1 << 14 };
+    struct normfuse_cuda_slopes *const of = &step->geometry.slopes;
+    const int64_t slots = maximum(1, step->geometry.sum_slots), pairs = samples * p->c * slots;
+    const bool is_one = p->dslope.channel == 0 && p->c > 1, at_once = is_one && pairs <= MANY_PAIRS;
+    of->leaves = is_one && !at_once;
+    of->items = is_one && at_once ? 1 : (int32_t)p->c;
+    of->outers = (int32_t)(normfuse_is_empty(p) ? 0 : at_once ? 1 : samples);
+    of->apart = (int32_t)(p->c * slots);
+    of->by_slots = divisor_of(at_once ? pairs : slots);
+    of->lanes = (int32_t)lanes_of(of->items, at_once ? pairs : samples * slots);
+    step->launch.threads = (uint32_t)maximum(step->launch.threads, of->lanes);
+    return divide_up((int64_t)of->items * of->lanes, step->launch.threads);
+}
+
+/* The totals of `sets` sets, the parameters' gradients, those of prelu's slopes, or some of these. A block has the sums
+ * of a set's channels; where these are very many, the parts of each channel become one first: group norm 1x157x289x82 in
+ * one group f32 NHWC backward has 62000, and took 111.5 us, 85 of them here. */
+static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients,
+                          bool wants_slopes)
 {
     enum { MANY_PARTS = 4096, PARTS_OF_CHANNEL = 4 };
     int64_t slots = maximum(1, plan->sums_geometry.sum_slots);
@@ -97,26 +117,25 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     g->gradient_lanes = (int32_t)lanes_of(p->c, maximum(samples * slots, of_samples));
     if (wants_gradients)
         step->launch.threads = (uint32_t)maximum(step->launch.threads, g->gradient_lanes);
+    const int64_t slope_blocks = wants_slopes ? join_slopes(p, samples, step) : 0;
     const int64_t threads = step->launch.threads;
     g->totals_blocks = (int32_t)divide_up(sets * g->lanes, threads);
     step->launch.grid = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
+    if (wants_slopes)
+        g->slopes.first_block = (int32_t)step->launch.grid;
+    step->launch.grid += slope_blocks;
 }
 
-/* The gradients of prelu's slopes, from the sums of so many samples. */
-static void add_slopes(struct plan *plan, const struct normfuse_problem *p, int64_t samples)
+/* One slope, of what `gradients` left of each channel. */
+static void add_slope(struct plan *plan, const struct normfuse_problem *p)
 {
-    struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
-    const int64_t slots = maximum(1, g->sum_slots), slopes = p->dslope.channel == 0 ? 1 : p->c;
-    g->shares = slopes < p->c && samples > 0;
-    g->joined = (int32_t)samples;
-    g->share = (int32_t)(p->c * slots);
-    add_small(plan, p, NORMFUSE_CUDA_slopes, g->shares ? p->c : slopes, samples * slots);
-    if (!g->shares)
-        return;
-    g->shares = 0;
-    g->joined = (int32_t)p->c;
-    g->share = (int32_t)slots;
-    add_small(plan, p, NORMFUSE_CUDA_slopes, 1, p->c)->geometry.by_sum_slots = divisor_of(1);
+    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, 1, p->c);
+    step->geometry.items = 0; /* sets */
+    step->geometry.slopes = (struct normfuse_cuda_slopes){.lanes = step->geometry.lanes,
+                                                          .items = 1,
+                                                          .outers = (int32_t)p->c,
+                                                          .apart = (int32_t)maximum(1, plan->sums_geometry.sum_slots),
+                                                          .by_slots = divisor_of(1)};
 }
 
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
@@ -242,7 +261,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
-    bool wants_gradients = shape->wants_gradients; /* of a later kernel */
+    bool wants_gradients = shape->wants_gradients, wants_slopes = sums && p->dslope.data != NULL; /* of a later kernel */
     struct step *const first = &plan->steps[0];
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
     if (empty) {
@@ -260,8 +279,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, false))
             return false;
         if (wants_dx && centred) {
-            add_gradients(plan, p, sets_of(p), wants_gradients);
-            wants_gradients = false;
+            add_gradients(plan, p, sets_of(p), wants_gradients, wants_slopes);
+            wants_gradients = wants_slopes = false;
             plan->totals = (size_t)sets_of(p) * 16;
         }
         struct normfuse_problem rest = *p;
@@ -280,10 +299,11 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const int64_t pairs = (plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots;
     if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
         plan->sums = empty ? 64 : (size_t)pairs * 16 * (p->dslope.data != NULL ? 2 : 1);
-    if (wants_gradients)
-        add_gradients(plan, p, 0, true);
-    if (p->dslope.data != NULL && sums)
-        add_slopes(plan, p, empty ? 0 : plan->sums_geometry.sums_by_channel ? 1 : p->n);
+    if (wants_gradients || wants_slopes)
+        add_gradients(plan, p, 0, wants_gradients, wants_slopes);
+    for (int i = 0, count = plan->count; i < count; i++)
+        if (plan->steps[i].geometry.slopes.leaves)
+            add_slope(plan, p);
     return true;
 }
 

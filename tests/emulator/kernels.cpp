@@ -13,7 +13,6 @@ void normfuse_statistics(normfuse_cuda_arguments);
 void normfuse_running(normfuse_cuda_arguments);
 void normfuse_gradients(normfuse_cuda_arguments);
 void normfuse_parts(normfuse_cuda_arguments);
-void normfuse_slopes(normfuse_cuda_arguments);
 void normfuse_merge(normfuse_cuda_merge_arguments);
 void normfuse_transpose2(normfuse_cuda_transpose_arguments);
 void normfuse_transpose4(normfuse_cuda_transpose_arguments);
@@ -39,7 +38,6 @@ void (*const kernels[NORMFUSE_CUDA_KERNELS])(const void *) = {
     call<normfuse_cuda_arguments, normfuse_running>,
     call<normfuse_cuda_arguments, normfuse_parts>,
     call<normfuse_cuda_arguments, normfuse_gradients>,
-    call<normfuse_cuda_arguments, normfuse_slopes>,
     call<normfuse_cuda_merge_arguments, normfuse_merge>,
     call<normfuse_cuda_transpose_arguments, normfuse_transpose2>,
     call<normfuse_cuda_transpose_arguments, normfuse_transpose4>,
