@@ -1175,8 +1175,8 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches,
-    slope_launches, compact_launches, grid_launches, short_launches, unaligned_samples_launches, general_vectors_launches,
-    additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
+    slope_launches, compact_launches, grid_launches, short_launches, unaligned_samples_launches,
+    general_vectors_launches, additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -2261,7 +2261,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
                   "%s: %s", test->name, launch->name);
             /* Slopes: all pairs, once, of channels or of what these left. */
             const int64_t pairs = (int64_t)of->items * of->outers * of->by_slots.divisor;
-            const int64_t channels = (g->sums_by_channel ? 1 : p->n) * p->c, slots = g->sum_slots > 0 ? g->sum_slots : 1;
+            const int64_t channels = (g->sums_by_channel ? 1 : p->n) * p->c,
+                          slots = g->sum_slots > 0 ? g->sum_slots : 1;
             slope_launches += before < grid;
             CHECK(before == grid || ((grid - before) * threads >= (int64_t)of->items * of->lanes &&
                                      threads % of->lanes == 0 && (of->lanes & (of->lanes - 1)) == 0 &&

@@ -99,6 +99,15 @@ struct normfuse_cuda_divisor {
     uint32_t divisor, multiplier, shift;
 };
 
+/* Of `gradients`: its blocks from the first on join pairs of slopes, of `outers` that are `apart` pairs from one
+ * another and have as many slots each; each item of its own place. */
+struct normfuse_cuda_slopes {
+    int32_t first_block, lanes, items;
+    int32_t outers, apart;
+    int32_t leaves; /* the sum in the place of the first pair, for another launch */
+    struct normfuse_cuda_divisor by_slots;
+};
+
 /* A tile is what one block holds at a time.
  *
  * Rows. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (unaligned:
@@ -123,15 +132,6 @@ struct normfuse_cuda_divisor {
  * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows values each
  * (rounded up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take
  * samples in turn. */
-/* Of `gradients`: its blocks from the first on join pairs of slopes, of `outers` that are `apart` pairs from one another
- * and have as many slots each; each item of its own place. */
-struct normfuse_cuda_slopes {
-    int32_t first_block, lanes, items;
-    int32_t outers, apart;
-    int32_t leaves; /* the sum in the place of the first pair, for another launch */
-    struct normfuse_cuda_divisor by_slots;
-};
-
 struct normfuse_cuda_geometry {
     /* Each group of members is a line of 64 bytes that a kernel waits for, as in normfuse_cuda_problem. */
     int32_t rows; /* of a norm group or block group */

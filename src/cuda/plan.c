@@ -92,8 +92,8 @@ static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, st
 }
 
 /* The totals of `sets` sets, the parameters' gradients, those of prelu's slopes, or some of these. A block has the sums
- * of a set's channels; where these are very many, the parts of each channel become one first: group norm 1x157x289x82 in
- * one group f32 NHWC backward has 62000, and took 111.5 us, 85 of them here. */
+ * of a set's channels; where these are very many, the parts of each channel become one first: group norm 1x157x289x82
+ * in one group f32 NHWC backward has 62000, and took 111.5 us, 85 of them here. */
 static void add_gradients(struct plan *plan, const struct normfuse_problem *p, int64_t sets, bool wants_gradients,
                           bool wants_slopes)
 {
@@ -261,7 +261,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     const bool sums = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) != 0;
     const bool wants_dx =
         (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) != 0 && (p->dx.data != NULL || p->dpost_add.data != NULL);
-    bool wants_gradients = shape->wants_gradients, wants_slopes = sums && p->dslope.data != NULL; /* of a later kernel */
+    bool wants_gradients = shape->wants_gradients,
+         wants_slopes = sums && p->dslope.data != NULL; /* of a later kernel */
     struct step *const first = &plan->steps[0];
     plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
     if (empty) {
