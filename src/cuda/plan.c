@@ -80,9 +80,9 @@ static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, st
     enum { MANY_PAIRS = 1 << 14 };
     struct normfuse_cuda_slopes *const of = &step->geometry.slopes;
     const int64_t slots = maximum(1, step->geometry.sum_slots), pairs = samples * p->c * slots;
-    const bool is_one = p->dslope.channel == 0 && p->c > 1, at_once = is_one && pairs <= MANY_PAIRS;
+    const bool is_one = p->dslope.channel == 0, at_once = is_one && pairs <= MANY_PAIRS;
     of->leaves = is_one && !at_once;
-    of->items = is_one && at_once ? 1 : (int32_t)p->c;
+    of->items = at_once ? 1 : (int32_t)p->c;
     of->outers = (int32_t)(normfuse_is_empty(p) ? 0 : at_once ? 1 : samples);
     of->apart = (int32_t)(p->c * slots);
     of->by_slots = divisor_of(at_once ? pairs : slots);
