@@ -50,7 +50,6 @@ static struct step *add_small(struct plan *plan, const struct normfuse_problem *
     g->lanes = g->gradient_lanes = (int32_t)lanes;
     g->items = (int32_t)items;
     g->totals_blocks = 0;
-    g->slopes.first_block = INT32_MAX;
     set_divisors(p, step->launch.threads, g);
     return step;
 }
@@ -91,6 +90,18 @@ static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, st
     return divide_up((int64_t)of->items * of->lanes, step->launch.threads);
 }
 
+/* One slope, of what `gradients` left of each channel. */
+static void add_slope(struct plan *plan, const struct normfuse_problem *p)
+{
+    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, 1, p->c);
+    step->geometry.items = 0; /* sets */
+    step->geometry.slopes = (struct normfuse_cuda_slopes){.lanes = step->geometry.lanes,
+                                                          .items = 1,
+                                                          .outers = (int32_t)p->c,
+                                                          .apart = (int32_t)maximum(1, plan->sums_geometry.sum_slots),
+                                                          .by_slots = divisor_of(1)};
+}
+
 /* The totals of `sets` sets, the parameters' gradients, those of prelu's slopes, or some of these. A block has the sums
  * of a set's channels; where these are very many, the parts of each channel become one first: group norm 1x157x289x82
  * in one group f32 NHWC backward has 62000, and took 111.5 us, 85 of them here. */
@@ -121,21 +132,10 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     const int64_t threads = step->launch.threads;
     g->totals_blocks = (int32_t)divide_up(sets * g->lanes, threads);
     step->launch.grid = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
-    if (wants_slopes)
-        g->slopes.first_block = (int32_t)step->launch.grid;
+    g->slopes.first_block = (int32_t)step->launch.grid;
     step->launch.grid += slope_blocks;
-}
-
-/* One slope, of what `gradients` left of each channel. */
-static void add_slope(struct plan *plan, const struct normfuse_problem *p)
-{
-    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, 1, p->c);
-    step->geometry.items = 0; /* sets */
-    step->geometry.slopes = (struct normfuse_cuda_slopes){.lanes = step->geometry.lanes,
-                                                          .items = 1,
-                                                          .outers = (int32_t)p->c,
-                                                          .apart = (int32_t)maximum(1, plan->sums_geometry.sum_slots),
-                                                          .by_slots = divisor_of(1)};
+    if (g->slopes.leaves)
+        add_slope(plan, p);
 }
 
 /* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
@@ -302,9 +302,6 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         plan->sums = empty ? 64 : (size_t)pairs * 16 * (p->dslope.data != NULL ? 2 : 1);
     if (wants_gradients || wants_slopes)
         add_gradients(plan, p, 0, wants_gradients, wants_slopes);
-    for (int i = 0, count = plan->count; i < count; i++)
-        if (plan->steps[i].geometry.slopes.leaves)
-            add_slope(plan, p);
     return true;
 }
 
