@@ -8,6 +8,7 @@ enum {
     IN_LANE = 16,         /* sums that a lane joins, by docs/numerics.md */
     MAX_VECTORS = 512,    /* of rows folded, which a block has whole */
     WIDEST = 64,          /* of others: 1 KB of a row */
+    LINE_BYTES = 128,     /* of memory, at which blocks of results begin and end */
     SMALL_RESERVE = 2048, /* shared memory that a block has beside what layout.h places */
     USEFUL_L2 = 24 << 20  /* bytes of what is read twice that are still there, of which others make use, too */
 };
@@ -84,6 +85,28 @@ static struct shape general_of(const struct shape *shape)
     return general;
 }
 
+/* Whether blocks have whole rows, of several folded, so that they join these. */
+static bool has_whole_rows(const struct shape *general)
+{
+    return general->folded > 1 && !general->in_lines && vectors_of_row(general) <= MAX_VECTORS;
+}
+
+/* Where blocks have a part of each row the results of each begin and end with a line of memory: affine 6x615x77282 f16
+ * 479 us, then 429. Sums would be of as many rows as are folded. */
+static void fold_to_lines(struct shape *general)
+{
+    enum { MIN_ROWS = 64 };
+    const struct normfuse_problem *const p = general->problem;
+    const int64_t line = LINE_BYTES / (int64_t)normfuse_type_bytes(p->type),
+                  folded = common_multiple(p->c, line) / p->c;
+    const bool begins_with_lines = is_one_sample(p) || p->x.batch % line == 0;
+    if (general->elements <= 2 || has_whole_rows(general) || vectors_of_row(general) <= WIDEST || !begins_with_lines ||
+        p->x.position != p->c || p->c * folded > INT32_MAX / 4 || rows_of(p) < MIN_ROWS * folded)
+        return;
+    general->in_lines = true;
+    general->folded = (int32_t)folded;
+}
+
 static enum normfuse_cuda_schedule schedule_of(const struct shape *general)
 {
     return general->elements > 2 ? NORMFUSE_SCHEDULE_general_vectors : NORMFUSE_SCHEDULE_general;
@@ -119,7 +142,7 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         g->whole_rows = (int32_t)(elements / wide);
         g->rest = (int32_t)(elements % wide);
         all = vectors_of_row(shape);
-        const int64_t unit = common_multiple(d, shape->elements) / shape->elements;
+        const int64_t unit = shape->in_lines ? LINE_BYTES / 16 : common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS)
             return false;
         /* Equal blocks. */
@@ -206,9 +229,8 @@ static int64_t size_of_pass(const struct shape *shape)
     const struct normfuse_problem *const p = shape->problem;
     /* Of rows that do not begin where a sector of memory does, adjacent threads read more. */
     const bool in_sectors = p->x.position * (int64_t)normfuse_type_bytes(p->type) % SECTOR_BYTES == 0;
-    /* Whole rows where they are folded, so that a block joins these; else 1 KB of a row. */
     if (shape->elements > 2)
-        return shape->folded > 1 && vectors_of_row(shape) <= MAX_VECTORS ? vectors_of_row(shape) : WIDEST;
+        return has_whole_rows(shape) ? vectors_of_row(shape) : WIDEST;
     if (p->columns)
         return maximum(in_sectors ? 32 : 512 / (int64_t)vector_bytes(shape), THREADS / maximum(1, rows_of(p)));
     /* Threads that share a channel have some vectors each. */
@@ -349,7 +371,9 @@ static bool pass(const struct shape *shape, struct step *step, bool sums, bool a
 
 bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bool sums, bool applies)
 {
-    const struct shape general = general_of(given);
+    struct shape general = general_of(given);
+    if (!sums)
+        fold_to_lines(&general);
     int64_t size = size_of_pass(&general);
     while (!pass(&general, step, sums, applies, size)) {
         /* Fewer vectors of a row have room for what passes of them. */
