@@ -1175,7 +1175,7 @@ static const struct normfuse_cuda_tuning rules_alone = {"the rules alone", 90, 0
 
 static size_t scratch_address_bytes;
 static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches,
-    slope_launches, compact_launches, grid_launches, lined_launches, short_launches, unaligned_samples_launches,
+    slope_launches, compact_launches, grid_launches, cache_line_launches, short_launches, unaligned_samples_launches,
     general_vectors_launches, additions_launches, line_launches, tile_launches, run_launches, sums_of_runs;
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -1678,11 +1678,16 @@ static void check_general(const struct plan_case *test, const struct fake_launch
         HOLDS(!begins_inside || p->x.position == p->c * (int64_t)g->folded);
         HOLDS((!begins_inside && g->folded == 1) || g->group == 1);
         folded_launches += g->folded > 1;
-        /* Rows of which blocks have a part are lines of memory where nothing is summed. */
+        /* As few rows are folded as are whole vectors, or, where nothing is summed, whole cache lines. */
         const int64_t line = 128 / (int64_t)normfuse_type_bytes(p->type);
-        lined_launches += g->row_channels % line == 0 && g->folded > 1 && g->width * vector_elements % line == 0 &&
-                          g->blocks_wide > 1 && !sums;
-        HOLDS(!sums || g->folded <= vector_elements);
+        int64_t fewest = 1;
+        while (p->c * fewest % vector_elements != 0)
+            fewest *= 2;
+        const bool in_cache_lines = g->folded > fewest;
+        HOLDS(in_cache_lines || g->folded == fewest);
+        HOLDS(!in_cache_lines || (!sums && (is_one || p->n == 1 || p->x.batch % line == 0) &&
+                                  g->row_channels % line == 0 && g->width * vector_elements % line == 0));
+        cache_line_launches += in_cache_lines;
         unaligned_samples_launches += begins_inside || g->rest > 0;
     }
     HOLDS(g->by_rows_at_once.divisor == (uint32_t)g->unit_lanes && (!g->interleaved || p->columns));
@@ -2891,7 +2896,7 @@ static void test_plans(void)
     CHECK(additions_launches > 300, "kernels of every addition were launched %d times", additions_launches);
     CHECK(early_launches > 1000, "kernels began early %d times", early_launches);
     CHECK(folded_launches > 300, "rows were walked folded %d times", folded_launches);
-    CHECK(lined_launches > 10, "rows were folded to lines of memory %d times", lined_launches);
+    CHECK(cache_line_launches > 10, "rows were folded to cache lines %d times", cache_line_launches);
     CHECK(unaligned_samples_launches > 250, "samples began or ended inside of vectors %d times",
           unaligned_samples_launches);
     CHECK(general_launches > 1000, "general kernels were launched %d times", general_launches);

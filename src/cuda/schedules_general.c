@@ -5,10 +5,10 @@
 
 enum {
     THREADS = 256,
-    IN_LANE = 16,         /* sums that a lane joins, by docs/numerics.md */
-    MAX_VECTORS = 512,    /* of rows folded, which a block has whole */
-    WIDEST = 64,          /* of others: 1 KB of a row */
-    LINE_BYTES = 128,     /* of memory, at which blocks of results begin and end */
+    IN_LANE = 16,      /* sums that a lane joins, by docs/numerics.md */
+    MAX_VECTORS = 512, /* of rows folded, which a block has whole */
+    WIDEST = 64,       /* of others: 1 KB of a row */
+    CACHE_LINE_BYTES = 128,
     SMALL_RESERVE = 2048, /* shared memory that a block has beside what layout.h places */
     USEFUL_L2 = 24 << 20  /* bytes of what is read twice that are still there, of which others make use, too */
 };
@@ -88,22 +88,23 @@ static struct shape general_of(const struct shape *shape)
 /* Whether blocks have whole rows, of several folded, so that they join these. */
 static bool has_whole_rows(const struct shape *general)
 {
-    return general->folded > 1 && !general->in_lines && vectors_of_row(general) <= MAX_VECTORS;
+    return general->folded > 1 && !general->in_cache_lines && vectors_of_row(general) <= MAX_VECTORS;
 }
 
-/* Where blocks have a part of each row the results of each begin and end with a line of memory: affine 6x615x77282 f16
- * 479 us, then 429. Sums would be of as many rows as are folded. */
-static void fold_to_lines(struct shape *general)
+/* Where blocks have a part of each row, the results of each begin and end with a cache line: affine 6x615x77282 f16
+ * 481 us, then 429. Not of sums: a channel would have as many of each block as rows are folded. */
+static void fold_to_cache_lines(struct shape *general)
 {
     enum { MIN_ROWS = 64 };
     const struct normfuse_problem *const p = general->problem;
-    const int64_t line = LINE_BYTES / (int64_t)normfuse_type_bytes(p->type),
+    const int64_t line = CACHE_LINE_BYTES / (int64_t)normfuse_type_bytes(p->type),
                   folded = common_multiple(p->c, line) / p->c;
-    const bool begins_with_lines = is_one_sample(p) || p->x.batch % line == 0;
-    if (general->elements <= 2 || has_whole_rows(general) || vectors_of_row(general) <= WIDEST || !begins_with_lines ||
-        p->x.position != p->c || p->c * folded > INT32_MAX / 4 || rows_of(p) < MIN_ROWS * folded)
+    const bool begins_with_cache_lines = is_one_sample(p) || p->x.batch % line == 0;
+    if (general->elements <= 2 || has_whole_rows(general) || vectors_of_row(general) <= WIDEST ||
+        !begins_with_cache_lines || p->x.position != p->c || p->c * folded > INT32_MAX / 4 ||
+        rows_of(p) < MIN_ROWS * folded)
         return;
-    general->in_lines = true;
+    general->in_cache_lines = true;
     general->folded = (int32_t)folded;
 }
 
@@ -142,7 +143,8 @@ static bool choose_block(const struct shape *shape, struct normfuse_cuda_geometr
         g->whole_rows = (int32_t)(elements / wide);
         g->rest = (int32_t)(elements % wide);
         all = vectors_of_row(shape);
-        const int64_t unit = shape->in_lines ? LINE_BYTES / 16 : common_multiple(d, shape->elements) / shape->elements;
+        const int64_t unit =
+            shape->in_cache_lines ? CACHE_LINE_BYTES / 16 : common_multiple(d, shape->elements) / shape->elements;
         if (unit > THREADS)
             return false;
         /* Equal blocks. */
@@ -373,7 +375,7 @@ bool normfuse_cuda_pass_general(const struct shape *given, struct step *step, bo
 {
     struct shape general = general_of(given);
     if (!sums)
-        fold_to_lines(&general);
+        fold_to_cache_lines(&general);
     int64_t size = size_of_pass(&general);
     while (!pass(&general, step, sums, applies, size)) {
         /* Fewer vectors of a row have room for what passes of them. */

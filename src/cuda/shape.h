@@ -28,7 +28,7 @@ struct shape {
     bool short_offsets;     /* what a block has of a tensor is fewer than 2^31 bytes */
     bool plain;             /* vectors of singles or halves, nothing is added, offsets are short; the device has
                                 more than general kernels */
-    bool in_lines;          /* columns, two passes: rows folded are whole lines of memory, and so are blocks */
+    bool in_cache_lines;    /* columns, two passes: rows folded are whole cache lines, and so are blocks */
     bool additions;         /* the same, of rows perhaps unaligned, where something is added */
     bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
     bool tiled;             /* grid_pipeline of group norm: the same, perhaps with additions */
@@ -214,7 +214,7 @@ static inline int64_t max_at_once(const struct shape *shape, int64_t group)
 static inline struct shape narrowed(const struct shape *shape)
 {
     struct shape narrow = *shape;
-    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = narrow.in_lines = false;
+    narrow.wide = narrow.unaligned = narrow.plain = narrow.unaligned_samples = narrow.in_cache_lines = false;
     narrow.elements = narrow.folded = 1;
     return narrow;
 }
