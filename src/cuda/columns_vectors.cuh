@@ -225,13 +225,16 @@ struct block_channels {
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < here; i += step) {
             const int c = divide(first_channel + i, g.by_spans), set = divide(c, g.by_set_channels);
-            const float scale = 1.0f + parameter<float>(p.scale(), n, c, 0.0f);
-            const float weight = parameter<float>(p.weight(), n, c, 1.0f) * scale;
-            const float offset =
-                parameter<float>(p.bias(), n, c, 0.0f) * scale + parameter<float>(p.shift(), n, c, 0.0f);
-            const float rstd = parameter<float>(p.rstd(), n, set, 1.0f), slope = weight * rstd;
-            const double mean = parameter<double>(p.mean(), n, set, 0.0);
-            float rounded, rest;
+            const auto request = [&](const normfuse_parameter &of, int index) {
+                return request_at_once(of, n * of.batch + index * of.channel);
+            };
+            const requested_value requested_rstd = request(p.rstd(), set), requested_mean = request(p.mean(), set);
+            const requested_weights weights = request_weights(p, n, c, true);
+            float slope, offset, rounded, rest;
+            weigh(p, weights, slope, offset);
+            const float rstd = p.rstd().data ? receive<float>(requested_rstd, p.rstd().type) : 1.0f;
+            slope *= rstd;
+            const double mean = p.mean().data ? receive<double>(requested_mean, p.mean().type) : 0.0;
             split_mean<T>(mean - (double)parameter<float>(p.pre_bias(), n, c, 0.0f), rounded, rest);
             in_all_rows(i, here, channels, [&](int at) {
                 of_channels.means[at] = rounded;

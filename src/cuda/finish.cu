@@ -181,20 +181,14 @@ static __device__ __forceinline__ void walk_pairs(const normfuse_cuda_arguments 
     }
 }
 
-static __device__ __forceinline__ double number_or(const normfuse_parameter &p, const requested_value &found,
-                                                   double absent)
-{
-    return p.data ? receive<double>(found, p.type) : absent;
-}
-
 /* Of very many parts those of each channel become one, in the place of the first. */
 extern "C" __global__ void normfuse_parts(const __grid_constant__ normfuse_cuda_arguments a)
 {
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     const shared_item item(g.lanes, g.items);
-    const int c = item.index % (int)p.c, channels = (int)g.by_set_channels.divisor;
-    const int slots = item.exists ? sum_slots_of(a, c - divide(c, g.by_set_channels) * channels) : 0;
+    const int c = item.index % (int)p.c;
+    const int slots = item.exists ? sum_slots_of(a, outer_of(a, c)) : 0;
     double *const own = a.sums + (int64_t)item.index * g.sum_slots * PAIR;
     follow_kernel();
     double2 sum = {0.0, 0.0};
@@ -224,7 +218,7 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
     /* A channel's sums of each sample, or those of a group's channels. */
     const int samples = by_channel && a.sums && !g.sums_by_channel ? (int)p.n : 1;
     const int64_t apart = by_channel ? p.c * slots : slots;
-    const double rstd = rstd_of(p, n, c);
+    const double rstd = rstd_of(a, n, c);
     const double *const sums = a.sums ? a.sums : p.sums;
     follow_kernel();
 
@@ -297,7 +291,7 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     const normfuse_cuda_geometry &g = a.geometry;
     const shared_item item(g.gradient_lanes, (int)p.c, g.totals_blocks);
     const bool by_group = p.sets == NORMFUSE_SETS_GROUP;
-    const int c = item.index, group = divide(c, g.by_set_channels);
+    const int c = item.index, group = group_of(a, c);
     const bool by_channel = a.sums ? g.sums_by_channel != 0 : !by_group;
     const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight().batch != 0 || p.dbias().batch != 0);
     const bool writes_sums = !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY), writes_pairs = writes_sums && by_group;
@@ -306,8 +300,8 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     /* Sums of all samples of group norm have each sample's rstd in them. */
     const bool has_rstd = writes_sums || (by_channel && by_group);
     const bool each_has_rstd = by_group && !has_rstd; /* each sample */
-    const double rstd = has_rstd || by_group ? 1.0 : rstd_of(p, 0, c);
-    const int slots = a.sums ? sum_slots_of(a, by_group ? c - group * (int)g.by_set_channels.divisor : c) : 1;
+    const double rstd = has_rstd || by_group ? 1.0 : rstd_of(a, 0, c);
+    const int slots = a.sums ? sum_slots_of(a, by_group ? outer_of(a, c) : c) : 1;
     const int64_t apart = a.sums ? g.sum_slots : 1;
     const double *const sums = (a.sums ? a.sums : p.sums) + c * apart * PAIR;
     follow_kernel();
@@ -331,7 +325,7 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
             });
     } else {
         found = write_samples(a, item, samples, c, per_sample, writes_pairs,
-                              [&](int n) { return each_has_rstd ? rstd_of(p, n, c) : rstd; });
+                              [&](int n) { return each_has_rstd ? rstd_of(a, n, c) : rstd; });
     }
     found = sum_item(found, item);
     if (item.lane != 0 || !item.exists || per_sample || writes_pairs)

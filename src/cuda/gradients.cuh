@@ -20,14 +20,25 @@ static __device__ __forceinline__ double root_inverse(const normfuse_cuda_proble
 }
 
 /* How many partial sums channel `outer` of a set has. */
-static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments &a, int64_t outer)
+static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments &a, int outer)
 {
     const normfuse_cuda_geometry &g = a.geometry;
     if (g.shares)
         return 1;
-    if (g.channels_a_segment == 0 || g.sums_by_channel || g.sets_a_block > 1) /* columns, or one stretch a set */
-        return g.sum_slots;
-    return (int)(((outer + 1) * g.spans - 1) / g.part_rows - outer * g.spans / g.part_rows) + 1;
+    if (g.sum_slots == 1 || g.channels_a_segment == 0 || g.sums_by_channel || g.sets_a_block > 1)
+        return g.sum_slots; /* one, columns, or one stretch a set */
+    const unsigned first = (unsigned)outer * (unsigned)g.spans, part = (unsigned)g.part_rows;
+    return (int)((first + (unsigned)g.spans - 1) / part - first / part) + 1;
+}
+
+/* The norm group of a channel, and its number there. */
+static __device__ __forceinline__ int group_of(const normfuse_cuda_arguments &a, int c)
+{
+    return divide(c, a.geometry.by_set_channels);
+}
+static __device__ __forceinline__ int outer_of(const normfuse_cuda_arguments &a, int c)
+{
+    return c - group_of(a, c) * (int)a.geometry.by_set_channels.divisor;
 }
 
 /* Where the partial sums of a channel are, and how many. */
@@ -36,14 +47,14 @@ struct channel_parts {
     int count;
 };
 
-static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int64_t c)
+static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int c)
 {
     const normfuse_cuda_problem &p = a.problem;
     if (!a.sums)
         return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
     const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
     return {a.sums + channel * a.geometry.sum_slots * PAIR,
-            sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? c % (p.c / p.groups) : c)};
+            sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? outer_of(a, c) : c)};
 }
 
 /* Pairs as those of the channels' sums, behind them: what the parts found of prelu's slopes, and 0. */
@@ -53,11 +64,12 @@ static __device__ __forceinline__ double *sums_of_slopes(const normfuse_cuda_arg
     return a.sums + (g.sums_by_channel ? 1 : a.problem.n) * a.problem.c * g.sum_slots * PAIR;
 }
 
-static __device__ __forceinline__ double rstd_of(const normfuse_cuda_problem &p, int64_t n, int64_t c)
+static __device__ __forceinline__ double rstd_of(const normfuse_cuda_arguments &a, int64_t n, int c)
 {
+    const normfuse_cuda_problem &p = a.problem;
     if (p.sets == NORMFUSE_SETS_NONE)
         return p.evaluate() ? root_inverse(p, parameter<double>(p.running_var(), 0, c, 1.0)) : 1.0;
-    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : c / (p.c / p.groups), 1.0);
+    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : group_of(a, c), 1.0);
 }
 
 static __device__ __forceinline__ void write_gradient(const normfuse_cuda_problem &p, const normfuse_parameter &to,
@@ -90,6 +102,12 @@ static __device__ __forceinline__ double write_modulation(const normfuse_cuda_pr
     return 1.0 + parameter<double>(p.scale(), n, c, 0.0);
 }
 
+static __device__ __forceinline__ double number_or(const normfuse_parameter &p, const requested_value &found,
+                                                   double absent)
+{
+    return p.data ? receive<double>(found, p.type) : absent;
+}
+
 /* ---- in the tile kernel itself ----------------------------------------------------------------------------------- */
 
 /* Of the blocks that have parts of the same channels the last one to write them finds what parameters get, and nobody
@@ -110,25 +128,28 @@ __device__ __forceinline__ void write_last_gradients(const normfuse_cuda_argumen
 {
     const normfuse_cuda_problem &p = a.problem;
     const int blocks = a.geometry.contributors;
+    const bool by_group = p.sets == NORMFUSE_SETS_GROUP;
     if (blocks <= 0 || !__syncthreads_or(threadIdx.x == 0 && before == (uint32_t)blocks - 1))
         return;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x) {
-        const int64_t c = first + i;
+        const int c = first + i;
+        const int samples = a.geometry.sums_by_channel ? 1 : (int)p.n, set = by_group ? group_of(a, c) : c;
         double weight = 0.0, bias = 0.0;
-        for (int64_t n = 0; n < (a.geometry.sums_by_channel ? 1 : p.n); n++) {
+        for (int n = 0; n < samples; n++) {
             const channel_parts parts = parts_of(a, n, c);
-            const double rstd = rstd_of(p, n, c);
+            /* With the pairs: each wait is as long as all of this. Other blocks wrote these, so not from L1. */
+            const requested_value rstd = request_at_once(p.rstd(), n * p.rstd().batch + set * p.rstd().channel);
             double plain = 0.0, centred = 0.0;
-            /* Requested together: each wait is as long as all of this. Other blocks wrote, so not from L1. */
-#pragma unroll 16
+#pragma unroll 2
             for (int k = 0; k < parts.count; k++) {
                 const double2 pair = __ldcg(reinterpret_cast<const double2 *>(parts.pairs) + k);
                 plain += pair.x;
                 centred += pair.y;
             }
-            const double scale = write_modulation(p, n, c, plain, centred * rstd);
-            weight += scale * (centred * rstd);
+            const double normalized = centred * number_or(p.rstd(), rstd, 1.0);
+            const double scale = write_modulation(p, n, c, plain, normalized);
+            weight += scale * normalized;
             bias += scale * plain;
         }
         write_gradient(p, p.dweight(), 0, c, weight);

@@ -158,6 +158,36 @@ __device__ __forceinline__ set_statistics<R> statistics_of(const moments<R> &all
     return {shift + (double)all.mean, variance, inverse_root(variance + (R)eps)};
 }
 
+/* What a channel is weighed by, as it is in memory. */
+struct requested_weights {
+    requested_value weight, bias, scale, shift;
+};
+__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_problem &p, int64_t n, int64_t c,
+                                                             bool wanted)
+{
+    const auto request = [&](const normfuse_parameter &of) {
+        return request_at_once(of, n * of.batch + c * of.channel, wanted);
+    };
+    requested_weights found = {request(p.weight()), request(p.bias()), {0, 0}, {0, 0}};
+    /* A warp asks for what there is not in 70 instructions, too. */
+    if (p.scale().data || p.shift().data) {
+        found.scale = request(p.scale());
+        found.shift = request(p.shift());
+    }
+    return found;
+}
+
+/* Weight and bias with the sample's scale and shift. */
+template <typename R, typename Requested>
+__device__ __forceinline__ void weigh(const normfuse_cuda_problem &p, const Requested &from, R &slope, R &offset)
+{
+    const R more = p.scale().data ? R(1) + receive<R>(from.scale, p.scale().type) : R(1);
+    slope = p.weight().data ? receive<R>(from.weight, p.weight().type) * more : more;
+    offset = p.bias().data ? receive<R>(from.bias, p.bias().type) * more : R(0);
+    if (p.shift().data)
+        offset += receive<R>(from.shift, p.shift().type);
+}
+
 /* The statistics of a channel's set, requested together, wherever they are. */
 struct requested_set {
     normfuse_parameter centre, spread; /* mean, and rstd or the running variance */
