@@ -205,6 +205,14 @@ extern "C" __global__ void normfuse_parts(const __grid_constant__ normfuse_cuda_
     }
 }
 
+static __device__ __forceinline__ double rstd_of(const normfuse_cuda_arguments &a, int64_t n, int c)
+{
+    const normfuse_cuda_problem &p = a.problem;
+    if (p.sets == NORMFUSE_SETS_NONE)
+        return p.evaluate() ? root_inverse(p, parameter<double>(p.running_var(), 0, c, 1.0)) : 1.0;
+    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : group_of(a, c), 1.0);
+}
+
 /* The weighted sums of a set. */
 static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments &a)
 {

@@ -64,14 +64,6 @@ static __device__ __forceinline__ double *sums_of_slopes(const normfuse_cuda_arg
     return a.sums + (g.sums_by_channel ? 1 : a.problem.n) * a.problem.c * g.sum_slots * PAIR;
 }
 
-static __device__ __forceinline__ double rstd_of(const normfuse_cuda_arguments &a, int64_t n, int c)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    if (p.sets == NORMFUSE_SETS_NONE)
-        return p.evaluate() ? root_inverse(p, parameter<double>(p.running_var(), 0, c, 1.0)) : 1.0;
-    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : group_of(a, c), 1.0);
-}
-
 static __device__ __forceinline__ void write_gradient(const normfuse_cuda_problem &p, const normfuse_parameter &to,
                                                       int64_t n, int64_t c, double value)
 {
