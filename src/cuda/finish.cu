@@ -188,7 +188,7 @@ extern "C" __global__ void normfuse_parts(const __grid_constant__ normfuse_cuda_
     const normfuse_cuda_geometry &g = a.geometry;
     const shared_item item(g.lanes, g.items);
     const int c = item.index % (int)p.c;
-    const int slots = item.exists ? sum_slots_of(a, outer_of(a, c)) : 0;
+    const int slots = item.exists ? sum_slots_of(a, outer_of_channel(a, c)) : 0;
     double *const own = a.sums + (int64_t)item.index * g.sum_slots * PAIR;
     follow_kernel();
     double2 sum = {0.0, 0.0};
@@ -210,7 +210,7 @@ static __device__ __forceinline__ double rstd_of(const normfuse_cuda_arguments &
     const normfuse_cuda_problem &p = a.problem;
     if (p.sets == NORMFUSE_SETS_NONE)
         return p.evaluate() ? root_inverse(p, parameter<double>(p.running_var(), 0, c, 1.0)) : 1.0;
-    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : group_of(a, c), 1.0);
+    return parameter<double>(p.rstd(), n, p.sets == NORMFUSE_SETS_BATCH ? c : set_of_channel(a, c), 1.0);
 }
 
 /* The weighted sums of a set. */
@@ -239,8 +239,7 @@ static __device__ __forceinline__ void find_totals(const normfuse_cuda_arguments
         [&](int outer) { return a.sums ? sum_slots_of(a, by_channel ? 0 : outer) : 1; },
         [&](int outer, bool wanted) {
             const int64_t of = by_channel ? c : c + outer;
-            return weights{request_at_once(p.weight(), n * p.weight().batch + of * p.weight().channel, wanted),
-                           request_at_once(p.scale(), n * p.scale().batch + of * p.scale().channel, wanted)};
+            return weights{request_parameter(p.weight(), n, of, wanted), request_parameter(p.scale(), n, of, wanted)};
         },
         [&](const double2 &pair, const weights &by) {
             const double slope =
@@ -299,7 +298,7 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     const normfuse_cuda_geometry &g = a.geometry;
     const shared_item item(g.gradient_lanes, (int)p.c, g.totals_blocks);
     const bool by_group = p.sets == NORMFUSE_SETS_GROUP;
-    const int c = item.index, group = group_of(a, c);
+    const int c = item.index, group = set_of_channel(a, c);
     const bool by_channel = a.sums ? g.sums_by_channel != 0 : !by_group;
     const bool per_sample = p.sets == NORMFUSE_SETS_NONE && (p.dweight().batch != 0 || p.dbias().batch != 0);
     const bool writes_sums = !(p.phases() & NORMFUSE_PHASE_BACKWARD_APPLY), writes_pairs = writes_sums && by_group;
@@ -309,7 +308,7 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
     const bool has_rstd = writes_sums || (by_channel && by_group);
     const bool each_has_rstd = by_group && !has_rstd; /* each sample */
     const double rstd = has_rstd || by_group ? 1.0 : rstd_of(a, 0, c);
-    const int slots = a.sums ? sum_slots_of(a, by_group ? outer_of(a, c) : c) : 1;
+    const int slots = a.sums ? sum_slots_of(a, by_group ? outer_of_channel(a, c) : c) : 1;
     const int64_t apart = a.sums ? g.sum_slots : 1;
     const double *const sums = (a.sums ? a.sums : p.sums) + c * apart * PAIR;
     follow_kernel();
@@ -322,9 +321,8 @@ static __device__ __forceinline__ void find_gradients(const normfuse_cuda_argume
         walk_pairs(
             a, item, samples, sums, p.c * apart, [&](int) { return slots; },
             [&](int n, bool wanted) {
-                return weights{
-                    request_at_once(p.rstd(), n * p.rstd().batch + group * p.rstd().channel, wanted && each_has_rstd),
-                    request_at_once(p.scale(), n * p.scale().batch + c * p.scale().channel, wanted)};
+                return weights{request_parameter(p.rstd(), n, group, wanted && each_has_rstd),
+                               request_parameter(p.scale(), n, c, wanted)};
             },
             [&](const double2 &pair, const weights &by) {
                 const double scale = 1.0 + number_or(p.scale(), by.scale, 0.0);

@@ -543,15 +543,12 @@ __device__ __forceinline__ general_channel<compute<T>> know_channel(const normfu
     using R = compute<T>;
     const normfuse_cuda_problem &p = a.problem;
     const int set = p.sets == NORMFUSE_SETS_GROUP ? divide(c, a.geometry.by_set_channels) : c;
-    const auto request = [&](const normfuse_parameter &of, int index) {
-        return request_at_once(of, n * of.batch + index * of.channel);
-    };
-    const requested_value weight = request(p.weight(), c), bias = request(p.bias(), c);
+    const requested_value weight = request_parameter(p.weight(), n, c), bias = request_parameter(p.bias(), n, c);
     requested_value scale = {0, 0}, shift = {0, 0}, added = {0, 0};
     if (p.scale().data || p.shift().data || p.pre_bias().data) {
-        scale = request(p.scale(), c);
-        shift = request(p.shift(), c);
-        added = request(p.pre_bias(), c);
+        scale = request_parameter(p.scale(), n, c);
+        shift = request_parameter(p.shift(), n, c);
+        added = request_parameter(p.pre_bias(), n, c);
     }
     const requested_set statistics(a, n, set, c);
     const R more = p.scale().data ? R(1) + receive<R>(scale, p.scale().type) : R(1);

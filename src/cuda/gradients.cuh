@@ -31,14 +31,14 @@ static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments
     return (int)((first + (unsigned)g.spans - 1) / part - first / part) + 1;
 }
 
-/* The norm group of a channel, and its number there. */
-static __device__ __forceinline__ int group_of(const normfuse_cuda_arguments &a, int c)
+/* The norm group of a channel in its sample, and its number there. */
+static __device__ __forceinline__ int set_of_channel(const normfuse_cuda_arguments &a, int c)
 {
     return divide(c, a.geometry.by_set_channels);
 }
-static __device__ __forceinline__ int outer_of(const normfuse_cuda_arguments &a, int c)
+static __device__ __forceinline__ int outer_of_channel(const normfuse_cuda_arguments &a, int c)
 {
-    return c - group_of(a, c) * (int)a.geometry.by_set_channels.divisor;
+    return c - set_of_channel(a, c) * (int)a.geometry.by_set_channels.divisor;
 }
 
 /* Where the partial sums of a channel are, and how many. */
@@ -54,7 +54,7 @@ static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arg
         return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
     const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
     return {a.sums + channel * a.geometry.sum_slots * PAIR,
-            sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? outer_of(a, c) : c)};
+            sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? outer_of_channel(a, c) : c)};
 }
 
 /* Pairs as those of the channels' sums, behind them: what the parts found of prelu's slopes, and 0. */
@@ -126,7 +126,7 @@ __device__ __forceinline__ void write_last_gradients(const normfuse_cuda_argumen
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x) {
         const int c = first + i;
-        const int samples = a.geometry.sums_by_channel ? 1 : (int)p.n, set = by_group ? group_of(a, c) : c;
+        const int samples = a.geometry.sums_by_channel ? 1 : (int)p.n, set = by_group ? set_of_channel(a, c) : c;
         double weight = 0.0, bias = 0.0;
         for (int n = 0; n < samples; n++) {
             const channel_parts parts = parts_of(a, n, c);

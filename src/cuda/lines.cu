@@ -199,9 +199,7 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
 {
     const normfuse_cuda_problem &p = a.problem;
     const auto request = [&](int64_t c, bool wanted) {
-        const auto request_one = [&](const normfuse_parameter &of) {
-            return request_at_once(of, n * of.batch + c * of.channel, wanted);
-        };
+        const auto request_one = [&](const normfuse_parameter &of) { return request_parameter(of, n, c, wanted); };
         requested_weights found = {request_one(p.weight()), request_one(p.bias()), {0, 0}, {0, 0}};
         if (modulated) {
             found.scale = request_one(p.scale());

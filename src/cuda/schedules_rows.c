@@ -77,8 +77,8 @@ static const char *configure_lanes(const struct shape *given, struct step *step)
     return NULL;
 }
 
-/* Kernels without whole vectors in registers: a value takes more instructions there. */
-static bool is_slow(const struct shape *shape)
+/* Of kernels that have no vectors in registers, where a value takes more instructions. */
+static bool holds_in_shared_memory(const struct shape *shape)
 {
     return shape->unaligned || has_additions(shape->problem);
 }
@@ -93,7 +93,7 @@ static int64_t threads_wanted(const struct shape *shape, const struct normfuse_c
     static const int64_t of_unaligned[2] = {9, 6};
     const int64_t few = ENOUGH * (int64_t)shape->device->multiprocessors / maximum(1, g->all_block_groups) / 32 * 32;
     const int64_t held = shape->unaligned ? of_unaligned[shape->direction] : vectors_of(shape, schedule);
-    const int64_t fewest = minimum(g->rows, minimum(few, is_slow(shape) ? 512 : 256));
+    const int64_t fewest = minimum(g->rows, minimum(few, holds_in_shared_memory(shape) ? 512 : 256));
     return whole_warps(maximum(divide_up(g->rows, held), fewest));
 }
 
@@ -120,17 +120,17 @@ static struct split begin_split(const struct shape *shape, struct step *step)
     const int64_t set_bytes = (int64_t)((double)g->rows * vector_bytes(shape) * shape->tensors);
     const int64_t small = divide_up(set_bytes, maximum(1, policy->small_part_bytes[d]));
     const int64_t max_cluster = shape->device->clusters ? NORMFUSE_CUDA_ROW_CLUSTER : 1;
-    const int64_t multiprocessors = shape->device->multiprocessors, all = 2 * multiprocessors;
+    const int64_t multiprocessors = shape->device->multiprocessors, blocks_wanted = 2 * multiprocessors;
     int64_t parts = maximum(1, divide_up(set_bytes, policy->part_bytes[d]));
     /* A norm group that one block holds is shared where most multiprocessors would have no block, and parts are not too
      * small: batch norm 56x192x14x6 f32 backward 20.6 us, in one block each 9.5; group norm 25x192x64x24 bf16 in six
      * groups 26.6, 15.5; 3x24x6444 f32 9.2, 12.4; 4x2x11768 f16 6.6, 5.3. */
-    const int64_t min_part_bytes = is_slow(shape) ? 16 << 10 : 32 << 10;
-    const int64_t enough = 4 * set_bytes > 3 * policy->part_bytes[d] ? all
-                           : d == BACKWARD && is_slow(shape)         ? multiprocessors
-                                                                     : multiprocessors / 2;
-    if (g->all_block_groups * parts < enough)
-        parts = maximum(parts, minimum(divide_up(all, g->all_block_groups), set_bytes / min_part_bytes));
+    const int64_t min_part_bytes = holds_in_shared_memory(shape) ? 16 << 10 : 32 << 10;
+    const int64_t fewest_blocks = 4 * set_bytes > 3 * policy->part_bytes[d]        ? blocks_wanted
+                                  : d == BACKWARD && holds_in_shared_memory(shape) ? multiprocessors
+                                                                                   : multiprocessors / 2;
+    if (g->all_block_groups * parts < fewest_blocks)
+        parts = maximum(parts, minimum(divide_up(blocks_wanted, g->all_block_groups), set_bytes / min_part_bytes));
     /* Fewer threads, and more blocks beside one another, where sets are small; of one block a set no more than
      * registers are wanted for. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;

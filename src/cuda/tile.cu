@@ -208,7 +208,7 @@ struct given_statistics {
     __device__ __forceinline__ static requested_value request(const normfuse_parameter &of, const tile_place &place,
                                                               bool wanted)
     {
-        return request_at_once(of, place.n * of.batch + place.set() * of.channel, wanted);
+        return request_parameter(of, place.n, place.set(), wanted);
     }
     template <typename R>
     __device__ __forceinline__ tile_statistics<R> receive(const normfuse_cuda_problem &p) const

@@ -357,6 +357,12 @@ __device__ __forceinline__ requested_value request_at_once(const normfuse_parame
     load_parameter<NORMFUSE_F32, NORMFUSE_F64>(found.low, found.high, address, type);
     return found;
 }
+/* Of sample n and channel, or norm group, c. */
+__device__ __forceinline__ requested_value request_parameter(const normfuse_parameter &p, int64_t n, int64_t c,
+                                                             bool wanted = true)
+{
+    return request_at_once(p, n * p.batch + c * p.channel, wanted);
+}
 template <typename R> __device__ __forceinline__ R receive(const requested_value &found, int type)
 {
     if (type == NORMFUSE_F64)
