@@ -37,6 +37,7 @@ import copy
 import dataclasses
 import datetime
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -449,6 +450,7 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
     if processes > 1:
         if device == "cuda":
             torch.cuda.set_device(int(os.environ["RANK"]))
+        importlib.import_module("torch.distributed.nn")  # its functions keep the group that is there when it is loaded
         dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=datetime.timedelta(seconds=60))
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False  # of the reference; what is timed has 16 bits

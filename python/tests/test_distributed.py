@@ -10,11 +10,14 @@ import copy
 import datetime
 import faulthandler
 import functools
+import importlib
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
+import weakref
 
 import numpy
 import pytest
@@ -562,6 +565,7 @@ def _process(rank, processes, folder, backend):
         place = torch.device(DEVICE, rank if backend == "nccl" else 0)
         torch.cuda.set_device(place)
         torch.set_default_device(place)
+    importlib.import_module("torch.distributed.nn")  # by torch.compile, later: its functions keep the group they find
     dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=processes,
                             timeout=datetime.timedelta(seconds=60))
     for name in cases(backend):
@@ -680,6 +684,21 @@ def test_a_group_gathers_itself(monkeypatch, added):
         assert calls == [(4, 3)]
     finally:
         dist.destroy_process_group()
+
+
+def _destroys(rank, folder):
+    assert not {"torch.distributed.nn", "normfuse.torch.distributed"} & set(sys.modules), "loaded before there is a group"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
+                            timeout=datetime.timedelta(seconds=60))
+    nft.SyncBatchNorm(4, device=DEVICE)(torch.randn(3, 4, 5, device=DEVICE, requires_grad=True)).sum().backward()
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    assert group() is None
+
+
+def test_a_destroyed_group_is_gone(tmp_path):
+    """Else gloo's threads live on, and abort a process that ends while they hold a tensor."""
+    torch.multiprocessing.spawn(_destroys, (tmp_path,), 2)
 
 
 def test_one_process_needs_no_group():

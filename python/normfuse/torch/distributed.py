@@ -91,12 +91,17 @@ def _gather_straight(part: Tensor, group: _Group) -> Tensor:
     return gathered
 
 
-@torch.compiler.assume_constant_result
 def _goes_through_host(group_name: str, device: str) -> bool:
     """Gloo reads the parts of this gather as host memory, whatever device they are on, and the process is gone:
     https://github.com/pytorch/pytorch/issues/152645"""
     group = dist.distributed_c10d._resolve_process_group(group_name)
     return group._get_backend(torch.device(device)).name() == "gloo"
+
+
+# What torch.compiler.assume_constant_result does. That itself loads torch._dynamo, and with it torch.distributed.nn, whose
+# functions keep the group that is there meanwhile: destroy_process_group then leaves gloo's threads, and one that still
+# holds a tensor when Python ends aborts the process. It takes a second, too.
+_goes_through_host._dynamo_marked_constant = True
 
 
 def spans_processes(process_group: Optional[Any] = None) -> bool:
