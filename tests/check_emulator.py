@@ -67,6 +67,7 @@ LARGE = ["instance_norm 1x2x60013 dtype={f16,bf16} dir={fwd,bwd} act={relu,mish}
          "{+pre_add +u,+post_add,+pre_add +post_add,+scale,+slice_c,+slice_n,+misaligned}",
          "group_norm {401x655 groups=5,61x21x7x13 groups=7,77x21x7x3 groups=1} dtype={f32,f16} dir={fwd,bwd} act=prelu "
          "{,+one_slope,+post_add}",
+         "group_norm {2401x330 groups=11,403x1470 groups=49} dtype={f16,bf16} dir={fwd,bwd} act=silu +scale",
          "group_norm 77x21x7x3 groups=1 layout=nhwc dtype={f16,bf16} dir={fwd,bwd} act=silu {,+inplace,+data=nan}",
          "{affine 3x24x1023,batch_norm 2x5x8192,group_norm 1x24x6000 groups=3} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} "
          "act={prelu,silu} {+post_add,+pre_add +u,+pre_add +data=nan}"]

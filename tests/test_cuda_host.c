@@ -1967,8 +1967,10 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
     const size_t of_value = p->activation != NORMFUSE_PRELU ? 2 : test->backward ? 4 : 3;
-    HOLDS(launch->shared >=
-          (size_t)(g->segment_rows + 1) * launch->threads * of_value * (p->type == NORMFUSE_F64 ? 8 : 4));
+    const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
+    HOLDS(launch->shared >= ((size_t)(g->segment_rows + 1) * launch->threads * of_value +
+                             (modulated ? 2 * (size_t)(launch->threads >> g->lane_bits) * (size_t)g->group : 0)) *
+                                (p->type == NORMFUSE_F64 ? 8 : 4));
     HOLDS((int64_t)g->by_width.divisor == width && (int32_t)g->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS((int32_t)g->by_group.divisor == g->group && (int64_t)g->by_spans.divisor == p->s);
     HOLDS(g->folded == 0 && p->dscale.data == NULL && p->dshift.data == NULL);
@@ -2025,14 +2027,16 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS(t->channel_columns == (p->columns ? 1 : run) && t->group == channels * t->channel_columns);
     HOLDS(t->columns == p->c * t->channel_columns && t->rows == (p->columns ? p->s : batch ? p->n : is_short ? 1 : up(p->s, width)));
     HOLDS(t->tile_bytes == (t->length ? t->length : width) * (int64_t)normfuse_type_bytes(p->type));
-    HOLDS((t->by_channels != 0) == (t->group == t->channel_columns) && width == (int64_t)t->sets * t->group);
+    HOLDS((t->by_channels != 0) == (t->group == t->channel_columns && p->dslope.data == NULL) &&
+          width == (int64_t)t->sets * t->group);
     HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
     HOLDS((width / t->channel_columns) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
     HOLDS(t->slots % 4 == 0 && t->slots <= held && (int64_t)t->slots * t->at_once >= t->part_rows);
     HOLDS((int64_t)t->parts * t->part_rows >= t->rows && (int64_t)(t->parts - 1) * t->part_rows < t->rows);
     HOLDS(ranks == (int64_t)t->parts * (t->samples > 0 ? t->samples : 1) && (t->samples == 0 || t->samples == (given ? 1 : samples)));
-    HOLDS(t->gives == 0 || t->samples > 0 ||
-          (a->sums != NULL && g->sum_slots == (t->by_channels ? 1 : t->parts) && !g->sums_by_channel));
+    HOLDS(
+        t->gives == 0 || t->samples > 0 ||
+        (a->sums != NULL && g->sum_slots == (t->by_channels ? 1 : t->parts) && g->sums_by_channel == (batch ? 1 : 0)));
     HOLDS(launch->grid == (uint32_t)(samples * g->blocks_wide * t->parts));
     HOLDS((int64_t)t->by_ranks.divisor == ranks && (int32_t)t->by_parts.divisor == t->parts);
     HOLDS((int32_t)t->by_blocks_wide.divisor == g->blocks_wide && (int64_t)t->by_width.divisor == width);

@@ -281,7 +281,7 @@ static inline void exchange_by_cluster(struct step *step, int64_t blocks)
 static inline int64_t exchange_of_samples(const struct shape *shape, struct step *step, int64_t samples, int64_t parts)
 {
     const int64_t max_cluster = shape->device->clusters ? MAX_CLUSTER : 1;
-    const bool gives = shape->wants_gradients && !is_modulated(shape->problem);
+    const bool gives = shape->wants_gradients && shape->problem->dslope.data == NULL && !is_modulated(shape->problem);
     step->finds_gradients = gives && samples * parts <= max_cluster;
     exchange_by_cluster(step, step->finds_gradients ? samples * parts : parts);
     return step->finds_gradients ? samples : 0;

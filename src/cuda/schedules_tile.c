@@ -80,7 +80,9 @@ static const char *configure(const struct shape *shape, struct step *step)
     if (sets > 32 || at_once == 0 || slots > vectors_of(shape, NORMFUSE_SCHEDULE_tile) ||
         (parts - 1) * part_rows >= tile->rows)
         return "such blocks do not hold its rows, or are more than these";
-    const bool gives = shape->wants_gradients, by_channels = tile->group == tile->channel_columns;
+    /* Slopes of prelu are summed by channel. */
+    const bool by_channels = tile->group == tile->channel_columns && p->dslope.data == NULL;
+    const bool gives = shape->wants_gradients;
     /* Results of given statistics wait for no sum; where parameters are of single samples, each finds its gradients. */
     const bool given = p->sets == NORMFUSE_SETS_NONE, joins = !given || shape->direction == BACKWARD;
     const int64_t samples = joins ? exchange_of_samples(shape, step, given ? 1 : samples_of(p), parts) : 0;
@@ -164,7 +166,8 @@ static const char *refuse_rows(const struct shape *shape)
     enum { MAX_POSITIONS = 64, MAX_WHOLE = 2048, MAX_BYTES = 16 << 20 };
     const struct normfuse_problem *const p = shape->problem;
     const bool has_others = p->s > MAX_POSITIONS || (shape->wide && shape->plain && p->n * p->s > MAX_WHOLE);
-    const bool few = has_additions(p) || p->n * p->c < shape->device->multiprocessors;
+    const bool few =
+        has_additions(p) || p->activation == NORMFUSE_PRELU || p->n * p->c < shape->device->multiprocessors;
     const bool pays = p->sets == NORMFUSE_SETS_BATCH ? !has_others : few || p->sets == NORMFUSE_SETS_NONE;
     if (!pays || shape->bytes > MAX_BYTES)
         return "others have vectors of 16 bytes for it";
@@ -172,7 +175,7 @@ static const char *refuse_rows(const struct shape *shape)
 }
 
 #define TILE                                                                                                           \
-    .name = "tile", .needs = TAKES_GIVEN, .variants = WIDTHS * CLUSTERS * THREADS, .configure = configure,             \
-    .estimate = estimate
+    .name = "tile", .needs = TAKES_GIVEN | TAKES_PRELU, .variants = WIDTHS * CLUSTERS * THREADS,                       \
+    .configure = configure, .estimate = estimate
 const struct schedule normfuse_cuda_tile = {TILE, .refuse = refuse};
 const struct schedule normfuse_cuda_tile_rows = {TILE, .refuse = refuse_rows, .in_order = true};

@@ -117,6 +117,11 @@ struct tile_place {
     {
         return divide(first, a.by_group) + (has_group ? group : 0);
     }
+    /* Of the thread's column. */
+    __device__ __forceinline__ int channel() const
+    {
+        return divide(first + column, a.by_channel_columns);
+    }
     __device__ __forceinline__ bool has(int slot) const
     {
         return slot * a.at_once < left;
@@ -251,9 +256,30 @@ __device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, 
 __device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &all,
                                                              const tile_place &place)
 {
-    const int c = divide(place.first + place.column, all.tile.by_channel_columns);
-    return request_weights(all.problem, place.n, c, place.left > 0);
+    return request_weights(all.problem, place.n, place.channel(), place.left > 0);
 }
+
+/* What a thread has of its activation: prelu's is leaky_relu, whose slope is its channel's. */
+struct requested_activation {
+    const normfuse_cuda_problem &p;
+    const bool is_prelu;
+    requested_value slope;
+
+    __device__ __forceinline__ requested_activation(const normfuse_cuda_arguments &all, const tile_place &place)
+        : p(all.problem), is_prelu(p.activation == NORMFUSE_PRELU), slope{0, 0}
+    {
+        if (is_prelu)
+            slope = request_parameter(p.slope(), 0, place.channel(), place.left > 0);
+    }
+    template <typename R> __device__ __forceinline__ R param() const
+    {
+        return is_prelu ? receive<R>(slope, p.slope().type) : (R)p.act_param;
+    }
+    __device__ __forceinline__ int which() const
+    {
+        return is_prelu ? (int)NORMFUSE_LEAKY_RELU : p.activation;
+    }
+};
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
@@ -334,6 +360,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
     place.find_groups();
     const given_statistics given(p, place, is_given);
     const requested_weights weights = request_weights(all, place);
+    const requested_activation activation(all, place);
     if (!is_given && a.parts > 1)
         open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
@@ -355,18 +382,20 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
         if (a.post_add)
             x[k] += number_of<T>(more[k]);
     });
-    activate_slots<fast, false>(a.slots, x, x, p.activation, (R)p.act_param);
+    activate_slots<fast, false>(a.slots, x, x, activation.which(), activation.param<R>());
     place.store<T>(a.out, x);
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
 
 /* Where the blocks of one cluster have all samples they send the sums of their channels to its first one, each to a
- * place of its own, which adds them; else these go to memory, where a later kernel does. */
+ * place of its own, which adds them; else these go to memory, where a later kernel does, as do those of prelu's slopes.
+ */
 template <typename R> struct channel_mailbox {
     cluster_mailbox &mailbox;
     tile_sums<R> *places; /* of each channel one for each of `senders` */
     int senders;
+    double *sums; /* memory */
 };
 
 /* One thread, of one channel of the block. */
@@ -380,7 +409,8 @@ __device__ __forceinline__ void finish_channel(const normfuse_cuda_arguments &al
     const int c = divide(place.first, a.by_channel_columns) + channel;
     if (a.samples == 0) {
         const int64_t slots = all.geometry.sum_slots;
-        reinterpret_cast<double2 *>(all.sums)[((int64_t)place.n * p.c + c) * slots + (slots > 1 ? place.part : 0)] =
+        reinterpret_cast<double2 *>(
+            gradients.sums)[((int64_t)place.n * p.c + c) * slots + (slots > 1 ? place.part : 0)] =
             make_double2(plain, centred);
     } else if (gradients.senders > 1) {
         send_struct(gradients.mailbox,
@@ -451,8 +481,8 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     tile_sums<R> *const entries = reinterpret_cast<tile_sums<R> *>(dynamic),
                         *const of_columns = entries + a.width * a.at_once,
                         *const of_parts = of_columns + (a.by_channels ? 0 : a.width * a.at_once);
-    const channel_mailbox<R> gradients = {gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0),
-                                          a.by_channels ? a.samples : (int)a.by_ranks.divisor};
+    channel_mailbox<R> gradients = {gradient_mailbox, of_parts + (a.parts > 1 ? a.sets * a.parts : 0),
+                                    a.by_channels ? a.samples : (int)a.by_ranks.divisor, all.sums};
     const int ranks = (int)a.by_ranks.divisor;
     const bool has_post = a.post_add && p.activation != NORMFUSE_IDENTITY;
 
@@ -464,6 +494,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     place.find_groups();
     const given_statistics given(p, place, true);
     const requested_weights weights = request_weights(all, place);
+    const requested_activation activation(all, place);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
@@ -493,7 +524,10 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         if (has_post)
             z[k] = a.from_y ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
     });
-    activate_slots<fast, true>(a.slots, z, dy, p.activation, (R)p.act_param);
+    R of_slope = R(0);
+    if (activation.is_prelu)
+        in_slots<K>(a.slots, [&](int k) { of_slope += z[k] > R(0) || !place.has(k) ? R(0) : dy[k] * z[k]; });
+    activate_slots<fast, true>(a.slots, z, dy, activation.which(), activation.param<R>());
     if (a.du)
         place.request(a.du, more);
     if (a.dpost_add)
@@ -557,6 +591,14 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     }
     if (a.gives && is_first)
         add_channels(all, place, gradients, channels);
+    if (p.dslope().data) {
+        gradients.sums = sums_of_slopes(all);
+        __syncthreads();
+        if (place.beside < a.at_once)
+            of_columns[place.entry()] = {of_slope, R(0)};
+        __syncthreads();
+        finish_channels<R>(all, place, gradients, of_columns, channels, R(0), R(0));
+    }
 }
 
 #define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
