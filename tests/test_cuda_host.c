@@ -1967,10 +1967,8 @@ static void check_line(const struct plan_case *test, const struct fake_launch *l
     HOLDS(launch->grid == (uint32_t)(g->blocks_wide * g->parts) && launch->cluster <= 1);
     HOLDS((int64_t)(g->parts - 1) * g->sets_a_block < p->n && g->exchange == NORMFUSE_EXCHANGE_NONE);
     const size_t of_value = p->activation != NORMFUSE_PRELU ? 2 : test->backward ? 4 : 3;
-    const bool modulated = p->scale.data != NULL || p->shift.data != NULL;
-    HOLDS(launch->shared >= ((size_t)(g->segment_rows + 1) * launch->threads * of_value +
-                             (modulated ? 2 * (size_t)(launch->threads >> g->lane_bits) * (size_t)g->group : 0)) *
-                                (p->type == NORMFUSE_F64 ? 8 : 4));
+    HOLDS(launch->shared >=
+          (size_t)(g->segment_rows + 1) * launch->threads * of_value * (p->type == NORMFUSE_F64 ? 8 : 4));
     HOLDS((int64_t)g->by_width.divisor == width && (int32_t)g->by_blocks_wide.divisor == g->blocks_wide);
     HOLDS((int32_t)g->by_group.divisor == g->group && (int64_t)g->by_spans.divisor == p->s);
     HOLDS(g->folded == 0 && p->dscale.data == NULL && p->dshift.data == NULL);

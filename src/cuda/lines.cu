@@ -192,31 +192,27 @@ __device__ __forceinline__ bool is_one_channel(const normfuse_cuda_geometry &g)
     return g.group == 1;
 }
 
-template <typename R>
-__device__ __forceinline__ line_pair<R> pair_of(const normfuse_cuda_problem &p, const requested_weights &found)
-{
-    R slope, offset;
-    weigh(p, found, slope, offset);
-    return {slope, offset};
-}
-
-/* Of each slot what its value is weighed by: weight and bias. */
-template <int M, int V, typename R>
-__device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place<V> &place,
-                                             line_pair<R> *own)
+/* Of each slot what its value is weighed by: weight (1 + scale), bias (1 + scale) + shift. */
+template <int M, bool modulated, int V, typename R>
+__device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, const line_place<V> &place, int n,
+                                             const line_share<V> &share, line_pair<R> *own)
 {
     const normfuse_cuda_problem &p = a.problem;
-    const line_share<V> &share = place.own;
-    const line_pair<R> none = {R(0), R(0)};
     const auto request = [&](int64_t c, bool wanted) {
-        return requested_weights{
-            request_parameter(p.weight(), 0, c, wanted), request_parameter(p.bias(), 0, c, wanted), {0, 0}, {0, 0}};
+        const auto request_one = [&](const normfuse_parameter &of) { return request_parameter(of, n, c, wanted); };
+        requested_weights found = {request_one(p.weight()), request_one(p.bias()), {0, 0}, {0, 0}};
+        if (modulated) {
+            found.scale = request_one(p.scale());
+            found.shift = request_one(p.shift());
+        }
+        return found;
     };
     if (is_one_channel(a.geometry)) {
-        const line_pair<R> of_line = pair_of<R>(p, request(place.group, share.count > 0));
+        R slope, offset;
+        weigh(p, request(place.group, share.count > 0), slope, offset);
 #pragma unroll 1
-        for (int v = 0; v < a.geometry.segment_rows; v++)
-            own[v] = share.has(v) ? of_line : none;
+        for (int k = 0; k < a.geometry.segment_rows; k++)
+            own[k] = share.has(k) ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
         return;
     }
 #pragma unroll 1
@@ -224,55 +220,19 @@ __device__ __forceinline__ void prepare_line(const normfuse_cuda_arguments &a, c
         requested_weights found[M];
         each<M>([&](int i) { found[i] = request(place.channel_of(a, first + i), share.has(first + i)); });
         each<M>([&](int i) {
-            const line_pair<R> of_value = pair_of<R>(p, found[i]);
-            own[first + i] = share.has(first + i) ? of_value : none;
+            R slope, offset;
+            weigh(p, found[i], slope, offset);
+            own[first + i] = share.has(first + i) ? line_pair<R>{slope, offset} : line_pair<R>{R(0), R(0)};
         });
     }
 }
 
-/* The same of sample n, weight (1 + scale) and bias (1 + scale) + shift: the lanes of a line find those of its channels
- * together, in `of_line`. Value by value, group norm 135x192x4x7, 32 groups, bf16 took 15.8 us, so 7.7. */
-template <int V, typename R>
-__device__ __forceinline__ void modulate_line(const normfuse_cuda_arguments &a, const line_place<V> &place, int n,
-                                              const line_share<V> &share, line_pair<R> *of_line, line_pair<R> *own)
-{
-    const normfuse_cuda_problem &p = a.problem;
-    const bool has_line = place.sample < a.geometry.sets_a_block && place.group < (int)p.groups && n < (int)p.n;
-    const int channels = has_line ? a.geometry.group : 0, first = place.group * a.geometry.group;
-    __syncthreads(); /* all have read those of the sample before */
-#pragma unroll 1
-    for (int begin = 0; begin < a.geometry.group; begin += place.lanes) {
-        const int c = begin + place.lane;
-        const auto request = [&](const normfuse_parameter &of, int sample) {
-            return request_parameter(of, sample, first + c, c < channels);
-        };
-        const requested_value scale = request(p.scale(), n), shift = request(p.shift(), n);
-        const line_pair<R> pair =
-            pair_of<R>(p, requested_weights{request(p.weight(), 0), request(p.bias(), 0), scale, shift});
-        if (c < channels)
-            of_line[c] = pair;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int v = 0; v < a.geometry.segment_rows; v++)
-        own[v] = share.has(v) ? of_line[place.channel_of(a, v) - first] : line_pair<R>{R(0), R(0)};
-}
-
-/* Behind the pairs of all threads: slopes of prelu, and what values add to their gradients, then the pairs of lines'
- * channels. */
+/* Behind the pairs of all threads: slopes of prelu, and what values add to their gradients. */
 template <typename R>
 __device__ __forceinline__ R *slopes_of_thread(const normfuse_cuda_geometry &g, uint4 *dynamic, int which)
 {
     const int values = pairs_of_thread(g), threads = (int)blockDim.x;
     return reinterpret_cast<R *>(dynamic) + ((2 + which) * threads + (int)threadIdx.x) * values;
-}
-template <typename R>
-__device__ __forceinline__ line_pair<R> *pairs_of_line(const normfuse_cuda_arguments &a, uint4 *dynamic, bool backward)
-{
-    const normfuse_cuda_geometry &g = a.geometry;
-    const int behind = a.problem.activation != NORMFUSE_PRELU ? 0 : backward ? 2 : 1;
-    R *const first = reinterpret_cast<R *>(dynamic) + (2 + behind) * (int)blockDim.x * pairs_of_thread(g);
-    return reinterpret_cast<line_pair<R> *>(first) + ((int)threadIdx.x >> g.lane_bits) * g.group;
 }
 template <int V, typename R>
 __device__ __forceinline__ void prepare_slopes(const normfuse_cuda_arguments &a, const line_place<V> &place, R *slopes)
@@ -338,7 +298,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line<slots_at_once>(a, place, own);
+        prepare_line<slots_at_once, false>(a, place, 0, place.own, own);
     R *const slopes = slopes_of_thread<R>(g, dynamic, 0);
     if (p.activation == NORMFUSE_PRELU)
         prepare_slopes(a, place, slopes);
@@ -349,8 +309,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
         const int n = first + place.sample;
         const line_share<V> share = place.share(a, n);
         const int64_t here = place.of_sample(n);
-        if (modulated)
-            modulate_line(a, place, n, share, pairs_of_line<R>(a, dynamic, false), own);
         R x[N];
         raw<T, V> more[K];
         each<N>([&](int v) { x[v] = value_of<T, V>(requested, v); });
@@ -363,6 +321,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_forwar
         if (p.post_add().data)
             request_slots<T, V>(p.post_add().data + here, bytes, share, more);
         request_sample(n + apart);
+        if (modulated)
+            prepare_line<1, true>(a, place, n, share, own);
 
         /* About the first value of the line, or of the warp; then about the mean, which cannot cancel. */
         const R base = __shfl_sync(full_mask, share.is_cut ? x[V - 1] : x[0], first_lane);
@@ -574,7 +534,7 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
     };
     request_sample(part * g.sets_a_block + place.sample);
     if (!modulated)
-        prepare_line<slots_at_once>(a, place, own);
+        prepare_line<slots_at_once, false>(a, place, 0, place.own, own);
     R *const slopes = slopes_of_thread<R>(g, dynamic, 0), *const of_slopes = slopes_of_thread<R>(g, dynamic, 1);
     if (p.activation == NORMFUSE_PRELU) {
         prepare_slopes(a, place, slopes);
@@ -590,8 +550,6 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
         const int n = first + place.sample;
         const line_share<V> share = place.share(a, n);
         const int64_t here = place.of_sample(n);
-        if (modulated)
-            modulate_line(a, place, n, share, pairs_of_line<R>(a, dynamic, true), own);
         R x[N], dy[N];
         raw<T, V> more[K];
         each<N>([&](int v) {
@@ -608,6 +566,8 @@ template <typename T, int V, int K> __device__ __forceinline__ void lines_backwa
         const R about = (R)mean, off = -(R)(mean - (double)about) * rstd;
         if (has_post)
             request_slots<T, V>(p.post_add().data + here, bytes, share, more);
+        if (modulated)
+            prepare_line<1, true>(a, place, n, share, own);
         /* x becomes (x - mean) rstd. */
         each<N>([&](int v) { x[v] = fma(x[v] - about, rstd, off); });
 

@@ -244,8 +244,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     g->segment_rows = (int32_t)(divide_up(values, VALUES_AT_ONCE) * VALUES_AT_ONCE);
     /* A pair for each value; of prelu its slope, and what it adds to the gradient of that. */
     const size_t a_value = p->activation != NORMFUSE_PRELU ? 2 : shape->direction == FORWARD ? 3 : 4;
-    const size_t of_line = is_modulated(p) ? 2 * (size_t)divide_up(d, INT64_C(1) << bits) : 0; /* its channels' pairs */
-    const size_t bytes_a_thread = ((size_t)(g->segment_rows + 1) * a_value + of_line) * shape->value_bytes;
+    const size_t bytes_a_thread = (size_t)(g->segment_rows + 1) * a_value * shape->value_bytes;
     const struct block block = find_block(shape, step, bits, bytes_a_thread, line.elements > 1 && p->x.batch % 2 != 0);
     step->launch.threads = (uint32_t)block.threads;
     step->launch.shared = bytes_a_thread * (size_t)block.threads;
