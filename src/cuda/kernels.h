@@ -271,6 +271,8 @@ struct normfuse_cuda_tile {
     int32_t samples;            /* all, whose blocks are in one cluster and find the gradients; 0: they do not */
     int32_t by_channels, gives; /* a norm group is one channel; gradients of parameters are wanted */
     int32_t from_y;             /* normfuse_problem */
+    int32_t asks_more, is_prelu; /* asks for scale and shift, or prelu's slopes */
+    int32_t sums_slopes;         /* prelu's get gradients */
     struct normfuse_cuda_divisor by_ranks; /* blocks of a cluster */
     struct normfuse_cuda_divisor by_parts, by_blocks_wide, by_width, by_group, by_channel_columns;
 };

@@ -114,6 +114,9 @@ static void describe_tile(const struct normfuse_problem *p, const struct step *s
 #undef DATA
     tile->out = output_of(p);
     tile->from_y = p->from_y;
+    tile->is_prelu = p->activation == NORMFUSE_PRELU;
+    tile->sums_slopes = p->dslope.data != NULL;
+    tile->asks_more = p->scale.data != NULL || p->shift.data != NULL || tile->is_prelu;
 }
 
 /* What a kernel reads of a problem; kernels.h. */

@@ -253,31 +253,36 @@ __device__ __forceinline__ void send_struct(cluster_mailbox &mailbox, S *place, 
     each<(int)(sizeof(S) / 8)>([&](int i) { send(mailbox, reinterpret_cast<double *>(place) + i, rank, words[i]); });
 }
 
-__device__ __forceinline__ requested_weights request_weights(const normfuse_cuda_arguments &all,
-                                                             const tile_place &place)
-{
-    return request_weights(all.problem, place.n, place.channel(), place.left > 0);
-}
-
-/* What a thread has of its activation: prelu's is leaky_relu, whose slope is its channel's. */
-struct requested_activation {
+/* Of the thread's column. */
+struct tile_weights : requested_weights {
     const normfuse_cuda_problem &p;
     const bool is_prelu;
-    requested_value slope;
+    requested_value slope; /* of prelu */
 
-    __device__ __forceinline__ requested_activation(const normfuse_cuda_arguments &all, const tile_place &place)
-        : p(all.problem), is_prelu(p.activation == NORMFUSE_PRELU), slope{0, 0}
+    __device__ __forceinline__ tile_weights(const normfuse_cuda_problem &p, const tile_place &place)
+        : p(p), is_prelu(place.a.is_prelu)
     {
-        if (is_prelu)
-            slope = request_parameter(p.slope(), 0, place.channel(), place.left > 0);
+        const int c = place.channel();
+        const auto request = [&](const normfuse_parameter &of) {
+            return request_at_once(of, place.n * of.batch + c * of.channel, place.left > 0);
+        };
+        weight = request(p.weight());
+        bias = request(p.bias());
+        scale = shift = slope = {0, 0};
+        if (place.a.asks_more) {
+            scale = request(p.scale());
+            shift = request(p.shift());
+            slope = request(p.slope());
+        }
     }
-    template <typename R> __device__ __forceinline__ R param() const
-    {
-        return is_prelu ? receive<R>(slope, p.slope().type) : (R)p.act_param;
-    }
-    __device__ __forceinline__ int which() const
+    /* Prelu is leaky_relu with its channel's slope. */
+    __device__ __forceinline__ int activation() const
     {
         return is_prelu ? (int)NORMFUSE_LEAKY_RELU : p.activation;
+    }
+    template <typename R> __device__ __forceinline__ R act_param() const
+    {
+        return is_prelu ? receive<R>(slope, p.slope().type) : (R)p.act_param;
     }
 };
 
@@ -359,8 +364,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
         place.request(a.pre_add, more);
     place.find_groups();
     const given_statistics given(p, place, is_given);
-    const requested_weights weights = request_weights(all, place);
-    const requested_activation activation(all, place);
+    const tile_weights weights(p, place);
     if (!is_given && a.parts > 1)
         open_only_mailbox(mailbox, a.sets * a.parts * (int)sizeof(tile_entry<R>));
 
@@ -382,7 +386,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_forward(const 
         if (a.post_add)
             x[k] += number_of<T>(more[k]);
     });
-    activate_slots<fast, false>(a.slots, x, x, activation.which(), activation.param<R>());
+    activate_slots<fast, false>(a.slots, x, x, weights.activation(), weights.act_param<R>());
     place.store<T>(a.out, x);
 }
 
@@ -493,8 +497,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
         place.request(a.pre_add, more);
     place.find_groups();
     const given_statistics given(p, place, true);
-    const requested_weights weights = request_weights(all, place);
-    const requested_activation activation(all, place);
+    const tile_weights weights(p, place);
     const int channels = divide(min(a.width, a.columns - place.first), a.by_channel_columns);
     const bool is_first = place.rank == 0 && a.samples > 0 && gradients.senders > 1;
     if (ranks > 1) {
@@ -525,9 +528,9 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
             z[k] = a.from_y ? number_of<T>(more[k]) : z[k] + number_of<T>(more[k]);
     });
     R of_slope = R(0);
-    if (activation.is_prelu)
+    if (weights.is_prelu)
         in_slots<K>(a.slots, [&](int k) { of_slope += z[k] > R(0) || !place.has(k) ? R(0) : dy[k] * z[k]; });
-    activate_slots<fast, true>(a.slots, z, dy, activation.which(), activation.param<R>());
+    activate_slots<fast, true>(a.slots, z, dy, weights.activation(), weights.act_param<R>());
     if (a.du)
         place.request(a.du, more);
     if (a.dpost_add)
@@ -591,7 +594,7 @@ template <typename T, int K> __device__ __forceinline__ void tile_backward(const
     }
     if (a.gives && is_first)
         add_channels(all, place, gradients, channels);
-    if (p.dslope().data) {
+    if (a.sums_slopes) {
         gradients.sums = sums_of_slopes(all);
         __syncthreads();
         if (place.beside < a.at_once)
