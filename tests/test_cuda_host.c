@@ -2027,6 +2027,9 @@ static void check_tile(const struct plan_case *test, const struct fake_launch *l
     HOLDS(t->tile_bytes == (t->length ? t->length : width) * (int64_t)normfuse_type_bytes(p->type));
     HOLDS((t->by_channels != 0) == (t->group == t->channel_columns && p->dslope.data == NULL) &&
           width == (int64_t)t->sets * t->group);
+    /* A line of constants less to read where there are neither scale and shift nor slopes. */
+    HOLDS(t->is_prelu == (p->activation == NORMFUSE_PRELU) && t->sums_slopes == (p->dslope.data != NULL));
+    HOLDS(t->asks_more == (t->is_prelu || p->scale.data != NULL || p->shift.data != NULL));
     HOLDS(t->sets << t->lane_bits <= 32 && width * t->at_once <= (int64_t)launch->threads && launch->threads <= 512);
     HOLDS((width / t->channel_columns) << t->channel_bits <= (int64_t)launch->threads && t->channel_bits <= 5);
     HOLDS(t->slots % 4 == 0 && t->slots <= held && (int64_t)t->slots * t->at_once >= t->part_rows);
