@@ -262,9 +262,8 @@ struct tile_weights : requested_weights {
     __device__ __forceinline__ tile_weights(const normfuse_cuda_problem &p, const tile_place &place)
         : p(p), is_prelu(place.a.is_prelu)
     {
-        const int c = place.channel();
         const auto request = [&](const normfuse_parameter &of) {
-            return request_at_once(of, place.n * of.batch + c * of.channel, place.left > 0);
+            return request_parameter(of, place.n, place.channel(), place.left > 0);
         };
         weight = request(p.weight());
         bias = request(p.bias());
