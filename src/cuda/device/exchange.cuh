@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * exchange.cuh - sums of threads become those of the lanes, the block or the cluster that share a norm group. Every join has
+ * one order, fixed by the signature: no float atomics, the same bits each time. */
+#ifndef NORMFUSE_DEVICE_EXCHANGE_CUH
+#define NORMFUSE_DEVICE_EXCHANGE_CUH
+
+#include "vector.cuh"
+
+constexpr unsigned full_mask = 0xffffffffu;
+
+__device__ __forceinline__ int divide(int value, const normfuse_divisor &by)
+{
+    return (int)((__umulhi((unsigned)value, by.multiplier) + (unsigned)value) >> by.shift);
+}
+
+/* value / divisor, rounded once but for the last bit, exact where the quotient is; share is 1 / divisor. */
+__device__ __forceinline__ R quotient(R value, R divisor, R share)
+{
+    const R near = value * share;
+    return fma(fma(-near, divisor, value), share, near);
+}
+
+/* The hardware's has 2.2 units of 2^-24 (CUDA's rsqrtf: 2 ulp); a root and a division have 2, and take ten times as
+ * long. */
+__device__ __forceinline__ R inverse_root(R value)
+{
+    if constexpr (sizeof(R) == 8)
+        return 1.0 / sqrt(value);
+    else
+        return rsqrtf(value);
+}
+
+/* Over `lanes` adjacent threads of a warp, from `apart` threads to the next on. */
+template <int N, int lanes, int apart = 1> __device__ __forceinline__ void sum_lanes(R (&values)[N])
+{
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2)
+        each<N>([&](int i) { values[i] += __shfl_xor_sync(full_mask, values[i], distance * apart); });
+}
+
+/* Over the threads that share a norm group: `lanes` of a warp, or the whole block. `shared` has N numbers of each warp; a
+ * block that sums twice has two of them, in turn. */
+template <int N, int lanes> __device__ __forceinline__ void sum_threads(R (&values)[N], R *shared)
+{
+    sum_lanes<N, (lanes < 32 ? lanes : 32)>(values);
+    if constexpr (lanes > 32) {
+        constexpr int warps = lanes / 32;
+        if (threadIdx.x % 32 == 0)
+            each<N>([&](int i) { shared[(int)threadIdx.x / 32 * N + i] = values[i]; });
+        __syncthreads();
+        if constexpr (warps <= 8) {
+            each<N>([&](int i) { values[i] = shared[i]; });
+            each<warps - 1>([&](int w) { each<N>([&](int i) { values[i] += shared[(w + 1) * N + i]; }); });
+        } else {
+            const int lane = (int)threadIdx.x % 32;
+            each<N>([&](int i) { values[i] = lane < warps ? shared[lane * N + i] : R(0); });
+            sum_lanes<N, 32>(values);
+        }
+    }
+}
+
+/* Numbers that a block of a cluster sends all of them. */
+template <int N> struct message {
+    R numbers[N];
+};
+
+/* The same number of 8 bytes to every block of the cluster, in the sender's place; `entries` has one for each block. By the
+ * first `parts` threads. */
+template <int N>
+__device__ __forceinline__ void send_to_all(uint64_t &mailbox, message<N> *entries, int rank, int parts,
+                                            const R (&numbers)[N])
+{
+#if __CUDA_ARCH__ >= 900
+    static_assert(N * sizeof(R) % 8 == 0, "messages are words of 8 bytes");
+    if ((int)threadIdx.x >= parts)
+        return;
+    union {
+        R of[N];
+        uint64_t words[N * sizeof(R) / 8];
+    } sent;
+    each<N>([&](int i) { sent.of[i] = numbers[i]; });
+    each<(int)(N * sizeof(R) / 8)>([&](int i) {
+        send(mailbox, reinterpret_cast<uint64_t *>(entries + rank) + i, (int)threadIdx.x, sent.words[i]);
+    });
+#endif
+}
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * parameters.cuh - what channels are weighed by: requested before the vectors of a call and used last. Which there are, and
+ * of which type, is in the signature: 0 for none, else 1 + normfuse_type. */
+#ifndef NORMFUSE_DEVICE_PARAMETERS_CUH
+#define NORMFUSE_DEVICE_PARAMETERS_CUH
+
+#include "vector.cuh"
+
+__device__ __forceinline__ constexpr int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Values of V adjacent channels as they are in memory. */
+template <int code, int V> struct requested {
+    static constexpr int type = code - 1;
+    static constexpr bool packed = signature::packed_parameters != 0;
+    static constexpr int at_once = packed ? least(V, 16 / bytes_of(type)) : 1;
+    raw<type, at_once> bits[V / at_once];
+
+    __device__ __forceinline__ void request(const normfuse_place &of, int64_t sample, int channel, bool wanted)
+    {
+        each<V / at_once>([&](int i) {
+            const int64_t element = sample * of.sample + (int64_t)(channel + i * at_once) * of.channel;
+            bits[i] = {};
+            load_shared_by_many(wanted, bits[i], of.data + element * bytes_of(type));
+        });
+    }
+    template <typename Number> __device__ __forceinline__ void receive(Number (&numbers)[V], Number) const
+    {
+        each<V / at_once>([&](int i) {
+            Number some[at_once];
+            unpack<type, at_once>(bits[i], some);
+            each<at_once>([&](int j) { numbers[i * at_once + j] = some[j]; });
+        });
+    }
+};
+template <int V> struct requested<0, V> {
+    __device__ __forceinline__ void request(const normfuse_place &, int64_t, int, bool)
+    {
+    }
+    /* What stands for a parameter that there is not. */
+    template <typename Number> __device__ __forceinline__ void receive(Number (&numbers)[V], Number absent) const
+    {
+        each<V>([&](int i) { numbers[i] = absent; });
+    }
+};
+
+/* One value to a parameter's place. */
+template <int code, typename Number>
+__device__ __forceinline__ void store_parameter(const normfuse_place &to, int64_t sample, int channel, Number value)
+{
+    if constexpr (code != 0)
+        store_number<code - 1>(to.data, sample * to.sample + (int64_t)channel * to.channel, value);
+}
+template <int code, typename Number>
+__device__ __forceinline__ Number load_parameter(const normfuse_place &from, int64_t sample, int channel)
+{
+    return load_number<code - 1, Number>(from.data, sample * from.sample + (int64_t)channel * from.channel);
+}
+
+/* dweight, dbias: += where the caller accumulates. */
+template <int code>
+__device__ __forceinline__ void store_gradient(const normfuse_place &to, int channel, double value, bool accumulates)
+{
+    if constexpr (code != 0) {
+        if (accumulates)
+            value += load_parameter<code, double>(to, 0, channel);
+        store_parameter<code>(to, 0, channel, value);
+    }
+}
+
+#endif

@@ -1,0 +1,1189 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * single.cuh - the body `single`: a norm group is held in registers by lanes of a warp, by a block or by a small cluster,
+ * and read once.
+ *
+ * A norm group is a matrix of rows of adjacent values:
+ *   batch norm, channels first     a row is a sample, a column a position; the group has one weight
+ *   group norm, channels first     a row is a channel, a column a position; a row has one weight
+ *   group norm, channels last      a row is a position, a column a channel of the group; a column has one weight
+ *   batch norm, channels last      a row is a position, a column a channel, which has statistics of its own; blocks have
+ *                                  some of the columns each
+ *   evaluation and affine          one of the first or the last
+ * `lanes` threads share a norm group, `across` of them the columns and the others rows; each has held_rows x held_columns
+ * vectors of `vector` adjacent elements. Where rows are no whole vectors (`aligned` is 0) vectors are those that are aligned
+ * in memory, and a row's first and last one have elements of others, which are neither counted nor written.
+ *
+ * A call goes through four steps: prologue (held values u, or x - mean and dz), reduce, exchange, epilogue. */
+#include "activation.cuh"
+#include "exchange.cuh"
+#include "parameters.cuh"
+
+using namespace signature;
+
+namespace {
+
+constexpr int W = vector, KX = held_columns, KY = held_rows;
+constexpr int beside = threads / lanes; /* norm groups of a block */
+constexpr int down = lanes / across;    /* threads that share a column */
+constexpr bool of_columns = statistics == NORMFUSE_STATISTICS_COLUMN;
+constexpr bool has_statistics = of_columns || statistics == NORMFUSE_STATISTICS_GROUP;
+/* Columns of one matrix are spread over blocks. */
+constexpr bool spread = parameters == NORMFUSE_PARAMETERS_OF_COLUMN && statistics != NORMFUSE_STATISTICS_GROUP;
+constexpr int block_columns = across * KX * W;
+/* u = x + pre_bias + pre_add is a tensor, and rounded to its type; else the bias is a part of the mean. */
+constexpr bool rounds_u = pre_add || stores_u;
+constexpr bool centre_has_bias = pre_bias != 0 && !rounds_u;
+constexpr bool is_modulated = scale != 0 || shift != 0;
+constexpr bool of_samples = is_modulated || pre_bias != 0 || per_sample; /* some parameter is a sample's own */
+constexpr bool reads_post = post_add && !(backward && activation == IDENTITY);
+/* Sets of weights that a thread has. */
+constexpr int weight_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW ? KY : 1;
+constexpr int weight_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? KX : 1;
+constexpr int weight_values = parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? W : 1;
+constexpr int weight_sets = weight_rows * weight_columns;
+/* Centres: of each column, of each weight where a bias is a part of them, else one. */
+constexpr bool many_centres = of_columns || centre_has_bias || statistics == NORMFUSE_STATISTICS_RUNNING;
+constexpr int centre_sets = many_centres ? weight_sets : 1, centre_values = many_centres ? weight_values : 1;
+
+__device__ __forceinline__ constexpr int weight_set(int ky, int kx)
+{
+    return parameters == NORMFUSE_PARAMETERS_OF_ROW ? ky : parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? kx : 0;
+}
+__device__ __forceinline__ constexpr int weight_value(int j)
+{
+    return parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? j : 0;
+}
+__device__ __forceinline__ constexpr int centre_set(int ky, int kx)
+{
+    return many_centres ? weight_set(ky, kx) : 0;
+}
+__device__ __forceinline__ constexpr int centre_value(int j)
+{
+    return many_centres ? weight_value(j) : 0;
+}
+
+using raw_vector = raw<type, W>;
+using raw_element = raw<type, 1>;
+using held = raw_vector[KY][KX];
+
+/* Where a thread is. */
+struct place {
+    const normfuse_single_arguments &a;
+    int rank, group, walker; /* of the block; its first norm group, here the thread's */
+    int of_sample;           /* the thread's sample beside the block's first one */
+    int thread, tx, ty;      /* among those that share the norm group */
+    int rows, columns;       /* that the block has of it */
+    int64_t first;           /* element of the norm group's first value in sample 0; of the block's first value: */
+    int64_t own;
+    bool has_group;
+
+    __device__ __forceinline__ place(const normfuse_single_arguments &a) : a(a)
+    {
+        int turn = (int)blockIdx.x;
+        rank = 0;
+        if constexpr (shared_by_cluster) {
+            turn = divide((int)blockIdx.x, a.by_parts);
+            rank = (int)blockIdx.x - turn * a.parts;
+        }
+        group = divide(turn, a.by_walkers);
+        walker = turn - group * a.walkers;
+        const int slot = (int)threadIdx.x / lanes;
+        of_sample = 0;
+        if constexpr (beside > 1) {
+            of_sample = slot & ((1 << a.sample_bits) - 1);
+            group = group * (beside >> a.sample_bits) + (slot >> a.sample_bits);
+        }
+        has_group = beside == 1 || group < a.groups;
+        thread = (int)threadIdx.x % lanes;
+        tx = thread % across;
+        ty = thread / across;
+        first = group * a.group_stride;
+        const int first_row = rank * a.next_rows, first_column = rank * a.next_columns;
+        rows = min(a.part_rows, a.rows - first_row);
+        columns = min(a.part_columns, a.columns - first_column - (spread ? group * block_columns : 0));
+        own = first + first_row * a.row_stride + first_column;
+    }
+    /* Of the thread's slot. */
+    __device__ __forceinline__ int row(int ky) const
+    {
+        return ty + ky * down;
+    }
+    /* Elements by which the first vector of a row begins before it. */
+    __device__ __forceinline__ int before(int64_t row_begin) const
+    {
+        return aligned ? 0 : (int)row_begin & (W - 1);
+    }
+    __device__ __forceinline__ int column(int kx, int begins_before) const
+    {
+        return (tx + kx * across) * W - begins_before;
+    }
+    __device__ __forceinline__ bool has(int ky, int first_column) const
+    {
+        return exact ? true : has_group && row(ky) < rows && first_column < columns;
+    }
+    /* An element of a vector that has some of the row. */
+    __device__ __forceinline__ bool has_element(int first_column, int j) const
+    {
+        return aligned ? true : first_column + j >= 0 && first_column + j < columns;
+    }
+    /* Of the norm group's first channel. */
+    __device__ __forceinline__ int channel() const
+    {
+        return group * a.group_channels;
+    }
+    /* Of a set of weights. */
+    __device__ __forceinline__ int channel(int set) const
+    {
+        return channel() + (parameters == NORMFUSE_PARAMETERS_OF_ROW      ? rank * a.next_rows + row(set)
+                            : parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? rank * a.next_columns + column(set, 0)
+                                                                          : 0);
+    }
+    __device__ __forceinline__ bool has_weights(int set) const
+    {
+        if constexpr (parameters == NORMFUSE_PARAMETERS_OF_ROW)
+            return exact ? true : has_group && row(set) < rows;
+        else if constexpr (parameters == NORMFUSE_PARAMETERS_OF_COLUMN)
+            return exact ? true : has_group && column(set, 0) < columns;
+        else
+            return exact ? true : has_group;
+    }
+    /* work(ky, kx, first column, element of a tensor in sample 0) */
+    template <typename Work> __device__ __forceinline__ void each_vector(Work work) const
+    {
+        each<KY>([&](int ky) {
+            const int64_t row_begin = own + row(ky) * a.row_stride;
+            each<KX>([&](int kx) {
+                const int first_column = column(kx, before(row_begin));
+                work(ky, kx, first_column, row_begin + first_column);
+            });
+        });
+    }
+    /* The same of each value: work(ky, kx, j), where there is one. */
+    template <typename Work> __device__ __forceinline__ void each_value(Work work) const
+    {
+        each_vector([&](int ky, int kx, int first_column, int64_t) {
+            if (has(ky, first_column))
+                each<W>([&](int j) {
+                    if (has_element(first_column, j))
+                        work(ky, kx, j);
+                });
+        });
+    }
+    __device__ __forceinline__ void request(const char *tensor, int64_t sample, bool wanted, held &to) const
+    {
+        const char *const from = tensor + sample * a.sample_stride * bytes_of(type);
+        each_vector([&](int ky, int kx, int first_column, int64_t element) {
+            const bool loads = exact ? wanted : wanted && has(ky, first_column);
+            to[ky][kx] = {};
+            if constexpr (aligned)
+                load_once(loads, to[ky][kx], from + element * bytes_of(type));
+            else
+                load_shared_by_many(loads, to[ky][kx], from + element * bytes_of(type));
+        });
+    }
+    __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted, const held &vectors) const
+    {
+        char *const to = tensor + sample * a.sample_stride * bytes_of(type);
+        each_vector([&](int ky, int kx, int first_column, int64_t element) {
+            if (!wanted || !has(ky, first_column))
+                return;
+            char *const at = to + element * bytes_of(type);
+            if (aligned || (first_column >= 0 && first_column + W <= columns)) {
+                store_whole(at, vectors[ky][kx]);
+                return;
+            }
+            R numbers[W];
+            unpack<type, W>(vectors[ky][kx], numbers);
+            each<W>([&](int j) {
+                if (has_element(first_column, j))
+                    store_number<type>(at, j, numbers[j]);
+            });
+        });
+    }
+};
+
+__device__ __forceinline__ R rounded(R value)
+{
+    const R numbers[1] = {value};
+    R found[1];
+    unpack<type, 1>(pack<type, 1>(numbers), found);
+    return found[0];
+}
+
+/* ---- weights ------------------------------------------------------------------------------------------------------ */
+
+/* As they are in memory. Those of channels are requested once, those of samples for each sample. */
+struct requested_weights {
+    requested<weight, weight_values> of_weight[weight_sets];
+    requested<bias, weight_values> of_bias[weight_sets];
+    requested<slope, weight_values> of_slope[weight_sets];
+    requested<scale, weight_values> of_scale[weight_sets];
+    requested<shift, weight_values> of_shift[weight_sets];
+    requested<pre_bias, weight_values> of_pre_bias[weight_sets];
+    requested<running_mean, weight_values> of_mean[weight_sets];
+    requested<running_var, weight_values> of_variance[weight_sets];
+
+    __device__ __forceinline__ void request_of_channels(const place &at, int64_t sample)
+    {
+        each<weight_sets>([&](int set) {
+            const int c = at.channel(set);
+            const bool wanted = at.has_weights(set);
+            of_weight[set].request(at.a.weight, sample, c, wanted);
+            of_bias[set].request(at.a.bias, sample, c, wanted);
+            of_slope[set].request(at.a.slope, 0, c, wanted);
+            if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
+                of_mean[set].request(at.a.running_mean, 0, c, wanted);
+                of_variance[set].request(at.a.running_var, 0, c, wanted);
+            }
+        });
+    }
+    __device__ __forceinline__ void request_of_sample(const place &at, int64_t sample, bool wanted_at_all)
+    {
+        each<weight_sets>([&](int set) {
+            const int c = at.channel(set);
+            const bool wanted = wanted_at_all && at.has_weights(set);
+            of_scale[set].request(at.a.scale, sample, c, wanted);
+            of_shift[set].request(at.a.shift, sample, c, wanted);
+            of_pre_bias[set].request(at.a.pre_bias, sample, c, wanted);
+        });
+    }
+};
+
+/* Of each weight: z = e * by + offset, where e = x - centre, exactly e = (x - centre) - rest. p: prelu's slope. */
+struct coefficients {
+    R by[weight_sets][weight_values], offset[weight_sets][weight_values], p[weight_sets][weight_values];
+};
+struct centres {
+    R near[centre_sets][centre_values], rest[centre_sets][centre_values];
+
+    /* u less the mean, but for `rest` where that is not a channel's own. */
+    __device__ __forceinline__ R of(R x, int ky, int kx, int j) const
+    {
+        const R distance = x - near[centre_set(ky, kx)][centre_value(j)];
+        return centre_has_bias ? distance - rest[centre_set(ky, kx)][centre_value(j)] : distance;
+    }
+    __device__ __forceinline__ R left(int set, int value) const
+    {
+        return centre_has_bias ? R(0) : rest[many_centres ? set : 0][many_centres ? value : 0];
+    }
+    /* mean - bias as two numbers. */
+    __device__ __forceinline__ void set(int at, int value, double mean, R of_bias)
+    {
+        if constexpr (sizeof(R) == 8) {
+            const R sum = mean - of_bias, part = sum - mean;
+            near[at][value] = sum;
+            rest[at][value] = (mean - (sum - part)) + (-of_bias - part);
+        } else {
+            const double exact_centre = mean - (double)of_bias;
+            near[at][value] = (R)exact_centre;
+            rest[at][value] = (R)(exact_centre - (double)near[at][value]);
+        }
+    }
+};
+
+/* rstd: of the norm group, or of each weight. */
+template <int sets, int values>
+__device__ __forceinline__ void weigh(const requested_weights &from, const centres &centre, const R (&rstd)[sets][values],
+                                      const normfuse_single_arguments &a, coefficients &of)
+{
+    constexpr bool many = sets * values > 1;
+    each<weight_sets>([&](int set) {
+        R w[weight_values], b[weight_values], more[weight_values], by_shift[weight_values];
+        from.of_weight[set].receive(w, R(1));
+        from.of_bias[set].receive(b, R(0));
+        from.of_scale[set].receive(more, R(0));
+        from.of_shift[set].receive(by_shift, R(0));
+        from.of_slope[set].receive(of.p[set], sizeof(R) == 8 ? (R)a.act_param_of_double : (R)a.act_param);
+        each<weight_values>([&](int i) {
+            if constexpr (is_modulated) {
+                more[i] += R(1);
+                w[i] *= more[i];
+                b[i] = b[i] * more[i] + by_shift[i];
+            }
+            const R slope_of = has_statistics || statistics == NORMFUSE_STATISTICS_RUNNING
+                                   ? w[i] * rstd[many ? set : 0][many ? i : 0]
+                                   : w[i];
+            of.by[set][i] = slope_of;
+            of.offset[set][i] = fma(-centre.left(set, i), slope_of, b[i]);
+        });
+    });
+}
+
+/* One of the norm group, or one of each weight. */
+constexpr bool many_rstds = of_columns || statistics == NORMFUSE_STATISTICS_RUNNING;
+using rstds = R[many_rstds ? weight_sets : 1][many_rstds ? weight_values : 1];
+
+/* ---- statistics --------------------------------------------------------------------------------------------------- */
+
+constexpr int warps = threads / 32;
+struct shared_memory {
+    R of_warps[2][2 * warps];
+};
+
+/* Values that a block of a cluster has of a norm group. */
+__device__ __forceinline__ R values_of(const normfuse_single_arguments &a, int rank)
+{
+    return (R)min(a.part_rows, a.rows - rank * a.next_rows) * (R)min(a.part_columns, a.columns - rank * a.next_columns);
+}
+
+/* The running statistics take the variance over count - 1. */
+__device__ __forceinline__ void store_statistics(const normfuse_single_arguments &a, int64_t sample, int group, int channel,
+                                                 double mean_of, R variance, R rstd_of, double count)
+{
+    store_parameter<mean>(a.mean, sample, group, mean_of);
+    store_parameter<rstd>(a.rstd, sample, group, rstd_of);
+    if constexpr (updates_running) {
+        const R momentum = (R)a.momentum, keep = R(1) - momentum;
+        const double unbiased = (double)variance * (count / (count - 1.0));
+        if constexpr (running_mean != 0)
+            store_parameter<running_mean>(
+                a.running_mean, 0, channel,
+                keep * load_parameter<running_mean, R>(a.running_mean, 0, channel) + momentum * (R)mean_of);
+        if constexpr (running_var != 0)
+            store_parameter<running_var>(
+                a.running_var, 0, channel,
+                keep * load_parameter<running_var, R>(a.running_var, 0, channel) + momentum * (R)unbiased);
+    }
+}
+
+struct exchange {
+    shared_memory &shared;
+    char *dynamic;     /* behind it, dynamic shared memory */
+    uint64_t &mailbox; /* of a cluster */
+};
+
+/* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel. */
+__device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
+                                                      const requested_weights &weights, R pivot, int64_t sample, bool wanted,
+                                                      centres &centre, rstds &rstd_of)
+{
+    const normfuse_single_arguments &a = at.a;
+    R of_bias[weight_sets][weight_values];
+    /* Distances from the pivot are those of u: a channel's bias is taken off first. */
+    if constexpr (centre_has_bias)
+        each<weight_sets>([&](int set) {
+            weights.of_pre_bias[set].receive(of_bias[set], R(0));
+            each<weight_values>([&](int i) { centre.set(set, i, (double)pivot, of_bias[set][i]); });
+        });
+    else
+        centre.near[0][0] = pivot;
+    const auto numbers_of = [&](int ky, int kx, R(&numbers)[W]) { unpack<type, W>(x[ky][kx], numbers); };
+    const auto sum_over_values = [&](auto term) {
+        R sum = R(0);
+        at.each_vector([&](int ky, int kx, int first_column, int64_t) {
+            if (!at.has(ky, first_column))
+                return;
+            R numbers[W];
+            numbers_of(ky, kx, numbers);
+            each<W>([&](int j) {
+                const R next = term(centre.of(numbers[j], ky, kx, j), sum);
+                sum = at.has_element(first_column, j) ? next : sum;
+            });
+        });
+        return sum;
+    };
+
+    R sums[1] = {sum_over_values([](R distance, R sum) { return sum + distance; })};
+    sum_threads<1, lanes>(sums, by.shared.of_warps[0]);
+    const R count = shared_by_cluster ? values_of(a, at.rank) : (R)a.values;
+    const R share = shared_by_cluster ? R(1) / count : (sizeof(R) == 8 ? R(1) / count : (R)a.share);
+    R distance = quotient(sums[0], count, share); /* from the pivot to the mean */
+    const auto move_centre = [&]() {
+        if constexpr (centre_has_bias) {
+            each<weight_sets>([&](int set) {
+                each<weight_values>(
+                    [&](int i) { centre.set(set, i, (double)pivot + (double)distance, of_bias[set][i]); });
+            });
+        } else {
+            const R near = pivot + distance, back = near - pivot;
+            centre.near[0][0] = near;
+            centre.rest[0][0] = (pivot - (near - back)) + (distance - back);
+        }
+    };
+    move_centre();
+    sums[0] = sum_over_values([](R of, R sum) { return fma(of, of, sum); });
+    sum_threads<1, lanes>(sums, by.shared.of_warps[1]);
+    R squares = sums[0];
+    if constexpr (!centre_has_bias) /* they were about the centre, not the mean */
+        squares = fma(-count * centre.rest[0][0], centre.rest[0][0], squares);
+
+    if constexpr (shared_by_cluster) {
+#if __CUDA_ARCH__ >= 900
+        message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
+        const R own[2] = {distance, squares};
+        await_open_mailboxes();
+        send_to_all<2>(by.mailbox, entries, at.rank, a.parts, own);
+        await_mailbox(by.mailbox, 0);
+        const int lane = (int)threadIdx.x % 32;
+        const bool exists = lane < a.parts;
+        const R count_of = exists ? values_of(a, lane) : R(0), of = exists ? entries[lane].numbers[0] : R(0);
+        R all[1] = {count_of * of};
+        sum_lanes<1, 16>(all);
+        distance = quotient(all[0], (R)a.values, R(1) / (R)a.values);
+        const R apart = of - distance;
+        all[0] = exists ? fma(count_of * apart, apart, entries[lane].numbers[1]) : R(0);
+        sum_lanes<1, 16>(all);
+        /* Lanes of the second half have nothing. */
+        squares = __shfl_sync(full_mask, all[0], 0);
+        distance = __shfl_sync(full_mask, distance, 0);
+        move_centre();
+#endif
+    }
+    const R variance = quotient(squares, (R)a.values, R(1) / (R)a.values);
+    rstd_of[0][0] = inverse_root(variance + (sizeof(R) == 8 ? (R)a.eps_of_double : (R)a.eps));
+    if (at.thread == 0 && at.rank == 0 && wanted)
+        store_statistics(a, sample, at.group, at.channel(), (double)pivot + (double)distance, variance, rstd_of[0][0],
+                         (double)a.values);
+}
+
+
+/* ---- columns that have statistics of their own -------------------------------------------------------------------- */
+
+/* Threads that join one column, adjacent ones of a warp. */
+__device__ __forceinline__ constexpr int lanes_of_column()
+{
+    int found = 1;
+    while (found < 32 && found * 2 <= down && found * 2 * block_columns <= threads)
+        found *= 2;
+    return found;
+}
+constexpr int column_lanes = lanes_of_column();
+
+/* Behind one another in dynamic shared memory; single.c has the same sum. */
+struct column_memory {
+    message<2> *of_threads; /* [down][block_columns] */
+    R *pivots;              /* [block_columns] */
+    message<4> *totals;     /* [block_columns] */
+    message<2> *of_blocks;  /* [parts][block_columns] */
+
+    __device__ __forceinline__ column_memory(char *dynamic)
+    {
+        of_threads = reinterpret_cast<message<2> *>(dynamic);
+        totals = reinterpret_cast<message<4> *>(of_threads + down * block_columns);
+        of_blocks = reinterpret_cast<message<2> *>(totals + block_columns);
+        pivots = reinterpret_cast<R *>(of_blocks + (shared_by_cluster ? 16 : 0) * block_columns);
+    }
+};
+
+/* work(column, lane) for the columns of the block, whole warps in step. */
+template <typename Work> __device__ __forceinline__ void each_column(Work work)
+{
+    constexpr int at_once = threads / column_lanes;
+#pragma unroll 1
+    for (int first = 0; first < block_columns; first += at_once) {
+        const int column = first + (int)threadIdx.x / column_lanes;
+        work(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes, column < block_columns);
+    }
+}
+
+/* Rows that the threads of one ty have. */
+__device__ __forceinline__ int rows_of_thread(int rows, int ty)
+{
+    return rows > ty ? (rows - ty - 1) / down + 1 : 0;
+}
+
+/* What the blocks of a cluster have found of each column, sent to all of them. */
+__device__ __forceinline__ void exchange_columns(const place &at, const exchange &by, const column_memory &memory)
+{
+#if __CUDA_ARCH__ >= 900
+    await_open_mailboxes();
+    each_column([&](int column, int lane, bool exists) {
+        if (!exists || column >= at.columns)
+            return;
+        union {
+            message<2> of;
+            uint64_t words[sizeof(message<2>) / 8];
+        } sent;
+        sent.of = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
+        for (int to = lane; to < at.a.parts; to += column_lanes)
+            each<(int)(sizeof(message<2>) / 8)>([&](int i) {
+                send(by.mailbox, reinterpret_cast<uint64_t *>(memory.of_blocks + at.rank * block_columns + column) + i, to,
+                     sent.words[i]);
+            });
+    });
+    await_mailbox(by.mailbox, 0);
+#endif
+}
+
+__device__ __forceinline__ void find_column_statistics(const place &at, const exchange &by, const held &x,
+                                                       const requested_weights &weights, const raw_vector (&first_row)[KX],
+                                                       int64_t sample, centres &centre, rstds &rstd_of)
+{
+    const normfuse_single_arguments &a = at.a;
+    const column_memory memory(by.dynamic);
+    R pivot[KX][W];
+    each<KX>([&](int kx) { unpack<type, W>(first_row[kx], pivot[kx]); });
+    const int own_rows = rows_of_thread(at.rows, at.ty);
+    const R own_share = own_rows > 0 ? R(1) / (R)own_rows : R(0);
+    each<KX>([&](int kx) {
+        R mean_of[W], squares[W];
+        each<W>([&](int j) { mean_of[j] = squares[j] = R(0); });
+        each<KY>([&](int ky) {
+            R numbers[W];
+            unpack<type, W>(x[ky][kx], numbers);
+            if (at.row(ky) < at.rows)
+                each<W>([&](int j) { mean_of[j] += numbers[j] - pivot[kx][j]; });
+        });
+        each<W>([&](int j) { mean_of[j] *= own_share; });
+        each<KY>([&](int ky) {
+            R numbers[W];
+            unpack<type, W>(x[ky][kx], numbers);
+            if (at.row(ky) < at.rows)
+                each<W>([&](int j) {
+                    const R of = (numbers[j] - pivot[kx][j]) - mean_of[j];
+                    squares[j] = fma(of, of, squares[j]);
+                });
+        });
+        each<W>([&](int j) {
+            const int column = at.column(kx, 0) + j;
+            memory.of_threads[at.ty * block_columns + column] = {{mean_of[j], squares[j]}};
+            if (at.ty == 0)
+                memory.pivots[column] = pivot[kx][j];
+        });
+    });
+    __syncthreads();
+    /* Of the block, about the pivot. */
+    each_column([&](int column, int lane, bool exists) {
+        const R count = (R)at.rows;
+        R all[1] = {R(0)};
+        for (int ty = lane; ty < down; ty += column_lanes)
+            all[0] = fma((R)rows_of_thread(at.rows, ty), memory.of_threads[ty * block_columns + column].numbers[0], all[0]);
+        sum_lanes<1, column_lanes>(all);
+        const R mean_of = quotient(all[0], count, R(1) / count);
+        all[0] = R(0);
+        for (int ty = lane; ty < down; ty += column_lanes) {
+            const message<2> of = memory.of_threads[ty * block_columns + column];
+            const R apart = of.numbers[0] - mean_of;
+            all[0] += fma((R)rows_of_thread(at.rows, ty) * apart, apart, of.numbers[1]);
+        }
+        sum_lanes<1, column_lanes>(all);
+        if (lane == 0 && exists)
+            memory.totals[column] = {{mean_of, all[0]}};
+    });
+    if constexpr (shared_by_cluster) {
+        __syncthreads();
+        exchange_columns(at, by, memory);
+    }
+    each_column([&](int column, int lane, bool exists) {
+        R distance = memory.totals[column].numbers[0], squares = memory.totals[column].numbers[1];
+        if constexpr (shared_by_cluster) {
+            R sum = R(0);
+            squares = R(0);
+            for (int part = 0; part < a.parts; part++)
+                sum = fma((R)min(a.part_rows, a.rows - part * a.next_rows),
+                          memory.of_blocks[part * block_columns + column].numbers[0], sum);
+            distance = quotient(sum, (R)a.values, R(1) / (R)a.values);
+            for (int part = 0; part < a.parts; part++) {
+                const message<2> of = memory.of_blocks[part * block_columns + column];
+                const R apart = of.numbers[0] - distance;
+                squares += fma((R)min(a.part_rows, a.rows - part * a.next_rows) * apart, apart, of.numbers[1]);
+            }
+        }
+        if (lane != 0 || !exists || column >= at.columns)
+            return;
+        const R variance = quotient(squares, (R)a.values, R(1) / (R)a.values);
+        const R found = inverse_root(variance + (sizeof(R) == 8 ? (R)a.eps_of_double : (R)a.eps));
+        const int channel = at.channel() + column;
+        double of_bias = 0.0;
+        if constexpr (centre_has_bias)
+            of_bias = load_parameter<pre_bias, double>(a.pre_bias, sample, channel);
+        const double of_x = (double)memory.pivots[column] + (double)distance;
+        if (at.rank == 0)
+            store_statistics(a, sample, channel, channel, of_x + of_bias, variance, found, (double)a.values);
+        const R near = (R)of_x;
+        memory.totals[column] = {{near, (R)(of_x - (double)near), found, R(0)}};
+    });
+    __syncthreads();
+    each<KX>([&](int kx) {
+        each<W>([&](int j) {
+            const message<4> of = memory.totals[at.column(kx, 0) + j];
+            centre.near[kx][j] = of.numbers[0];
+            centre.rest[kx][j] = of.numbers[1];
+            rstd_of[kx][j] = of.numbers[2];
+        });
+    });
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------ */
+
+/* Sums of each weight: of dz, of dz * (u - mean) * rstd, of what prelu's slope gets. */
+struct channel_sums {
+    R plain[weight_sets][weight_values], normalized[weight_sets][weight_values], of_slope[weight_sets][weight_values];
+
+    __device__ __forceinline__ void clear()
+    {
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) { plain[set][i] = normalized[set][i] = of_slope[set][i] = R(0); });
+        });
+    }
+};
+
+/* What a thread has of one sample. */
+struct requested_sample {
+    held x, of_pre_add;
+    raw_element first_x, first_pre_add; /* the norm group's first value */
+    raw_vector first_row[KX], first_row_added[KX]; /* columns: the matrix's first row */
+
+    __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
+    {
+        const normfuse_single_arguments &a = at.a;
+        at.request(a.x, sample, wanted, x);
+        if constexpr (pre_add)
+            at.request(a.pre_add, sample, wanted, of_pre_add);
+        const int64_t first = (sample * a.sample_stride + at.first) * bytes_of(type);
+        if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP) {
+            first_x = first_pre_add = {};
+            load_shared_by_many(wanted && at.has_group, first_x, a.x + first);
+            if constexpr (pre_add)
+                load_shared_by_many(wanted && at.has_group, first_pre_add, a.pre_add + first);
+        }
+        if constexpr (!backward && of_columns)
+            each<KX>([&](int kx) {
+                const bool has = wanted && (exact || at.column(kx, 0) < at.columns);
+                const int64_t from = first + at.column(kx, 0) * bytes_of(type);
+                first_row[kx] = first_row_added[kx] = {};
+                load_shared_by_many(has, first_row[kx], a.x + from);
+                if constexpr (pre_add)
+                    load_shared_by_many(has, first_row_added[kx], a.pre_add + from);
+            });
+    }
+    /* u in the place of x. */
+    __device__ __forceinline__ void add(const requested_weights &weights)
+    {
+        if constexpr (rounds_u) {
+            each<KX>([&](int kx) {
+                each<KY>([&](int ky) { add_to(x[ky][kx], of_pre_add[ky][kx], weights, weight_set(ky, kx)); });
+                if constexpr (of_columns)
+                    add_to(first_row[kx], first_row_added[kx], weights, weight_set(0, kx));
+            });
+        }
+    }
+    static __device__ __forceinline__ void add_to(raw_vector &to, const raw_vector &added, const requested_weights &weights,
+                                                  int set)
+    {
+        R numbers[W], more[W], of_bias[weight_values];
+        unpack<type, W>(to, numbers);
+        weights.of_pre_bias[set].receive(of_bias, R(0));
+        if constexpr (pre_bias != 0)
+            each<W>([&](int j) { numbers[j] += of_bias[weight_value(j)]; });
+        if constexpr (pre_add) {
+            unpack<type, W>(added, more);
+            each<W>([&](int j) { numbers[j] += more[j]; });
+        }
+        to = pack<type, W>(numbers);
+    }
+    /* A value near those of u, which all threads of the norm group have: its first one, but for a bias that is added. */
+    __device__ __forceinline__ R pivot() const
+    {
+        R number[1], more[1] = {R(0)};
+        unpack<type, 1>(first_x, number);
+        if constexpr (pre_add) {
+            unpack<type, 1>(first_pre_add, more);
+            return number[0] + more[0];
+        }
+        return number[0];
+    }
+};
+
+/* Given statistics of channels: evaluation. */
+__device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_single_arguments &a,
+                                                centres &centre, rstds &rstd_of)
+{
+    each<weight_sets>([&](int set) {
+        double mean_of[weight_values], variance[weight_values];
+        R of_bias[weight_values];
+        weights.of_mean[set].receive(mean_of, 0.0);
+        weights.of_variance[set].receive(variance, 1.0);
+        weights.of_pre_bias[set].receive(of_bias, R(0));
+        each<weight_values>([&](int i) {
+            centre.set(set, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0));
+            rstd_of[set][i] = (R)(1.0 / sqrt(variance[i] + a.eps_of_double));
+        });
+    });
+}
+
+/* Affine: u is weighed as it is, or with its bias. */
+__device__ __forceinline__ void centre_on_bias(const requested_weights &weights, centres &centre)
+{
+    each<centre_sets>([&](int set) {
+        R of_bias[weight_values];
+        if constexpr (centre_has_bias)
+            weights.of_pre_bias[set].receive(of_bias, R(0));
+        each<centre_values>([&](int i) {
+            centre.near[set][i] = centre_has_bias ? -of_bias[i] : R(0);
+            centre.rest[set][i] = R(0);
+        });
+    });
+}
+
+__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+                                        requested_sample &of, const requested_weights &weights, channel_sums &)
+{
+    const normfuse_single_arguments &a = at.a;
+    of.add(weights);
+    held post;
+    if constexpr (reads_post)
+        at.request(a.post_add, sample, wanted, post);
+    centres centre;
+    rstds rstd_of;
+    if constexpr (of_columns)
+        find_column_statistics(at, by, of.x, weights, of.first_row, sample, centre, rstd_of);
+    else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
+        find_group_statistics(at, by, of.x, weights, of.pivot(), sample, wanted && at.has_group, centre, rstd_of);
+    else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
+        receive_running(weights, a, centre, rstd_of);
+    else
+        centre_on_bias(weights, centre);
+    /* After the statistics: u may be in the place of what others read for these. */
+    if constexpr (stores_u)
+        at.store(a.u, sample, wanted, of.x);
+    coefficients weighed;
+    weigh(weights, centre, rstd_of, a, weighed);
+    if constexpr (writes_out) {
+        constexpr R half = halves_z ? R(0.5) : R(1);
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                weighed.by[set][i] *= half;
+                weighed.offset[set][i] *= half;
+            });
+        });
+        each<KY>([&](int ky) {
+            each<KX>([&](int kx) {
+                R numbers[W], more[W];
+                unpack<type, W>(of.x[ky][kx], numbers);
+                if constexpr (reads_post)
+                    unpack<type, W>(post[ky][kx], more);
+                const int set = weight_set(ky, kx);
+                each<W>([&](int j) {
+                    const int i = weight_value(j);
+                    R z = fma(centre.of(numbers[j], ky, kx, j), weighed.by[set][i], weighed.offset[set][i]);
+                    if constexpr (reads_post)
+                        z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
+                    numbers[j] = activate(z, weighed.p[set][i]);
+                });
+                of.x[ky][kx] = pack<type, W>(numbers);
+            });
+        });
+        at.store(a.out, sample, wanted, of.x);
+    }
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------------- */
+
+constexpr bool by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW, by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
+/* Sums that the threads of the block, or of a norm group, have of a weight are joined through shared memory. */
+constexpr int entries_of_weight = by_columns ? down : 1;
+constexpr int block_weights = by_columns ? block_columns : by_rows ? KY * down : 1;
+
+__device__ __forceinline__ void emit(const place &at, int64_t sample, int channel, double plain, double normalized,
+                                     double of_slope)
+{
+    const normfuse_single_arguments &a = at.a;
+    if constexpr (gradients == NORMFUSE_GRADIENTS_DIRECT) {
+        store_gradient<dweight>(a.dweight, channel, normalized, a.accumulate);
+        store_gradient<dbias>(a.dbias, channel, plain, a.accumulate);
+    } else {
+        /* Slots: blocks that have some of the norm group, or of the samples. */
+        const int slot = gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? at.walker * a.parts + at.rank : at.rank;
+        const int64_t index = ((gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? 0 : sample * a.groups * a.group_channels) +
+                               channel) * a.sum_slots + (a.sum_slots > 1 ? slot : 0);
+        reinterpret_cast<double2 *>(a.sums)[index] = make_double2(plain, normalized);
+        if constexpr (sums_slopes)
+            reinterpret_cast<double2 *>(a.slope_sums)[index] = make_double2(of_slope, 0.0);
+    }
+}
+
+/* What threads found of the block's weights becomes the sums of channels. Of samples beside one another too where gradients
+ * are of channels. `dynamic`: [beside][entries_of_weight][block_weights] of message<3 or 2>. */
+__device__ __forceinline__ void finish_channels(const place &at, char *dynamic, int64_t sample, bool wanted, channel_sums &of)
+{
+    constexpr bool joins_samples = gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+    constexpr int numbers = sums_slopes ? 3 : 2;
+    if constexpr (by_rows)
+        each<weight_sets>([&](int set) {
+            R sums[3] = {of.plain[set][0], of.normalized[set][0], of.of_slope[set][0]};
+            sum_lanes<3, across>(sums);
+            of.plain[set][0] = sums[0];
+            of.normalized[set][0] = sums[1];
+            of.of_slope[set][0] = sums[2];
+        });
+    const bool is_owner = by_columns || (by_rows ? at.tx == 0 : at.thread == 0);
+    /* Whoever has all of a channel writes it. */
+    if constexpr (!by_columns && (!joins_samples || !joins_beside)) {
+        if (is_owner && wanted)
+            each<weight_sets>([&](int set) {
+                if (at.has_weights(set))
+                    emit(at, sample, at.channel(set), (double)of.plain[set][0], (double)of.normalized[set][0],
+                         (double)of.of_slope[set][0]);
+            });
+        return;
+    }
+    message<numbers> *const entries = reinterpret_cast<message<numbers> *>(dynamic);
+    const int slot = (int)threadIdx.x / lanes;
+    __syncthreads(); /* who reads what was there has done so */
+    if (is_owner)
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                const int index = by_columns ? at.column(set, 0) + i : by_rows ? at.row(set) : 0;
+                const int entry = by_columns ? at.ty : 0;
+                message<numbers> &to = entries[(slot * entries_of_weight + entry) * block_weights + index];
+                const bool has = wanted && at.has_weights(set);
+                to.numbers[0] = has ? of.plain[set][i] : R(0);
+                to.numbers[1] = has ? of.normalized[set][i] : R(0);
+                if constexpr (sums_slopes)
+                    to.numbers[2] = has ? of.of_slope[set][i] : R(0);
+            });
+        });
+    __syncthreads();
+    const normfuse_single_arguments &a = at.a;
+    const int samples = joins_samples && joins_beside ? 1 << a.sample_bits : 1;
+    const int sets_of_samples = joins_samples && joins_beside ? beside >> a.sample_bits : beside;
+    constexpr int item_lanes = by_columns && beside == 1 ? column_lanes : 1;
+#pragma unroll 1
+    for (int first = 0; first < sets_of_samples * block_weights; first += threads / item_lanes) {
+        const int item = first + (int)threadIdx.x / item_lanes, lane = (int)threadIdx.x % item_lanes;
+        const bool exists = item < sets_of_samples * block_weights;
+        const int set = exists ? item / block_weights : 0, index = exists ? item - set * block_weights : 0;
+        double sums[3] = {0.0, 0.0, 0.0};
+        for (int i = lane; i < samples * entries_of_weight; i += item_lanes) {
+            const message<numbers> &from = entries[(set * samples * entries_of_weight + i) * block_weights + index];
+            each<numbers>([&](int k) { sums[k] += (double)from.numbers[k]; });
+        }
+#pragma unroll
+        for (int distance = item_lanes / 2; distance > 0; distance /= 2)
+            each<numbers>([&](int k) { sums[k] += __shfl_xor_sync(full_mask, sums[k], distance); });
+        if (lane != 0 || !exists)
+            continue;
+        /* Of the thread's own block; `set` is the norm group, or the norm group and sample, beside others. */
+        int group = at.group, of_sample = 0;
+        if constexpr (beside > 1) {
+            const int own_slot = (int)threadIdx.x / lanes, bits = a.sample_bits;
+            group += ((set * samples) >> bits) - (own_slot >> bits);
+            of_sample = samples > 1 ? 0 : (set & ((1 << bits) - 1)) - (own_slot & ((1 << bits) - 1));
+        }
+        const int at_row = by_rows ? at.rank * a.next_rows + index : 0, at_column = by_columns ? at.rank * a.next_columns + index : 0;
+        const bool has = group < a.groups && (by_rows ? index < at.rows : by_columns ? index < at.columns : true) &&
+                         (samples > 1 || sample + of_sample < a.samples);
+        if (has)
+            emit(at, sample + of_sample, group * a.group_channels + at_row + at_column, sums[0], sums[1], sums[2]);
+    }
+}
+
+constexpr int mean_sets = many_rstds ? weight_sets : 1, mean_values = many_rstds ? weight_values : 1;
+
+struct requested_backward {
+    requested_sample of;
+    held dy;
+    requested<mean, mean_values> of_mean[mean_sets];
+    requested<rstd, mean_values> of_rstd[mean_sets];
+
+    __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
+    {
+        const normfuse_single_arguments &a = at.a;
+        if constexpr (has_statistics)
+            each<mean_sets>([&](int set) {
+                const int index = of_columns ? at.channel(set) : at.group;
+                const bool has = wanted && (of_columns ? at.has_weights(set) : exact || at.has_group);
+                of_mean[set].request(a.mean, sample, index, has);
+                of_rstd[set].request(a.rstd, sample, index, has);
+            });
+        of.request(at, sample, wanted);
+        at.request(a.dy, sample, wanted, dy);
+    }
+};
+
+__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+                                                requested_backward &given, const requested_weights &weights,
+                                                channel_sums &all)
+{
+    const normfuse_single_arguments &a = at.a;
+    given.of.add(weights);
+    held post, of_du;
+    if constexpr (reads_post)
+        at.request(a.post_add, sample, wanted, post);
+    if constexpr (du)
+        at.request(a.du, sample, wanted, of_du);
+    centres centre;
+    rstds rstd_of;
+    if constexpr (has_statistics) {
+        each<centre_sets>([&](int set) {
+            const int of_mean = of_columns ? set : 0;
+            double mean_of[mean_values];
+            R of_bias[weight_values];
+            given.of_mean[of_mean].receive(mean_of, 0.0);
+            given.of_rstd[of_mean].receive(rstd_of[of_mean], R(1));
+            weights.of_pre_bias[set].receive(of_bias, R(0));
+            each<centre_values>([&](int i) {
+                centre.set(set, i, mean_of[of_columns ? i : 0], centre_has_bias ? of_bias[i] : R(0));
+            });
+        });
+    } else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
+        receive_running(weights, a, centre, rstd_of);
+    } else {
+        centre_on_bias(weights, centre);
+    }
+    coefficients weighed;
+    weigh(weights, centre, rstd_of, a, weighed);
+
+    /* dz takes the place of dy. */
+    constexpr bool sums = gradients != NORMFUSE_GRADIENTS_NONE || (has_statistics && writes_out);
+    constexpr R half = halves_z ? R(0.5) : R(1);
+    R dz[KY][KX][W];
+    R plain[weight_sets][weight_values], centred[weight_sets][weight_values], of_slope[weight_sets][weight_values];
+    each<weight_sets>([&](int set) {
+        each<weight_values>([&](int i) { plain[set][i] = centred[set][i] = of_slope[set][i] = R(0); });
+    });
+    at.each_vector([&](int ky, int kx, int first_column, int64_t) {
+        R numbers[W], more[W];
+        unpack<type, W>(given.of.x[ky][kx], numbers);
+        unpack<type, W>(given.dy[ky][kx], dz[ky][kx]);
+        if constexpr (reads_post)
+            unpack<type, W>(post[ky][kx], more);
+        const int set = weight_set(ky, kx);
+        const bool has = at.has(ky, first_column);
+        each<W>([&](int j) {
+            const int i = weight_value(j);
+            const R distance = centre.of(numbers[j], ky, kx, j);
+            R &g = dz[ky][kx][j];
+            if constexpr (activation != IDENTITY) {
+                R z;
+                if constexpr (reads_post && from_y)
+                    z = more[j];
+                else {
+                    z = fma(distance, weighed.by[set][i] * half, weighed.offset[set][i] * half);
+                    if constexpr (reads_post)
+                        z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
+                }
+                const bool counts = has && at.has_element(first_column, j);
+                if constexpr (sums_slopes)
+                    of_slope[set][i] += z > R(0) || !counts ? R(0) : g * z;
+                g = differentiate(g, z, weighed.p[set][i]);
+                if constexpr (halves_z)
+                    g *= R(0.5);
+            }
+            if constexpr (sums) {
+                const bool counts = exact && aligned ? true : has && at.has_element(first_column, j);
+                plain[set][i] += counts ? g : R(0);
+                centred[set][i] = counts ? fma(g, distance, centred[set][i]) : centred[set][i];
+            }
+        });
+    });
+    if constexpr (dpost_add) {
+        held to;
+        each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<type, W>(dz[ky][kx]); }); });
+        at.store(a.dpost_add, sample, wanted, to);
+    }
+    /* About the mean itself. */
+    if constexpr (sums)
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
+        });
+
+    /* dx = by dz + by_x (u - mean) + level, of the norm group or of each column. */
+    R by_x[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
+    R level[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
+    const R portion = sizeof(R) == 8 ? R(1) / (R)a.values : (R)a.share;
+    if constexpr (of_columns) {
+        const column_memory memory(by.dynamic);
+        each<KX>([&](int kx) {
+            each<W>([&](int j) {
+                memory.of_threads[at.ty * block_columns + at.column(kx, 0) + j] = {{plain[kx][j], centred[kx][j]}};
+            });
+        });
+        __syncthreads();
+        each_column([&](int column, int lane, bool exists) {
+            R total[2] = {R(0), R(0)};
+            for (int ty = lane; ty < down; ty += column_lanes)
+                each<2>([&](int i) { total[i] += memory.of_threads[ty * block_columns + column].numbers[i]; });
+            sum_lanes<2, column_lanes>(total);
+            if (lane == 0 && exists)
+                memory.totals[column] = {{total[0], total[1]}};
+        });
+        if constexpr (shared_by_cluster) {
+            __syncthreads();
+            exchange_columns(at, by, memory);
+            each_column([&](int column, int lane, bool exists) {
+                R total[2] = {R(0), R(0)};
+                for (int part = 0; part < a.parts; part++)
+                    each<2>([&](int i) { total[i] += memory.of_blocks[part * block_columns + column].numbers[i]; });
+                if (lane == 0 && exists)
+                    memory.totals[column] = {{total[0], total[1]}};
+            });
+        }
+        __syncthreads();
+        each<KX>([&](int kx) {
+            each<W>([&](int j) {
+                const message<4> of = memory.totals[at.column(kx, 0) + j];
+                plain[kx][j] = of.numbers[0];
+                centred[kx][j] = of.numbers[1];
+                by_x[kx][j] = -weighed.by[kx][j] * (of.numbers[1] * rstd_of[kx][j]) * (rstd_of[kx][j] * portion);
+                level[kx][j] = -weighed.by[kx][j] * of.numbers[0] * portion - by_x[kx][j] * centre.left(kx, j);
+            });
+        });
+        if constexpr (gradients != NORMFUSE_GRADIENTS_NONE)
+            if (at.ty == 0 && at.rank == 0)
+                each<KX>([&](int kx) {
+                    each<W>([&](int j) {
+                        if (exact || at.column(kx, 0) + j < at.columns)
+                            emit(at, sample, at.channel(kx) + j, (double)plain[kx][j],
+                                 (double)(centred[kx][j] * rstd_of[kx][j]), 0.0);
+                    });
+                });
+    } else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP) {
+        constexpr bool weighs_first = parameters != NORMFUSE_PARAMETERS_OF_GROUP;
+        R total[2] = {R(0), R(0)};
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                total[0] = weighs_first ? fma(weighed.by[set][i], plain[set][i], total[0]) : plain[set][i];
+                total[1] = weighs_first ? fma(weighed.by[set][i], centred[set][i], total[1]) : centred[set][i];
+            });
+        });
+        sum_threads<2, lanes>(total, by.shared.of_warps[0]);
+        if constexpr (shared_by_cluster) {
+#if __CUDA_ARCH__ >= 900
+            message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
+            await_open_mailboxes();
+            send_to_all<2>(by.mailbox, entries, at.rank, a.parts, total);
+            await_mailbox(by.mailbox, 0);
+            const int lane = (int)threadIdx.x % 32;
+            each<2>([&](int i) { total[i] = lane < a.parts ? entries[lane].numbers[i] : R(0); });
+            sum_lanes<2, 32>(total);
+#endif
+        }
+        if constexpr (!weighs_first) {
+            plain[0][0] = total[0];
+            centred[0][0] = total[1];
+            total[0] *= weighed.by[0][0];
+            total[1] *= weighed.by[0][0];
+        }
+        by_x[0][0] = -(total[1] * rstd_of[0][0]) * (rstd_of[0][0] * portion);
+        level[0][0] = -total[0] * portion - (centre_has_bias ? R(0) : by_x[0][0] * centre.rest[0][0]);
+    } else if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
+        R total[2] = {plain[0][0], centred[0][0]};
+        sum_threads<2, lanes>(total, by.shared.of_warps[0]);
+        plain[0][0] = total[0];
+        centred[0][0] = total[1];
+    }
+    if constexpr (sums_slopes && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
+        R total[1] = {of_slope[0][0]};
+        sum_threads<1, lanes>(total, by.shared.of_warps[1]);
+        of_slope[0][0] = total[0];
+    }
+    if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !of_columns) {
+        channel_sums found;
+        const auto rstd_for = [&](int set, int i) {
+            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+                return R(1); /* the kernel that joins them multiplies by it */
+            else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
+                return rstd_of[0][0];
+            else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING && gradients == NORMFUSE_GRADIENTS_DIRECT)
+                return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
+            else
+                return R(1);
+        };
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                const R normalized = centred[set][i] * rstd_for(set, i);
+                if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
+                    found.plain[set][i] = plain[set][i];
+                    found.normalized[set][i] = normalized;
+                    found.of_slope[set][i] = of_slope[set][i];
+                } else {
+                    all.plain[set][i] += wanted ? plain[set][i] : R(0);
+                    all.normalized[set][i] += wanted ? normalized : R(0);
+                    all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
+                }
+            });
+        });
+        if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+            finish_channels(at, by.dynamic, sample, wanted, found);
+    }
+    if constexpr (writes_out) {
+        held to;
+        each<KY>([&](int ky) {
+            each<KX>([&](int kx) {
+                R numbers[W], more[W];
+                unpack<type, W>(given.of.x[ky][kx], numbers);
+                if constexpr (du)
+                    unpack<type, W>(of_du[ky][kx], more);
+                const int set = weight_set(ky, kx);
+                each<W>([&](int j) {
+                    const int i = weight_value(j);
+                    const int s = of_columns ? kx : 0, v = of_columns ? j : 0;
+                    R value;
+                    if constexpr (has_statistics)
+                        value = fma(weighed.by[set][i], dz[ky][kx][j],
+                                    fma(by_x[s][v], centre.of(numbers[j], ky, kx, j), level[s][v]));
+                    else
+                        value = weighed.by[set][i] * dz[ky][kx][j];
+                    if constexpr (du)
+                        value += more[j];
+                    numbers[j] = value;
+                });
+                to[ky][kx] = pack<type, W>(numbers);
+            });
+        });
+        at.store(a.out, sample, wanted, to);
+    }
+}
+
+template <bool first, typename A, typename B> struct choose {
+    using type = A;
+};
+template <typename A, typename B> struct choose<false, A, B> {
+    using type = B;
+};
+
+} // namespace
+
+/* ---- the kernel --------------------------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(threads) NORMFUSE_KERNEL(const __grid_constant__ normfuse_single_arguments a)
+{
+    NORMFUSE_DYNAMIC_SHARED(dynamic);
+    __shared__ shared_memory shared;
+    __shared__ uint64_t mailbox;
+    follow_kernel();
+    const place at(a);
+    const exchange by = {shared, reinterpret_cast<char *>(dynamic), mailbox};
+    if constexpr (shared_by_cluster) {
+#if __CUDA_ARCH__ >= 900
+        open_mailbox(mailbox, a.parts * (of_columns ? at.columns : 1) * (int)sizeof(message<2>));
+        announce_mailboxes();
+#endif
+    }
+    const int at_once = beside > 1 ? 1 << a.sample_bits : 1;
+    requested_weights weights;
+    channel_sums all;
+    all.clear();
+    if constexpr (!per_sample)
+        weights.request_of_channels(at, 0);
+    int sample = at.walker * at_once + at.of_sample;
+    using requested_tensors = choose<backward != 0, requested_backward, requested_sample>::type;
+    requested_tensors given, next;
+    given.request(at, sample, exact || sample < a.samples);
+    if constexpr (!walks) {
+        const bool wanted = exact || sample < a.samples;
+        if constexpr (per_sample)
+            weights.request_of_channels(at, wanted ? sample : 0);
+        if constexpr (of_samples)
+            weights.request_of_sample(at, wanted ? sample : 0, wanted);
+        work_on(at, by, sample, wanted, given, weights, all);
+    } else {
+        /* The next sample's values are on their way while this one's are worked on. */
+#pragma unroll 1
+        for (int first = at.walker * at_once; first < a.samples; first += a.walkers * at_once) {
+            const bool wanted = sample < a.samples;
+            const int following = sample + a.walkers * at_once;
+            next.request(at, following, following < a.samples);
+            if constexpr (of_samples)
+                weights.request_of_sample(at, wanted ? sample : 0, wanted);
+            work_on(at, by, sample, wanted, given, weights, all);
+            given = next;
+            sample = following;
+        }
+    }
+    if constexpr (backward && gradients != NORMFUSE_GRADIENTS_NONE && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES && !of_columns)
+        finish_channels(at, by.dynamic, 0, true, all);
+}
