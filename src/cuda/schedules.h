@@ -50,7 +50,7 @@ struct schedule {
     /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this is two passes. */
     const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
-    bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
+    bool in_order; /* taken before all after it, whatever the estimates, unless two passes take less */
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
@@ -58,13 +58,12 @@ extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_lines, n
     normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows, normfuse_cuda_stacked;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
 
-/* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
+/* For tests, this thread's. Schedules by their names. */
 struct normfuse_cuda_choice {
-    const char *schedule; /* NULL: nothing fits */
-    bool columns;
-    double estimate; /* its own, in microseconds */
+    const char *only;  /* takes every call that it does not refuse; NULL: the cheapest does */
+    const char *taken; /* what normfuse_cuda_hold took last; NULL: nothing fitted */
 };
-struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
+struct normfuse_cuda_choice *normfuse_cuda_choice(void);
 
 /* An estimate that knows the memory's time, how blocks fill the device, and that blocks wait for one another. */
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);

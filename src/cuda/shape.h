@@ -6,7 +6,6 @@
 
 #include "loader.h"
 #include "policy.h"
-#include "tuning.h"
 
 enum { FORWARD = 0, BACKWARD = 1 };
 
@@ -14,7 +13,6 @@ struct shape {
     const struct normfuse_problem *problem;
     const struct normfuse_cuda_device *device;
     const struct normfuse_cuda_policy *policy; /* of the device */
-    const struct normfuse_cuda_tuning *tuning; /* for normfuse_cuda_hold */
     bool has_grid_barriers;
     bool explains; /* NORMFUSE_VERBOSE=plan */
     int direction;
