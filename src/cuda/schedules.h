@@ -7,7 +7,9 @@
 
 #include <math.h>
 
+#include "device/arguments.h"
 #include "shape.h"
+#include "signature.h"
 
 /* Block groups: norm groups (columns: samples) that exchange through the grid at a time. Each has a grid barrier on a
  * line of 16 words. */
@@ -15,7 +17,11 @@ enum { MAX_CLUSTER = 16, MAX_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 1
 
 /* One kernel of a call. */
 struct step {
-    struct normfuse_cuda_launch launch; /* but for its arguments */
+    struct normfuse_cuda_launch launch; /* but for its arguments and its signature */
+    bool is_specialized;                /* it has a signature */
+    struct normfuse_cuda_signature signature;
+    struct normfuse_single_arguments single; /* but for what launch.c adds */
+    double microseconds;                     /* as estimated */
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     int variant;              /* of its schedule */

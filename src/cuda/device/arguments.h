@@ -74,7 +74,10 @@ struct normfuse_single_arguments {
 
     struct normfuse_place dweight, dbias;
     double *sums, *slope_sums;
-    int32_t sum_slots, accumulate;
+    int32_t sum_slots, part_slots; /* sums of a channel; those of the blocks of a norm group */
+    int32_t accumulate, unused;
+    double *statistics; /* of each sample and norm group: mean, rstd, unbiased variance */
+    int32_t channel_groups, channels; /* of a sample: norm groups, channels */
     const char *pre_add, *post_add, *du;
     char *u, *dpost_add;
     struct normfuse_place scale, shift, pre_bias, slope;

@@ -82,7 +82,7 @@ struct place {
     {
         int turn = (int)blockIdx.x;
         rank = 0;
-        if constexpr (shared_by_cluster) {
+        if constexpr (split) {
             turn = divide((int)blockIdx.x, a.by_parts);
             rank = (int)blockIdx.x - turn * a.parts;
         }
@@ -148,47 +148,34 @@ struct place {
         else
             return exact ? true : has_group;
     }
-    /* work(ky, kx, first column, element of a tensor in sample 0) */
-    template <typename Work> __device__ __forceinline__ void each_vector(Work work) const
+    /* work(ky, kx, first column, element of a tensor) */
+    template <typename Work> __device__ __forceinline__ void each_vector(int64_t sample, Work work) const
     {
         each<KY>([&](int ky) {
-            const int64_t row_begin = own + row(ky) * a.row_stride;
+            const int64_t row_begin = sample * a.sample_stride + own + row(ky) * a.row_stride;
             each<KX>([&](int kx) {
                 const int first_column = column(kx, before(row_begin));
                 work(ky, kx, first_column, row_begin + first_column);
             });
         });
     }
-    /* The same of each value: work(ky, kx, j), where there is one. */
-    template <typename Work> __device__ __forceinline__ void each_value(Work work) const
-    {
-        each_vector([&](int ky, int kx, int first_column, int64_t) {
-            if (has(ky, first_column))
-                each<W>([&](int j) {
-                    if (has_element(first_column, j))
-                        work(ky, kx, j);
-                });
-        });
-    }
     __device__ __forceinline__ void request(const char *tensor, int64_t sample, bool wanted, held &to) const
     {
-        const char *const from = tensor + sample * a.sample_stride * bytes_of(type);
-        each_vector([&](int ky, int kx, int first_column, int64_t element) {
+        each_vector(sample, [&](int ky, int kx, int first_column, int64_t element) {
             const bool loads = exact ? wanted : wanted && has(ky, first_column);
             to[ky][kx] = {};
             if constexpr (aligned)
-                load_once(loads, to[ky][kx], from + element * bytes_of(type));
+                load_once(loads, to[ky][kx], tensor + element * bytes_of(type));
             else
-                load_shared_by_many(loads, to[ky][kx], from + element * bytes_of(type));
+                load_shared_by_many(loads, to[ky][kx], tensor + element * bytes_of(type));
         });
     }
     __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted, const held &vectors) const
     {
-        char *const to = tensor + sample * a.sample_stride * bytes_of(type);
-        each_vector([&](int ky, int kx, int first_column, int64_t element) {
+        each_vector(sample, [&](int ky, int kx, int first_column, int64_t element) {
             if (!wanted || !has(ky, first_column))
                 return;
-            char *const at = to + element * bytes_of(type);
+            char *const at = tensor + element * bytes_of(type);
             if (aligned || (first_column >= 0 && first_column + W <= columns)) {
                 store_whole(at, vectors[ky][kx]);
                 return;
@@ -317,8 +304,9 @@ using rstds = R[many_rstds ? weight_sets : 1][many_rstds ? weight_values : 1];
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 constexpr int warps = threads / 32;
+/* Sums of warps: of the first and the second sum of a forward; of backwards, which sum once, in turn, and of slopes. */
 struct shared_memory {
-    R of_warps[2][2 * warps];
+    R of_warps[3][2 * warps];
 };
 
 /* Values that a block of a cluster has of a norm group. */
@@ -331,6 +319,12 @@ __device__ __forceinline__ R values_of(const normfuse_single_arguments &a, int r
 __device__ __forceinline__ void store_statistics(const normfuse_single_arguments &a, int64_t sample, int group, int channel,
                                                  double mean_of, R variance, R rstd_of, double count)
 {
+    if constexpr (keeps_statistics) {
+        double *const to = a.statistics + (sample * a.channel_groups + group) * 3;
+        to[0] = mean_of;
+        to[1] = (double)rstd_of;
+        to[2] = (double)variance * (count / (count - 1.0));
+    }
     store_parameter<mean>(a.mean, sample, group, mean_of);
     store_parameter<rstd>(a.rstd, sample, group, rstd_of);
     if constexpr (updates_running) {
@@ -351,6 +345,7 @@ struct exchange {
     shared_memory &shared;
     char *dynamic;     /* behind it, dynamic shared memory */
     uint64_t &mailbox; /* of a cluster */
+    int turn;          /* samples before this one */
 };
 
 /* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel. */
@@ -371,7 +366,7 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
     const auto numbers_of = [&](int ky, int kx, R(&numbers)[W]) { unpack<type, W>(x[ky][kx], numbers); };
     const auto sum_over_values = [&](auto term) {
         R sum = R(0);
-        at.each_vector([&](int ky, int kx, int first_column, int64_t) {
+        at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
             if (!at.has(ky, first_column))
                 return;
             R numbers[W];
@@ -771,6 +766,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
 
+/* Columns with statistics of their own: the threads that have joined their sums write them. */
+constexpr bool writes_columns = of_columns && gradients != NORMFUSE_GRADIENTS_NONE && !sums_slopes;
 constexpr bool by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW, by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
 /* Sums that the threads of the block, or of a norm group, have of a weight are joined through shared memory. */
 constexpr int entries_of_weight = by_columns ? down : 1;
@@ -784,10 +781,10 @@ __device__ __forceinline__ void emit(const place &at, int64_t sample, int channe
         store_gradient<dweight>(a.dweight, channel, normalized, a.accumulate);
         store_gradient<dbias>(a.dbias, channel, plain, a.accumulate);
     } else {
-        /* Slots: blocks that have some of the norm group, or of the samples. */
-        const int slot = gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? at.walker * a.parts + at.rank : at.rank;
-        const int64_t index = ((gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? 0 : sample * a.groups * a.group_channels) +
-                               channel) * a.sum_slots + (a.sum_slots > 1 ? slot : 0);
+        const int part = a.part_slots > 1 ? at.rank : 0;
+        const int slot = gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? at.walker * a.part_slots + part : part;
+        const int64_t index = ((gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? 0 : sample * a.channels) +
+                               channel) * a.sum_slots + slot;
         reinterpret_cast<double2 *>(a.sums)[index] = make_double2(plain, normalized);
         if constexpr (sums_slopes)
             reinterpret_cast<double2 *>(a.slope_sums)[index] = make_double2(of_slope, 0.0);
@@ -808,7 +805,8 @@ __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, 
             of.normalized[set][0] = sums[1];
             of.of_slope[set][0] = sums[2];
         });
-    const bool is_owner = by_columns || (by_rows ? at.tx == 0 : at.thread == 0);
+    /* Totals of a norm group are known to all blocks of its cluster. */
+    const bool is_owner = by_columns || (by_rows ? at.tx == 0 : at.thread == 0 && (!shared_by_cluster || at.rank == 0));
     /* Whoever has all of a channel writes it. */
     if constexpr (!by_columns && (!joins_samples || !joins_beside)) {
         if (is_owner && wanted)
@@ -934,7 +932,7 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
     each<weight_sets>([&](int set) {
         each<weight_values>([&](int i) { plain[set][i] = centred[set][i] = of_slope[set][i] = R(0); });
     });
-    at.each_vector([&](int ky, int kx, int first_column, int64_t) {
+    at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
         R numbers[W], more[W];
         unpack<type, W>(given.of.x[ky][kx], numbers);
         unpack<type, W>(given.dy[ky][kx], dz[ky][kx]);
@@ -1015,19 +1013,23 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         each<KX>([&](int kx) {
             each<W>([&](int j) {
                 const message<4> of = memory.totals[at.column(kx, 0) + j];
-                plain[kx][j] = of.numbers[0];
-                centred[kx][j] = of.numbers[1];
+                if constexpr (writes_columns) {
+                    plain[kx][j] = of.numbers[0];
+                    centred[kx][j] = of.numbers[1];
+                }
                 by_x[kx][j] = -weighed.by[kx][j] * (of.numbers[1] * rstd_of[kx][j]) * (rstd_of[kx][j] * portion);
                 level[kx][j] = -weighed.by[kx][j] * of.numbers[0] * portion - by_x[kx][j] * centre.left(kx, j);
             });
         });
-        if constexpr (gradients != NORMFUSE_GRADIENTS_NONE)
+        if constexpr (writes_columns)
             if (at.ty == 0 && at.rank == 0)
                 each<KX>([&](int kx) {
                     each<W>([&](int j) {
                         if (exact || at.column(kx, 0) + j < at.columns)
                             emit(at, sample, at.channel(kx) + j, (double)plain[kx][j],
-                                 (double)(centred[kx][j] * rstd_of[kx][j]), 0.0);
+                                 (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? centred[kx][j]
+                                                                                     : centred[kx][j] * rstd_of[kx][j]),
+                                 0.0);
                     });
                 });
     } else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP) {
@@ -1039,7 +1041,7 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 total[1] = weighs_first ? fma(weighed.by[set][i], centred[set][i], total[1]) : centred[set][i];
             });
         });
-        sum_threads<2, lanes>(total, by.shared.of_warps[0]);
+        sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
         if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
             message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
@@ -1061,16 +1063,16 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         level[0][0] = -total[0] * portion - (centre_has_bias ? R(0) : by_x[0][0] * centre.rest[0][0]);
     } else if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
         R total[2] = {plain[0][0], centred[0][0]};
-        sum_threads<2, lanes>(total, by.shared.of_warps[0]);
+        sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
         plain[0][0] = total[0];
         centred[0][0] = total[1];
     }
     if constexpr (sums_slopes && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
         R total[1] = {of_slope[0][0]};
-        sum_threads<1, lanes>(total, by.shared.of_warps[1]);
+        sum_threads<1, lanes>(total, by.shared.of_warps[2]);
         of_slope[0][0] = total[0];
     }
-    if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !of_columns) {
+    if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
         channel_sums found;
         const auto rstd_for = [&](int set, int i) {
             if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
@@ -1146,7 +1148,7 @@ extern "C" __global__ void __launch_bounds__(threads) NORMFUSE_KERNEL(const __gr
     __shared__ uint64_t mailbox;
     follow_kernel();
     const place at(a);
-    const exchange by = {shared, reinterpret_cast<char *>(dynamic), mailbox};
+    exchange by = {shared, reinterpret_cast<char *>(dynamic), mailbox, 0};
     if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
         open_mailbox(mailbox, a.parts * (of_columns ? at.columns : 1) * (int)sizeof(message<2>));
@@ -1182,8 +1184,9 @@ extern "C" __global__ void __launch_bounds__(threads) NORMFUSE_KERNEL(const __gr
             work_on(at, by, sample, wanted, given, weights, all);
             given = next;
             sample = following;
+            by.turn++;
         }
     }
-    if constexpr (backward && gradients != NORMFUSE_GRADIENTS_NONE && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES && !of_columns)
+    if constexpr (backward && gradients != NORMFUSE_GRADIENTS_NONE && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES && !writes_columns)
         finish_channels(at, by.dynamic, 0, true, all);
 }

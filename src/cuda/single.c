@@ -1,0 +1,527 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * single.c - which calls the body `single` takes, with which geometry, in how many microseconds: device/single.cuh. */
+#include "schedules.h"
+
+/* A norm group as rows of adjacent values, and where the others are. Strides are in elements. */
+struct matrix {
+    int32_t statistics, parameters; /* as in the signature */
+    int64_t rows, columns, values;
+    int64_t row_stride, group_stride, sample_stride;
+    int64_t groups, samples, group_channels;
+    bool is_spread;  /* columns are spread over blocks */
+    bool per_sample; /* weights are a sample's own */
+};
+
+static bool has_samples_of_their_own(const struct normfuse_problem *p)
+{
+    return (p->weight.batch | p->bias.batch | p->dweight.batch | p->dbias.batch) != 0;
+}
+
+static bool has_parameters_of_samples(const struct normfuse_problem *p)
+{
+    return has_samples_of_their_own(p) || is_modulated(p) || (p->pre_bias.data != NULL && p->pre_bias.batch != 0);
+}
+
+/* Returns why the call is none of these. */
+static const char *describe(const struct normfuse_problem *p, struct matrix *m)
+{
+    const int64_t d = group_of(p);
+    const bool none = p->sets == NORMFUSE_SETS_NONE;
+    const bool apart = none && has_parameters_of_samples(p); /* samples are walked one after the other */
+    const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1;
+    if (!is_adjacent)
+        return "values are not adjacent";
+    *m = (struct matrix){.statistics = none ? p->evaluate ? NORMFUSE_STATISTICS_RUNNING : NORMFUSE_STATISTICS_NONE
+                                            : NORMFUSE_STATISTICS_GROUP,
+                         .values = p->set_values,
+                         .groups = p->c,
+                         .samples = 1,
+                         .group_channels = 1,
+                         .per_sample = has_samples_of_their_own(p)};
+    if (!p->columns && (p->sets == NORMFUSE_SETS_BATCH || (none && !apart))) {
+        m->rows = p->n;
+        m->row_stride = p->x.batch;
+    } else if (!p->columns) {
+        m->rows = d;
+        m->row_stride = p->x.channel;
+        m->parameters = d > 1 ? NORMFUSE_PARAMETERS_OF_ROW : NORMFUSE_PARAMETERS_OF_GROUP;
+        m->groups = p->c / d;
+        m->group_channels = d;
+    } else {
+        m->rows = p->s;
+        m->row_stride = p->x.position;
+        m->parameters = NORMFUSE_PARAMETERS_OF_COLUMN;
+    }
+    if (!p->columns) {
+        m->columns = p->s;
+        m->group_stride = p->x.channel * d;
+    } else if (p->sets == NORMFUSE_SETS_GROUP && d > 1) {
+        m->columns = m->group_stride = m->group_channels = d;
+        m->groups = p->groups;
+    } else {
+        m->columns = p->c;
+        m->is_spread = true;
+        m->statistics = none ? m->statistics : NORMFUSE_STATISTICS_COLUMN;
+    }
+    if (m->rows != p->n || m->row_stride != p->x.batch || p->columns) {
+        if (p->columns && p->n > 1 && !apart && p->sets != NORMFUSE_SETS_GROUP)
+            return "samples are apart";
+        m->samples = p->n;
+        m->sample_stride = p->x.batch;
+    }
+    return NULL;
+}
+
+/* Elements of the widest vector that all rows of all tensors are whole numbers of. */
+static int64_t whole_vector(const struct normfuse_problem *p, const struct matrix *m, int64_t columns)
+{
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    uintptr_t places = 0;
+#define PLACE(name) places |= (uintptr_t)p->name.data;
+    NORMFUSE_CUDA_TENSORS(PLACE)
+#undef PLACE
+    int64_t strides = columns;
+    if (m->rows > 1)
+        strides |= m->row_stride;
+    if (m->groups > 1 && !m->is_spread)
+        strides |= m->group_stride;
+    if (m->samples > 1)
+        strides |= m->sample_stride;
+    int64_t elements = 16 / bytes;
+    while (elements > 1 && (strides % elements != 0 || places % (uintptr_t)(elements * bytes) != 0))
+        elements /= 2;
+    return elements;
+}
+
+/* Whether a thread reads parameters of so many adjacent channels at once. */
+static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int64_t group_channels)
+{
+    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);
+    return of->data == NULL ||
+           (of->channel == 1 && (intptr_t)of->data % at_once == 0 && of->batch * bytes % at_once == 0 &&
+            group_channels * bytes % at_once == 0);
+}
+
+static int32_t code_of(const struct normfuse_parameter *of)
+{
+    return of->data != NULL ? 1 + of->type : 0;
+}
+
+/* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. */
+static int64_t room_for(int64_t vectors)
+{
+    static const int64_t rooms[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
+        if (vectors <= rooms[i])
+            return rooms[i];
+    return 0;
+}
+
+/* A candidate: how a norm group is given to threads. */
+struct geometry {
+    int64_t vector, lanes, across, beside, sample_bits, parts, walkers;
+    bool aligned;
+    /* What follows from these. */
+    int64_t part_rows, part_columns, next_rows, next_columns;
+    int64_t held_rows, held_columns, blocks;
+    bool exact, exchanges;
+};
+
+static int64_t block_columns(const struct geometry *g)
+{
+    return g->across * g->held_columns * g->vector;
+}
+
+/* Values of a thread that its registers hold. */
+static int64_t max_values(const struct shape *shape)
+{
+    const int64_t value_bytes = (int64_t)shape->value_bytes, bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
+    if (shape->direction == FORWARD)
+        return bytes == 2 ? 64 : 128 / value_bytes;
+    return bytes == 2 ? 32 : 96 / value_bytes;
+}
+
+/* Sets of weights that a thread has. */
+static double weights_of(const struct matrix *m, const struct geometry *g)
+{
+    return (double)(m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? g->held_columns * g->vector
+                    : m->parameters == NORMFUSE_PARAMETERS_OF_ROW  ? g->held_rows
+                                                                   : 1);
+}
+
+/* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */
+static double registers_of(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    static const struct {
+        double word, value, weight; /* of the vectors as they are in memory, of their values, of a weight */
+    } registers[2] = {{0.53, 0.7, 2.0}, {1.8, 1.2, 4.1}};
+    const double elements = (double)(g->held_rows * g->held_columns * g->vector);
+    const double words = elements * (double)normfuse_type_bytes(shape->problem->type) / 4.0;
+    const double values = elements * (double)shape->value_bytes / 4.0;
+    const int d = shape->direction;
+    return 27.0 + registers[d].word * words + registers[d].value * values + registers[d].weight * weights_of(m, g);
+}
+
+/* Returns why it does not hold a norm group. */
+static const char *complete(const struct shape *shape, const struct matrix *m, struct geometry *g)
+{
+    const int64_t down = g->lanes / g->across;
+    g->part_rows = m->rows;
+    g->part_columns = m->columns;
+    if (g->parts > 1) {
+        if (m->rows > 1 && (m->rows >= g->parts * down || m->parameters != NORMFUSE_PARAMETERS_OF_GROUP ||
+                            m->columns < g->parts * g->across * g->vector))
+            g->part_rows = g->next_rows = divide_up(m->rows, g->parts);
+        else if (m->parameters != NORMFUSE_PARAMETERS_OF_COLUMN && g->aligned)
+            g->part_columns = g->next_columns = divide_up(divide_up(m->columns, g->parts), g->vector) * g->vector;
+        else
+            return "a norm group is not that many parts";
+        if (g->next_rows * (g->parts - 1) >= m->rows || g->next_columns * (g->parts - 1) >= m->columns)
+            return "parts would be empty";
+    }
+    const int64_t before = g->aligned ? 0 : g->vector - 1;
+    const int64_t row_vectors = divide_up(m->is_spread ? g->across * g->vector : g->part_columns + before, g->vector);
+    if (m->is_spread)
+        g->part_columns = g->across * g->vector;
+    g->held_columns = room_for(divide_up(row_vectors, g->across));
+    g->held_rows = room_for(divide_up(g->part_rows, down));
+    if (g->held_columns == 0 || g->held_rows == 0 ||
+        g->held_columns * g->held_rows * g->vector > max_values(shape))
+        return "a thread would hold too much";
+    const int64_t samples_beside = INT64_C(1) << g->sample_bits, groups_beside = g->beside / samples_beside;
+    const int64_t group_blocks =
+        m->is_spread ? divide_up(m->columns, block_columns(g)) : divide_up(m->groups, groups_beside);
+    g->blocks = group_blocks * g->walkers * g->parts;
+    if (g->blocks >= INT32_MAX)
+        return "blocks are too many";
+    const bool fills_rows = down * g->held_rows == g->part_rows && g->part_rows * (g->next_rows > 0 ? g->parts : 1) == m->rows;
+    const bool fills_columns =
+        m->is_spread ? m->columns % block_columns(g) == 0
+                     : block_columns(g) == g->part_columns &&
+                           g->part_columns * (g->next_columns > 0 ? g->parts : 1) == m->columns;
+    g->exact = g->aligned && fills_rows && fills_columns && g->walkers * samples_beside == m->samples &&
+               (m->is_spread || m->groups % groups_beside == 0);
+    g->exchanges = g->parts > 1 && m->statistics != NORMFUSE_STATISTICS_NONE && m->statistics != NORMFUSE_STATISTICS_RUNNING;
+    return registers_of(shape, m, g) > 1.15 * fmin(255.0, 65536.0 / (double)maximum(256, g->lanes * g->beside))
+               ? "a thread would hold too much"
+               : NULL;
+}
+
+/* Whether one block of those that share a norm group has the sums of all of a channel. */
+static bool has_whole_channels(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    const bool knows_totals = g->exchanges && shape->problem->dslope.data == NULL &&
+                              (m->parameters == NORMFUSE_PARAMETERS_OF_GROUP ||
+                               m->statistics == NORMFUSE_STATISTICS_COLUMN);
+    return g->parts == 1 || knows_totals || (m->parameters == NORMFUSE_PARAMETERS_OF_ROW && g->next_rows > 0);
+}
+
+static int32_t gradients_of(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    if (shape->direction == FORWARD || (!shape->wants_gradients && p->dslope.data == NULL))
+        return NORMFUSE_GRADIENTS_NONE;
+    if (is_modulated(p) || m->per_sample)
+        return NORMFUSE_GRADIENTS_OF_SAMPLES;
+    const bool has_samples = g->walkers == 1 && m->statistics != NORMFUSE_STATISTICS_COLUMN;
+    const bool has_parts = has_whole_channels(shape, m, g);
+    if ((has_samples || m->samples == 1) && has_parts && p->dslope.data == NULL)
+        return NORMFUSE_GRADIENTS_DIRECT;
+    if (m->statistics == NORMFUSE_STATISTICS_COLUMN && m->samples > 1)
+        return NORMFUSE_GRADIENTS_OF_SAMPLES;
+    return g->walkers * (INT64_C(1) << g->sample_bits) == m->samples && g->sample_bits == 0 && m->samples > 1
+               ? NORMFUSE_GRADIENTS_OF_SAMPLES
+               : NORMFUSE_GRADIENTS_OF_CHANNELS;
+}
+
+static bool is_direct(int32_t gradients)
+{
+    return gradients == NORMFUSE_GRADIENTS_DIRECT || gradients == NORMFUSE_GRADIENTS_NONE;
+}
+
+/* Bytes of dynamic shared memory, as single.cuh parts it. */
+static int64_t shared_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients)
+{
+    enum { MAX_PARTS = 16 };
+    const int64_t value = (int64_t)shape->value_bytes, down = g->lanes / g->across, columns = block_columns(g);
+    int64_t bytes = 0;
+    if (m->statistics == NORMFUSE_STATISTICS_COLUMN)
+        bytes = value * columns * (2 * down + 4 + (g->exchanges ? 2 * MAX_PARTS : 0) + 1);
+    else if (g->exchanges)
+        bytes = value * 2 * MAX_PARTS;
+    if (gradients != NORMFUSE_GRADIENTS_NONE) {
+        const bool by_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
+        const int64_t weights = by_columns                                       ? down * columns
+                                : m->parameters == NORMFUSE_PARAMETERS_OF_ROW ? g->held_rows * down
+                                                                                 : 1;
+        bytes = maximum(bytes, value * g->beside * weights * (shape->problem->dslope.data != NULL ? 3 : 2));
+    }
+    return bytes;
+}
+
+/* Microseconds: a latency that depends on what a thread does and on who waits for whom, once more for part of each further
+ * wave of blocks and each further sample of a block; and what takes longer of the memory's time and that of the instructions.
+ * The figures are fitted to COUNT geometries of COUNT problems on an H200. */
+static double cost_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
+                      int64_t shared)
+{
+    static const struct {
+        double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions */
+        double begin, instruction, block, block_doubling, cluster, cluster_block, columns, column_rows; /* latency */
+        double throughput, sectors, bandwidth, filling, direct, start, sample, wave;
+    } k = {{2.194, 3.652}, 1.052, 0.2866, {76.03, 87.48}, 14.46, 10.19, 26.16, 0.0002871, 0.005368, 0.06154, 0.09918, 0.4585, 0.07171, 0.5552, 0.3417, 0.0002459, 0.7947, 3.049e6, 152.8, 0.1243, 0.8552, 0.4794, 0.7466};
+    const struct normfuse_problem *const p = shape->problem;
+    const int d = shape->direction;
+    const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
+    const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
+    const double wanted = registers_of(shape, m, g), most = fmin(255.0, 65536.0 / fmax(256.0, threads));
+    const double registers = 8.0 * ceil(fmax(24.0, fmin(wanted, most)) / 8.0);
+    const double by_shared = floor(227.0 * 1024.0 / (double)(shared + 1024));
+    const double resident =
+        fmax(1.0, fmin(fmin(floor(65536.0 / (threads * registers)), by_shared), fmin(32.0, floor(2048.0 / threads))));
+    const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
+    const bool is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
+    const double instructions =
+        k.thread[d] +
+        vectors * (k.vector + elements * k.value[d] * (1.0 + k.costly * is_costly) * (1.0 + k.edges * !g->aligned)) +
+        k.weight * (m->parameters == NORMFUSE_PARAMETERS_OF_GROUP ? 0.0 : weights_of(m, g)) +
+        k.spilled * fmax(0.0, wanted - most);
+    double latency = k.begin + k.instruction * instructions;
+    if (g->lanes > 32)
+        latency += k.block + k.block_doubling * log2((double)g->lanes / 32.0);
+    if (g->exchanges)
+        latency += k.cluster + k.cluster_block * (double)g->parts;
+    if (m->statistics == NORMFUSE_STATISTICS_COLUMN)
+        latency += k.columns + k.column_rows * down / 32.0;
+    else if (gradients == NORMFUSE_GRADIENTS_DIRECT && m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN)
+        latency += k.direct;
+    const double blocks = (double)g->blocks, at_once = resident * multiprocessors;
+    const double further_waves = ceil(blocks / at_once) - 1.0;
+    const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
+    const double arithmetic =
+        k.throughput * samples * blocks * ceil(threads / 32.0) / multiprocessors * instructions;
+    /* What is adjacent of a row is read in sectors of 32 bytes. */
+    const double columns = m->is_spread ? INFINITY : (double)m->columns;
+    const bool adjoins = m->row_stride == m->columns && g->held_columns == 1 && elements * (double)g->across >= columns;
+    const double adjacent = adjoins ? (double)g->across * elements * down * bytes
+                                    : fmin((double)g->across * elements, columns) * bytes;
+    const double sectors = (32.0 * ceil(adjacent / 32.0) + (g->aligned ? 0.0 : 16.0)) / adjacent;
+    const double on_way = fmin(blocks, at_once) * threads * vectors * elements * bytes * (d == BACKWARD ? 2.0 : 1.0);
+    const double filled = fmin(1.0, fmax(0.02, on_way / (multiprocessors * k.filling)));
+    const double memory = shape->bytes * (1.0 + k.sectors * (sectors - 1.0)) / (k.bandwidth * filled);
+    const double later = is_direct(gradients) ? 0.0 : 1.6;
+    return k.start + latency * (1.0 + k.sample * (samples - 1.0) + k.wave * further_waves) + hypot(memory, arithmetic) + later;
+}
+
+static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
+                           struct normfuse_cuda_signature *to)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool backward = shape->direction == BACKWARD, given = m->statistics == NORMFUSE_STATISTICS_NONE ||
+                                                                m->statistics == NORMFUSE_STATISTICS_RUNNING;
+    const bool updates = p->has_running_momentum && p->sets == NORMFUSE_SETS_BATCH;
+    const bool by_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
+    bool packed = by_columns;
+#define PACKED(name) packed = packed && is_packed(&p->name, g->vector, m->is_spread ? g->vector : m->group_channels);
+    PACKED(weight) PACKED(bias) PACKED(scale) PACKED(shift) PACKED(pre_bias) PACKED(slope)
+    if (p->evaluate) {
+        PACKED(running_mean) PACKED(running_var)
+    }
+    if (backward && m->statistics == NORMFUSE_STATISTICS_COLUMN) {
+        PACKED(mean) PACKED(rstd)
+    }
+#undef PACKED
+    *to = (struct normfuse_cuda_signature){
+        .body = NORMFUSE_BODY_single,
+        .backward = backward,
+        .type = p->type,
+        .activation = p->activation,
+        .statistics = m->statistics,
+        .parameters = m->parameters,
+        .vector = (int32_t)g->vector,
+        .aligned = g->aligned,
+        .threads = (int32_t)(g->lanes * g->beside),
+        .lanes = (int32_t)g->lanes,
+        .across = (int32_t)g->across,
+        .held_columns = (int32_t)g->held_columns,
+        .held_rows = (int32_t)g->held_rows,
+        .exact = g->exact,
+        .walks = g->walkers << g->sample_bits < m->samples,
+        .split = g->parts > 1,
+        .shared_by_cluster = g->exchanges,
+        .joins_beside = g->sample_bits > 0,
+        .packed_parameters = packed,
+        .per_sample = m->per_sample,
+        .pre_add = p->pre_add.data != NULL,
+        .post_add = p->post_add.data != NULL,
+        .stores_u = !backward && p->u.data != NULL,
+        .du = backward && p->du.data != NULL && p->dx.data != NULL,
+        .dpost_add = backward && p->dpost_add.data != NULL,
+        .from_y = p->from_y,
+        .writes_out = output_of(p) != NULL,
+        .weight = code_of(&p->weight),
+        .bias = code_of(&p->bias),
+        .scale = code_of(&p->scale),
+        .shift = code_of(&p->shift),
+        .pre_bias = code_of(&p->pre_bias),
+        .slope = p->activation == NORMFUSE_PRELU ? code_of(&p->slope) : 0,
+        .mean = given ? 0 : code_of(&p->mean),
+        .rstd = given ? 0 : code_of(&p->rstd),
+        .running_mean = p->evaluate || updates ? code_of(&p->running_mean) : 0,
+        .running_var = p->evaluate || updates ? code_of(&p->running_var) : 0,
+        .updates_running = updates,
+        .keeps_statistics = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP,
+        .gradients = gradients,
+        .dweight = gradients == NORMFUSE_GRADIENTS_DIRECT ? code_of(&p->dweight) : 0,
+        .dbias = gradients == NORMFUSE_GRADIENTS_DIRECT ? code_of(&p->dbias) : 0,
+        .sums_slopes = backward && p->dslope.data != NULL,
+    };
+}
+
+static struct normfuse_divisor short_divisor(int64_t value)
+{
+    const struct normfuse_cuda_divisor by = divisor_of(value);
+    return (struct normfuse_divisor){by.divisor, by.multiplier, by.shift};
+}
+
+static void fill(const struct shape *shape, const struct matrix *m, const struct geometry *g, struct step *step)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const int32_t gradients = gradients_of(shape, m, g);
+    struct normfuse_cuda_geometry *const to = normfuse_cuda_begin_step(step);
+    step->is_specialized = true;
+    make_signature(shape, m, g, gradients, &step->signature);
+    step->finds_gradients = gradients == NORMFUSE_GRADIENTS_DIRECT;
+    step->launch.threads = (uint32_t)(g->lanes * g->beside);
+    step->launch.grid = g->blocks;
+    step->launch.shared = (size_t)shared_of(shape, m, g, gradients);
+    if (g->exchanges)
+        exchange_by_cluster(step, g->parts);
+    const bool of_samples = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
+    to->rows = (int32_t)m->rows;
+    to->group = (int32_t)group_of(p);
+    to->parts = (int32_t)g->parts;
+    to->all_samples = to->sums_by_channel = gradients == NORMFUSE_GRADIENTS_OF_CHANNELS;
+    const int32_t part_slots = has_whole_channels(shape, m, g) ? 1 : (int32_t)g->parts;
+    to->sum_slots = is_direct(gradients) ? 1 : part_slots * (int32_t)(of_samples ? 1 : g->walkers);
+    step->single = (struct normfuse_single_arguments){
+        .sample_stride = m->sample_stride,
+        .group_stride = m->is_spread ? block_columns(g) : m->group_stride,
+        .row_stride = m->row_stride,
+        .rows = (int32_t)m->rows,
+        .columns = (int32_t)m->columns,
+        .part_rows = (int32_t)g->part_rows,
+        .part_columns = (int32_t)g->part_columns,
+        .next_rows = (int32_t)g->next_rows,
+        .next_columns = (int32_t)g->next_columns,
+        .parts = (int32_t)g->parts,
+        .walkers = (int32_t)g->walkers,
+        .by_parts = short_divisor(g->parts),
+        .by_walkers = short_divisor(g->walkers),
+        .groups = (int32_t)(m->is_spread ? divide_up(m->columns, block_columns(g)) : m->groups),
+        .samples = (int32_t)m->samples,
+        .sample_bits = (int32_t)g->sample_bits,
+        .group_channels = (int32_t)(m->is_spread ? block_columns(g) : m->group_channels),
+        .channel_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->groups : p->c),
+        .channels = (int32_t)p->c,
+        .sum_slots = to->sum_slots,
+        .part_slots = part_slots,
+        .values = (float)m->values,
+        .share = 1.0f / (float)m->values,
+    };
+}
+
+static const char *refuse(const struct shape *shape)
+{
+    struct matrix m;
+    const struct normfuse_problem *const p = shape->problem;
+    const bool both = (p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0 ||
+                      p->sets == NORMFUSE_SETS_NONE;
+    if (!both)
+        return "statistics or sums are given";
+    if (p->sets == NORMFUSE_SETS_NONE && shape->direction == BACKWARD && !has_both_phases(p))
+        return "sums are given";
+    return describe(p, &m);
+}
+
+static const char *configure(const struct shape *shape, struct step *step)
+{
+    enum { MAX_LANES = 1024, MAX_THREADS_BESIDE = 256, MAX_PARTS = 16, MAX_BLOCKS_OF_GIVEN = 256 };
+    const struct normfuse_problem *const p = shape->problem;
+    struct matrix m;
+    const char *reason = describe(p, &m);
+    if (reason != NULL)
+        return reason;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    const int64_t whole = whole_vector(p, &m, m.columns), widest = 16 / bytes;
+    const bool may_be_unaligned = whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && are_aligned(p, 16) &&
+                                  m.columns >= widest;
+    const bool given = p->sets == NORMFUSE_SETS_NONE;
+    const int64_t max_parts = given ? MAX_BLOCKS_OF_GIVEN : shape->device->clusters ? MAX_PARTS : 1;
+    double lowest = INFINITY;
+    struct geometry best = {0};
+    for (int unaligned = 0; unaligned <= may_be_unaligned; unaligned++) {
+        const int64_t vector = unaligned ? widest : whole;
+        const int64_t row_vectors = divide_up(m.columns + (unaligned ? vector - 1 : 0), vector);
+        for (int64_t lanes = 1; lanes <= MAX_LANES; lanes *= 2) {
+            for (int64_t across = 1; across <= lanes && across < 2 * row_vectors; across *= 2) {
+                if ((m.parameters == NORMFUSE_PARAMETERS_OF_ROW && across > 32) ||
+                    (m.rows == 1 && across < minimum(lanes, row_vectors)) ||
+                    across * vector * bytes < minimum(32, m.columns * bytes))
+                    continue;
+                for (int64_t threads = maximum(32, lanes); threads <= maximum(lanes, lanes <= 32 ? MAX_THREADS_BESIDE : 0);
+                     threads *= 2) {
+                    const int64_t beside = threads / lanes;
+                    if (beside > 1 && m.is_spread)
+                        continue;
+                    for (int64_t bits = 0; INT64_C(1) << bits <= beside; bits++) {
+                        if (bits > 0 && (INT64_C(1) << (bits - 1)) >= m.samples)
+                            break;
+                        const int64_t turns = divide_up(m.samples, INT64_C(1) << bits);
+                        for (int64_t parts = 1; parts <= max_parts; parts *= 2) {
+                            if (parts > 1 && (lanes < 64 || beside > 1))
+                                break;
+                            for (int64_t walkers = turns; walkers >= 1; walkers = divide_up(walkers, 2)) {
+                                struct geometry g = {.vector = vector, .lanes = lanes, .across = across, .beside = beside,
+                                                     .sample_bits = bits, .parts = parts, .walkers = walkers,
+                                                     .aligned = !unaligned};
+                                const bool walks = walkers < turns;
+                                if (walks && (parts > 1 || m.per_sample))
+                                    break;
+                                const char *const why = complete(shape, &m, &g);
+                                if (why == NULL) {
+                                    const int32_t gradients = gradients_of(shape, &m, &g);
+                                    const int64_t shared = shared_of(shape, &m, &g, gradients);
+                                    const double cost = cost_of(shape, &m, &g, gradients, shared);
+                                    if (shared + 2048 <= (int64_t)shape->device->shared_per_block && cost < lowest) {
+                                        lowest = cost;
+                                        best = g;
+                                    }
+                                } else {
+                                    reason = why;
+                                }
+                                if (walkers == 1)
+                                    break;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if (lowest == INFINITY)
+        return reason != NULL ? reason : "no threads hold a norm group";
+    fill(shape, &m, &best, step);
+    step->microseconds = lowest;
+    return NULL;
+}
+
+static double estimate(const struct shape *shape, const struct step *step)
+{
+    (void)shape;
+    return step->microseconds;
+}
+
+const struct schedule normfuse_cuda_single = {.name = "single", .needs = TAKES_GIVEN | TAKES_PRELU | TAKES_BIAS,
+                                              .refuse = refuse, .configure = configure, .estimate = estimate};
