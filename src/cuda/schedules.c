@@ -70,18 +70,14 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
     const struct normfuse_problem *const p = shape->problem;
     const int lacks = ~schedule->needs, needs = schedule->needs;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
-    return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
-           : (lacks & TAKES_GIVEN) && given                             ? "there are no norm groups"
-           : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
-           : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
+    return (lacks & IS_GENERAL) && shape->device->general_alone       ? "the GPU has the general kernels alone"
+           : (lacks & TAKES_GIVEN) && given                           ? "there are no norm groups"
+           : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL         ? "it adds no pre_bias"
+           : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain && !((needs & TAKES_ADDITIONS) && shape->additions)
                ? "it takes plain tensors"
-           : (needs & NEEDS_COMPACT) && !shape->compact
-               ? "it takes group norm of plain tensors with parameters that can be read in vectors"
-           : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"
-           : (needs & NEEDS_GRID_BARRIERS) && !shape->has_grid_barriers ? "there is no sync memory"
-           : schedule->refuse != NULL                                   ? schedule->refuse(shape)
-                                                                        : NULL;
+           : schedule->refuse != NULL ? schedule->refuse(shape)
+                                      : NULL;
 }
 
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape)

@@ -36,15 +36,12 @@ struct step {
 
 /* What a schedule may need, and take. */
 enum {
-    NEEDS_PLAIN = 1,   /* shape.plain */
-    NEEDS_COMPACT = 2, /* shape.compact */
-    NEEDS_CLUSTERS = 4,
-    NEEDS_GRID_BARRIERS = 8,
-    TAKES_BIAS = 16, /* pre_bias; the others refuse it */
-    TAKES_PRELU = 32, /* the same */
-    IS_GENERAL = 64,  /* a GPU may lack the others */
-    TAKES_ADDITIONS = 128, /* where it needs shape.plain: or shape.additions */
-    TAKES_GIVEN = 256      /* evaluation and affine, which have no norm groups; the others refuse them */
+    NEEDS_PLAIN = 1,     /* shape.plain */
+    TAKES_BIAS = 2,      /* pre_bias; the others refuse it */
+    TAKES_PRELU = 4,     /* the same */
+    IS_GENERAL = 8,      /* a GPU may lack the others */
+    TAKES_ADDITIONS = 16, /* where it needs shape.plain: or shape.additions */
+    TAKES_GIVEN = 32     /* evaluation and affine, which have no norm groups; the others refuse them */
 };
 
 /* One way of holding norm groups on the chip. */
