@@ -15,7 +15,9 @@ enum { MAX_CLUSTER = 16, MAX_BLOCK_GROUPS = NORMFUSE_CUDA_GRID_BARRIER_WORDS / 1
 
 /* One kernel of a call. */
 struct step {
-    struct normfuse_cuda_launch launch; /* but for its arguments */
+    struct normfuse_cuda_launch launch; /* but for its arguments and its signature */
+    bool is_specialized;                /* it has a signature */
+    struct normfuse_cuda_signature signature;
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     int variant;              /* of its schedule */
