@@ -167,9 +167,33 @@ if(CMAKE_C_COMPILER_ID MATCHES "Clang")
         COMPILE_OPTIONS "-Wno-unused-command-line-argument")
 endif()
 
+# ---- what is compiled at run time -----------------------------------------------------------------------------------
+
+file(GLOB NORMFUSE_CUDA_DEVICE_FILES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/device/*.cuh
+     ${PROJECT_SOURCE_DIR}/src/cuda/device/*.h)
+set(NORMFUSE_TEXTS "")
+set(NORMFUSE_TEXT_POINTERS "")
+foreach(file ${NORMFUSE_CUDA_DEVICE_FILES})
+    get_filename_component(name ${file} NAME_WE)
+    get_filename_component(whole ${file} NAME)
+    string(APPEND NORMFUSE_TEXTS
+        "name_${name}:\n    .asciz \"${whole}\"\ntext_${name}:\n    .incbin \"${file}\"\n    .byte 0\n")
+    string(APPEND NORMFUSE_TEXT_POINTERS "    .quad name_${name}, text_${name}\n")
+endforeach()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/texts.S.in ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S @ONLY)
+set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_texts.S PROPERTIES
+    OBJECT_DEPENDS "${NORMFUSE_CUDA_DEVICE_FILES}")
+if(CMAKE_C_COMPILER_ID MATCHES "Clang")
+    set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_texts.S PROPERTIES
+        COMPILE_OPTIONS "-Wno-unused-command-line-argument")
+endif()
+
 # ---- the host side --------------------------------------------------------------------------------------------------
 
 list(APPEND NORMFUSE_SOURCES
+    src/cuda/cache.c
+    src/cuda/compile.c
+    src/cuda/hash.c
     src/cuda/kernels.c
     src/cuda/launch.c
     src/cuda/loader.c
@@ -182,8 +206,11 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/schedules_rows.c
     src/cuda/schedules_tile.c
     src/cuda/shape.c
+    src/cuda/single.c
+    src/cuda/specialize.c
     src/cuda/transpose.c
-    ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)
+    ${PROJECT_BINARY_DIR}/generated/normfuse_images.S
+    ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
 set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS
     "NORMFUSE_CUDA_BUILT_FOR=\"${NORMFUSE_CUDA_BUILT_FOR}\";NORMFUSE_CUDA_GENERAL_IMAGES=${NORMFUSE_CUDA_GENERAL_IMAGES}")

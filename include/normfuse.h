@@ -81,6 +81,7 @@ typedef enum normfuse_status {
     NORMFUSE_NO_DRIVER = 30,    /* CUDA: no driver on this machine, or the library was built without CUDA */
     NORMFUSE_OLD_DRIVER = 31,   /* CUDA: the driver is older than the toolkit's major version */
     NORMFUSE_NO_KERNEL = 32,    /* CUDA: the library holds no kernel for this GPU */
+    NORMFUSE_NO_COMPILER = 33,  /* CUDA: NVRTC, which compiles kernels at run time, is missing, too old or too new */
     NORMFUSE_SCRATCH = 40,      /* exec.scratch is smaller than ..._scratch_bytes, or missing where it is required */
     NORMFUSE_OUT_OF_MEMORY = 41,
     NORMFUSE_DEVICE_ERROR = 50  /* CUDA: the driver refused a call; outputs are undefined */
@@ -254,10 +255,15 @@ typedef struct normfuse_affine_options {
     double act_param;
 } normfuse_affine_options;
 
+/* Flags of normfuse_exec. With NORMFUSE_PREPARE a call checks its arguments and launches nothing; on a CUDA device it
+ * notes the kernels that it would launch, for normfuse_prepare to compile. No tensor is read or written: addresses may
+ * be of nothing, if they are aligned as the real ones. scratch may be NULL; sync is NULL or not as in the real call. */
+enum { NORMFUSE_PREPARE = 1 };
+
 /* Where a call runs. NULL, or zero fields, are the defaults. */
 typedef struct normfuse_exec {
     uint32_t struct_bytes; /* sizeof(normfuse_exec) */
-    uint32_t flags;        /* 0 */
+    uint32_t flags;        /* 0 or NORMFUSE_PREPARE */
     void *stream;          /* CUDA: the CUstream; NULL: the default stream */
     void *scratch;         /* 64-byte aligned, droppable after the call (CUDA: once its kernels have run).
                               CPU: NULL lets the library allocate it. CUDA: required where ..._scratch_bytes is not 0 */
@@ -408,12 +414,31 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * After a device reset calls work once the caller has the device's context again, and has made memory, synchronization
  * memory and graphs anew. normfuse_prepare loads the kernels again. */
 
-/* Loads every kernel for CUDA device `device`, into the context that a call of this thread would use. Without it the
- * first call for a device does the same, which takes milliseconds. Where a stream is captured meanwhile, loading is no
- * part of the graph (the thread's capture mode is relaxed for its length). Once loaded, it asks the driver again.
- * NORMFUSE_NO_DRIVER, also where the library was built without CUDA; NORMFUSE_OLD_DRIVER; NORMFUSE_NO_KERNEL: none for
- * this GPU; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
+/* Kernels are compiled for the GPU and for the kind of call by NVRTC, a part of CUDA that is loaded at run time, when a
+ * call first needs them: some 0.2 s each. They are kept for the process and in a folder for later ones:
+ * NORMFUSE_CACHE_DIR, $XDG_CACHE_HOME/normfuse or ~/.cache/normfuse. A call whose kernels are there needs no NVRTC;
+ * otherwise it returns NORMFUSE_NO_COMPILER where none is found. docs/compilation.md.
+ *
+ * normfuse_prepare loads every kernel for CUDA device `device`, into the context that a call of this thread would use.
+ * First it compiles what calls with NORMFUSE_PREPARE noted, on as many threads as the built-in pool has. Without it the
+ * first call that needs a kernel does the same. Where a stream is captured meanwhile, loading is no part of the graph
+ * (the thread's capture mode is relaxed for its length). Once loaded, it asks the driver again. NORMFUSE_NO_DRIVER, also
+ * where the library was built without CUDA; NORMFUSE_OLD_DRIVER; NORMFUSE_NO_KERNEL: none for this GPU;
+ * NORMFUSE_NO_COMPILER; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
+
+/* The same, and calls progress(context, done, all) in this thread after each kernel, or some, of those to compile. */
+NORMFUSE_API normfuse_status normfuse_prepare_with(int32_t device,
+                                                   void (*progress)(void *context, int32_t done, int32_t all),
+                                                   void *context);
+
+/* Adds a place where NVRTC may be, such as ".../nvidia/cu13/lib/libnvrtc.so.13" of a Python package; 8 at most, tried in
+ * this order. Ahead of them come NORMFUSE_NVRTC=PATH (that one or none) and an NVRTC that the process has loaded; behind
+ * them CUDA_HOME, CUDA_PATH, /usr/local/cuda, and where the loader finds libnvrtc.so.13 or .12. It must be of 12.8 or
+ * newer, and not of a newer major version than the driver. Loads nothing; a path of nothing is no error.
+ * NORMFUSE_BAD_ARGUMENT: NULL, or the ninth; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_UNSUPPORTED: the library was built without
+ * CUDA. */
+NORMFUSE_API normfuse_status normfuse_use_compiler(const char *path);
 
 /* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The caller allocates it on that
  * device, aligned to 64 bytes, and zeroes it once, before the first call that is given it. Every call leaves it ready

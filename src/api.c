@@ -8,7 +8,8 @@
 #include "caller.h"
 #include "problem.h"
 #if defined(NORMFUSE_HAVE_CUDA)
-#include "cuda/loader.h"
+#include "cuda/compile.h"
+#include "cuda/specialize.h"
 #endif
 
 /* ---- backends ------------------------------------------------------------------------------------------------- */
@@ -20,9 +21,9 @@ static normfuse_status check_exec(const struct normfuse_problem *problem, const 
     const normfuse_status status = normfuse_check_struct(problem->name, "exec", exec->struct_bytes, sizeof *exec);
     if (status != NORMFUSE_OK)
         return status;
-    if (exec->flags != 0)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.flags is 0x%" PRIx32 ", must be 0", problem->name,
-                               exec->flags);
+    if ((exec->flags & ~(uint32_t)NORMFUSE_PREPARE) != 0)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.flags is 0x%" PRIx32 ", must be 0 or NORMFUSE_PREPARE",
+                               problem->name, exec->flags);
     if (exec->reserved != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.reserved is %" PRId32 ", must be 0", problem->name,
                                exec->reserved);
@@ -150,10 +151,12 @@ static struct parts parts_of(const struct normfuse_problem *problem, char *scrat
     return parts;
 }
 
+/* Where scratch memory is none or not known yet: aligned as that is. */
+static char *const anywhere = (char *)(uintptr_t)64;
+
 static size_t backend_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
-    enum { ALIGNED = 64 }; /* as scratch is */
-    const struct parts parts = parts_of(problem, (char *)(uintptr_t)ALIGNED);
+    const struct parts parts = parts_of(problem, anywhere);
     size_t most = 0;
     for (int i = 0; i < parts.count; i++) {
         const size_t bytes = part_scratch_bytes(&parts.of[i], exec);
@@ -162,18 +165,23 @@ static size_t backend_scratch_bytes(const struct normfuse_problem *problem, cons
     return most > SIZE_MAX - parts.u_bytes ? SIZE_MAX : most + parts.u_bytes;
 }
 
+static bool prepares(const normfuse_exec *exec)
+{
+    return exec != NULL && (exec->flags & NORMFUSE_PREPARE) != 0;
+}
+
 static normfuse_status backend_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
-    char *scratch = exec != NULL ? exec->scratch : NULL;
+    char *scratch = prepares(exec) ? anywhere : exec != NULL ? exec->scratch : NULL;
     struct parts parts = parts_of(problem, scratch);
     normfuse_exec of_parts;
     void *allocated = NULL;
-    if (parts.u_bytes > 0 && scratch != NULL) {
+    if (parts.u_bytes > 0 && scratch != NULL && !prepares(exec)) {
         of_parts = *exec;
         of_parts.scratch = scratch + parts.u_bytes;
         of_parts.scratch_bytes -= parts.u_bytes;
         exec = &of_parts;
-    } else if (parts.u_bytes > 0) { /* the CPU */
+    } else if (parts.u_bytes > 0 && scratch == NULL) { /* the CPU */
         allocated = malloc(parts.u_bytes);
         if (allocated == NULL)
             return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for %zu bytes of scratch", problem->name,
@@ -244,7 +252,10 @@ static normfuse_status run(const struct normfuse_problem *problem, const normfus
 #endif
     if (status != NORMFUSE_OK || writes_nothing(problem))
         return status;
-    status = check_scratch(problem, exec);
+    if (prepares(exec) && problem->device.device_type == NORMFUSE_CPU)
+        return NORMFUSE_OK;
+    if (!prepares(exec))
+        status = check_scratch(problem, exec);
     return status != NORMFUSE_OK ? status : backend_run(problem, exec);
 }
 
@@ -467,16 +478,49 @@ normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *sampl
 
 /* ---- CUDA devices --------------------------------------------------------------------------------------------- */
 
-normfuse_status normfuse_prepare(int32_t device)
+static normfuse_status prepare(const char *call, int32_t device, void (*progress)(void *, int32_t, int32_t),
+                               void *context)
 {
 #if defined(NORMFUSE_HAVE_CUDA)
     const struct normfuse_caller caller = normfuse_enter();
-    const normfuse_status status = normfuse_cuda_device("normfuse_prepare", device, NULL);
+    const struct normfuse_cuda_device *facts;
+    normfuse_status status = normfuse_cuda_device(call, device, NULL);
+    if (status == NORMFUSE_OK)
+        status = normfuse_cuda_device(call, device, &facts);
+    if (status == NORMFUSE_OK)
+        status = normfuse_cuda_prepare_noted(call, facts, progress, context);
     normfuse_leave(&caller);
     return status;
 #else
     (void)device;
-    return normfuse_refuse(NORMFUSE_NO_DRIVER, "normfuse_prepare: this library was built without CUDA");
+    (void)progress;
+    (void)context;
+    return normfuse_refuse(NORMFUSE_NO_DRIVER, "%s: this library was built without CUDA", call);
+#endif
+}
+
+normfuse_status normfuse_prepare(int32_t device)
+{
+    return prepare("normfuse_prepare", device, NULL, NULL);
+}
+
+normfuse_status normfuse_prepare_with(int32_t device, void (*progress)(void *context, int32_t done, int32_t all),
+                                      void *context)
+{
+    return prepare("normfuse_prepare_with", device, progress, context);
+}
+
+normfuse_status normfuse_use_compiler(const char *path)
+{
+    if (path == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_use_compiler: path is NULL");
+#if defined(NORMFUSE_HAVE_CUDA)
+    const struct normfuse_caller caller = normfuse_enter();
+    const normfuse_status status = normfuse_cuda_use_compiler("normfuse_use_compiler", path);
+    normfuse_leave(&caller);
+    return status;
+#else
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_use_compiler: this library was built without CUDA");
 #endif
 }
 

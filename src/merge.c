@@ -28,8 +28,9 @@ static normfuse_status check(struct shards *shards, const char *call, const norm
         const normfuse_status status = normfuse_check_struct(call, "exec", exec->struct_bytes, sizeof *exec);
         if (status != NORMFUSE_OK)
             return status;
-        if (exec->flags != 0 || exec->reserved != 0)
-            return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: exec.flags and exec.reserved must be 0", call);
+        if ((exec->flags & ~(uint32_t)NORMFUSE_PREPARE) != 0 || exec->reserved != 0)
+            return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
+                                   "%s: exec.flags must be 0 or NORMFUSE_PREPARE, and exec.reserved 0", call);
     }
     struct normfuse_flat flat_in, flat_out;
     normfuse_status status = normfuse_flat_tensor(&flat_in, call, "in", in);
@@ -159,9 +160,10 @@ static normfuse_status merge(const char *call, const normfuse_tensor *in, const 
     normfuse_status status = check(&shards, call, in, out, exec, width);
     if (status == NORMFUSE_OK && per_value)
         status = check_stats(&shards, call, stats);
+    const bool prepares = exec != NULL && (exec->flags & NORMFUSE_PREPARE) != 0;
     if (status == NORMFUSE_OK && shards.device.device_type == NORMFUSE_CUDA)
         status = merge_there(&shards, call, width, exec);
-    else if (status == NORMFUSE_OK)
+    else if (status == NORMFUSE_OK && !prepares)
         here(&shards);
     normfuse_leave(&caller);
     return status;

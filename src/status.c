@@ -21,6 +21,7 @@ const char *normfuse_status_text(normfuse_status status)
     case NORMFUSE_NO_DRIVER: return "no CUDA driver, or the library was built without CUDA";
     case NORMFUSE_OLD_DRIVER: return "the CUDA driver is too old";
     case NORMFUSE_NO_KERNEL: return "the library holds no kernel for this GPU";
+    case NORMFUSE_NO_COMPILER: return "NVRTC, which compiles CUDA kernels at run time, is missing or does not fit";
     case NORMFUSE_SCRATCH: return "scratch memory is too small or missing";
     case NORMFUSE_OUT_OF_MEMORY: return "out of memory";
     case NORMFUSE_DEVICE_ERROR: return "the CUDA driver refused a call; outputs are undefined";

@@ -15,8 +15,10 @@ LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-
 # A library neither ends its caller's process nor writes to its standard output.
 FORBIDDEN = {"abort", "exit", "_exit", "_Exit", "quick_exit", "raise", "__assert_fail", "printf", "puts", "putchar",
              "__printf_chk"}
-TEXT_LIMIT = 1536 * 1024
-# The CUDA kernels of all architectures, compressed: the library has 11 MiB with them.
+# 32 KiB of it while kernels that the build compiles, and what plans them, are beside those that are compiled at run time.
+TEXT_LIMIT = (1536 + 32) * 1024
+# The CUDA kernels of all architectures, compressed, and the text of those that are compiled at run time: the library has
+# 11 MiB with them.
 FATBIN_LIMIT = 9 * 1024 * 1024 + 512 * 1024
 # libnormfuse_onnxruntime.so, which has no kernels.
 ONNXRUNTIME_LIMIT = 24 * 1024
@@ -66,7 +68,7 @@ check("no executable stack, no text relocations",
       {word for word in ("RWE", "TEXTREL") if word in tool("readelf", "-l", "-d", "-W", shared)})
 text_bytes = int(tool("size", shared).splitlines()[1].split()[0])
 sections = dict(line.split()[:2] for line in tool("size", "-A", shared).splitlines() if line.startswith("."))
-fatbin_bytes = int(sections.get(".nv_fatbin", 0))
+fatbin_bytes = int(sections.get(".nv_fatbin", 0)) + int(sections.get(".device_text", 0))
 text_bytes -= fatbin_bytes  # size counts every read-only section as text
 check(f"text is under {TEXT_LIMIT} bytes", {f"{text_bytes} bytes"} if text_bytes >= TEXT_LIMIT else set())
 check(f"the CUDA kernels are under {FATBIN_LIMIT} bytes", {f"{fatbin_bytes} bytes"} if fatbin_bytes >= FATBIN_LIMIT

@@ -17,7 +17,8 @@ struct fake_driver fake_driver;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Handles are addresses in here; nothing is ever stored in them. */
-static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[NORMFUSE_CUDA_KERNELS], libraries[64];
+static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[FAKE_KERNELS], libraries[64];
+static char specialized[FAKE_SPECIALIZED], specialized_names[FAKE_SPECIALIZED][64];
 static _Thread_local CUcontext stack[8];
 static _Thread_local int depth;
 static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -54,7 +55,7 @@ CUcontext fake_driver_context(int device, int index)
 
 const char *fake_driver_kernel_name(int kernel)
 {
-    return names[kernel];
+    return kernel < NORMFUSE_CUDA_KERNELS ? names[kernel] : specialized_names[kernel - NORMFUSE_CUDA_KERNELS];
 }
 
 int fake_driver_depth(void)
@@ -119,7 +120,7 @@ static bool is_refused_by_capture(void)
 
 static int kernel_of(const void *handle)
 {
-    for (int i = 0; i < NORMFUSE_CUDA_KERNELS; i++)
+    for (int i = 0; i < FAKE_KERNELS; i++)
         if (handle == &kernels[i])
             return i;
     return -1;
@@ -140,10 +141,10 @@ void fake_driver_reset(void)
                                        .shared_reserved = 1024,
                                        .l2_bytes = 60 << 20,
                                        .clusters = true};
-        for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++)
+        for (int k = 0; k < FAKE_KERNELS; k++)
             device->dynamic_shared[k] = 48 << 10;
     }
-    for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++)
+    for (int k = 0; k < FAKE_KERNELS; k++)
         fake_driver.registers[k] = 32;
     fake_driver_set_context(NULL);
 }
@@ -465,6 +466,29 @@ void fake_driver_destroy_graphs(void)
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
+static int specialized_of(CUlibrary library)
+{
+    const char *const handle = (const char *)(const void *)library;
+    return handle >= specialized && handle < specialized + FAKE_SPECIALIZED ? (int)(handle - specialized) : -1;
+}
+
+static CUresult load_specialized(CUlibrary *library)
+{
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    if (fake_driver.code_failures != 0) {
+        fake_driver.code_failures--;
+        result = fake_driver.code_result;
+    } else if (fake_driver.specializations == FAKE_SPECIALIZED) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
+        *library = (CUlibrary)(void *)&specialized[fake_driver.specializations++];
+        fake_driver.specialized++;
+    }
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
 CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit_options, void **jit_values,
                            unsigned jit_count, CUlibraryOption *options, void **values, unsigned count)
 {
@@ -475,9 +499,11 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
     CALLED(cuLibraryLoadData);
     if (is_refused_by_capture())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    /* What every fatbin starts with */
+    /* What every fatbin starts with, and what machine code does */
     uint32_t magic;
     memcpy(&magic, code, sizeof magic);
+    if (memcmp(code, "\177ELF", sizeof magic) == 0)
+        return load_specialized(library);
     if (magic != 0xba55ed50u || jit_count != 0 || count != 0)
         return CUDA_ERROR_INVALID_IMAGE;
     if (fake_driver.library_result != CUDA_SUCCESS)
@@ -490,10 +516,9 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
 
 CUresult cuLibraryUnload(CUlibrary library)
 {
-    (void)library;
     CALLED(cuLibraryUnload);
     pthread_mutex_lock(&mutex);
-    fake_driver.libraries--;
+    --*(specialized_of(library) >= 0 ? &fake_driver.specialized : &fake_driver.libraries);
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
 }
@@ -501,6 +526,14 @@ CUresult cuLibraryUnload(CUlibrary library)
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
     CALLED(cuLibraryGetKernel);
+    const int own = specialized_of(library);
+    if (own >= 0) {
+        if (fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0)
+            return CUDA_ERROR_NOT_FOUND;
+        snprintf(specialized_names[own], sizeof *specialized_names, "%s", name);
+        *kernel = (CUkernel)(void *)&kernels[NORMFUSE_CUDA_KERNELS + own];
+        return CUDA_SUCCESS;
+    }
     for (int i = 0; i < NORMFUSE_CUDA_KERNELS; i++) {
         /* Every other library has it. */
         const bool here = ((const char *)(const void *)library - libraries) % 2 == i % 2;
@@ -612,7 +645,7 @@ static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *co
         return CUDA_ERROR_INVALID_HANDLE;
     const struct fake_device *const device = &fake_driver.device[ordinal];
     *launch = (struct fake_launch){.kernel = (enum normfuse_cuda_kernel)kernel,
-                                   .name = names[kernel],
+                                   .name = fake_driver_kernel_name(kernel),
                                    .grid = config->gridDimX,
                                    .threads = config->blockDimX,
                                    .shared = config->sharedMemBytes,
@@ -682,7 +715,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     /* The form with a buffer is refused for cooperative launches by the driver itself. */
     if (parameters == NULL || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    launch.argument_bytes = fake_driver.argument_bytes;
+    launch.argument_bytes = (int)launch.kernel < NORMFUSE_CUDA_KERNELS ? fake_driver.argument_bytes
+                                                                       : fake_driver.specialized_argument_bytes;
     if (launch.kernel >= NORMFUSE_CUDA_transpose2 && launch.kernel <= NORMFUSE_CUDA_transpose8 &&
         launch.argument_bytes > sizeof(struct normfuse_cuda_transpose_arguments))
         launch.argument_bytes = sizeof(struct normfuse_cuda_transpose_arguments); /* the others' are more */

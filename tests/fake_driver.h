@@ -13,6 +13,8 @@
 #include "cuda/kernels.h"
 
 enum { FAKE_DEVICES = 4, FAKE_CONTEXTS = 3, FAKE_LAUNCHES = 256, FAKE_ARGUMENT_BYTES = 4096 };
+/* Kernels that were compiled at run time are numbered behind those of the build, in the order of their loading. */
+enum { FAKE_SPECIALIZED = 256, FAKE_KERNELS = NORMFUSE_CUDA_KERNELS + FAKE_SPECIALIZED };
 
 struct fake_device {
     const char *name;
@@ -28,14 +30,14 @@ struct fake_device {
     CUresult function_result; /* of getting a kernel's function on this device */
     bool is_reset;            /* the primary context is destroyed, until it is retained again */
     /* What was set, and what was done */
-    int dynamic_shared[NORMFUSE_CUDA_KERNELS]; /* the attribute's value; 48 KB until set */
-    bool large_clusters[NORMFUSE_CUDA_KERNELS];
+    int dynamic_shared[FAKE_KERNELS]; /* the attribute's value; 48 KB until set */
+    bool large_clusters[FAKE_KERNELS];
     int primary_retained;
-    int functions_loaded[NORMFUSE_CUDA_KERNELS]; /* cuFuncLoad */
+    int functions_loaded[FAKE_KERNELS]; /* cuFuncLoad */
 };
 
 struct fake_launch {
-    enum normfuse_cuda_kernel kernel;
+    enum normfuse_cuda_kernel kernel; /* or the number of one that was compiled at run time */
     const char *name;                /* "normfuse_merge" */
     uint32_t grid, threads, cluster; /* cluster 0: the attribute was not given */
     size_t shared;
@@ -62,10 +64,13 @@ struct fake_driver {
     CUresult launch_result;
     CUresult occupancy_result;
     struct fake_device device[FAKE_DEVICES];
-    int registers[NORMFUSE_CUDA_KERNELS];    /* of a thread: 32; for occupancy */
-    int fixed_shared[NORMFUSE_CUDA_KERNELS]; /* statically declared shared memory: 0 */
+    int registers[FAKE_KERNELS];    /* of a thread: 32; for occupancy */
+    int fixed_shared[FAKE_KERNELS]; /* statically declared shared memory: 0 */
     const char *missing_kernel;              /* a name that no library has */
+    CUresult code_result;                    /* of loading machine code that was compiled at run time, */
+    int code_failures;                       /* so many times; then it succeeds. Below 0: always */
     size_t argument_bytes;                   /* of a kernel's parameter, to be noted at launches: 0 */
+    size_t specialized_argument_bytes;       /* the same of those that were compiled at run time */
     bool capturing;                          /* some stream is: what may not be captured is refused, if not relaxed */
     uint64_t capture;                        /* and that every stream asked about is; 0: none */
     void *renewed;                           /* a stream that was destroyed, and made again at its address, */
@@ -77,6 +82,8 @@ struct fake_driver {
     /* What happened */
     int calls[FAKE_ENTRIES];
     int libraries;      /* loaded and not unloaded */
+    int specialized;    /* the same of those that were compiled at run time */
+    int specializations; /* of them, all that were ever loaded */
     int allocations;    /* of device memory, that were not freed; each is cleared once, whole, with zeros */
     int pooled;         /* of device memory in a stream's order, that were not freed in the same stream's */
     int streams;        /* created and not destroyed */

@@ -460,6 +460,7 @@ def cuda():
         skip("CUDA", "built without nvcc")
         return
     test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
+    test_program("test_compile", [BUILD / "release" / "test_compile"])
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])
@@ -588,7 +589,7 @@ def release_all():
 def sanitize_all():
     fast = args.fast
     limit = 400 if fast else 900
-    cuda_programs = [CUDA_PROGRAM] if has_cuda() else []
+    cuda_programs = [CUDA_PROGRAM, "test_compile"] if has_cuda() else []
     # Which thread touches what is the same with every table, and guard pages see what each reads, in test_passes.
     options = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_BUILD_SHARED=OFF",
                f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"]

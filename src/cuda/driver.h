@@ -7,6 +7,8 @@
 
 #include <cuda.h>
 
+#include "loader.h"
+
 /* cuda.h maps some names to versioned ones (cuCtxPushCurrent_v2) by macros. They expand here too, so the member, its
  * type and the name that is looked up are always those of one version. */
 #define NORMFUSE_CUDA_DRIVER_LIST(ENTRY)                                                                               \
@@ -24,6 +26,14 @@ struct normfuse_cuda_driver {
     NORMFUSE_CUDA_DRIVER_LIST(NORMFUSE_CUDA_DRIVER_MEMBER)
 #undef NORMFUSE_CUDA_DRIVER_MEMBER
 };
+
+/* For specialize.c: loads machine code, of which the driver keeps a copy, and its kernel of this name into the context
+ * that a call of this thread would use. */
+CUresult normfuse_cuda_load_code(const struct normfuse_cuda_device *device, const void *code, const char *name,
+                                 CUkernel *kernel);
+/* The status of a kernel that could not be loaded, and its words. */
+normfuse_status normfuse_cuda_refuse_kernels(const char *call, const struct normfuse_cuda_device *device,
+                                             const char *kernel, CUresult result);
 
 /* For tests: forgets everything known of the driver, and takes `driver` in place of libcuda.so.1 from now on; NULL:
  * that one again. No other call of the library may be running. */

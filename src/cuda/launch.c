@@ -9,10 +9,17 @@
 
 #include "../torch.h"
 #include "schedules.h"
+#include "specialize.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 static _Thread_local struct step last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
 static _Thread_local int last_count;
+
+/* Steps are copied, so that their launches cannot point into them. NULL: of a kernel that the build compiled. */
+static const struct normfuse_cuda_signature *signature_of(const struct step *step)
+{
+    return step->is_specialized ? &step->signature : NULL;
+}
 
 const char *normfuse_last_kernels(void)
 {
@@ -22,34 +29,19 @@ const char *normfuse_last_kernels(void)
     size_t at = 0;
     text[0] = '\0';
     for (int i = 0; i < last_count && sizeof text - at >= WORDS_OF_ONE; i++) {
-        const struct normfuse_cuda_launch *const ran = &last_steps[i].launch;
+        struct normfuse_cuda_launch ran = last_steps[i].launch;
+        char name[NORMFUSE_KERNEL_NAME_BYTES];
+        ran.signature = signature_of(&last_steps[i]);
         const struct normfuse_cuda_geometry *const g = &last_steps[i].geometry;
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
-                               normfuse_cuda_kernel_name(ran->kernel) + strlen("normfuse_"));
+                               normfuse_cuda_launch_name(&ran, name) + strlen("normfuse_"));
         if (last_steps[i].phases != 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d held=%d", ran->grid,
-                                   ran->threads, shared_by[g->exchange],
-                                   g->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran->cluster : (int)g->parts,
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d held=%d", ran.grid,
+                                   ran.threads, shared_by[g->exchange],
+                                   g->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran.cluster : (int)g->parts,
                                    (int)g->held_shared);
     }
     return text;
-}
-
-/* Whether NORMFUSE_VERBOSE has this word. The environment is searched once. */
-enum { DISPATCH = 1, PLAN = 2, READ = 4 };
-
-static bool verbose(int word)
-{
-    static _Atomic int cached;
-    int said = atomic_load_explicit(&cached, memory_order_relaxed);
-    if (said == 0) {
-        const char *const value = getenv("NORMFUSE_VERBOSE");
-        said = READ;
-        if (value != NULL)
-            said |= (strstr(value, "dispatch") != NULL ? DISPATCH : 0) | (strstr(value, "plan") != NULL ? PLAN : 0);
-        atomic_store_explicit(&cached, said, memory_order_relaxed);
-    }
-    return (said & word) != 0;
 }
 
 /* Samples that all count together, of columns or of one channel, whose positions are one stride apart from one sample to
@@ -119,6 +111,38 @@ static void describe_tile(const struct normfuse_problem *p, const struct step *s
     tile->asks_more = p->scale.data != NULL || p->shift.data != NULL || tile->is_prelu;
 }
 
+static struct normfuse_place place_of(const struct normfuse_parameter *of)
+{
+    return (struct normfuse_place){of->data, (int32_t)of->batch, (int32_t)of->channel};
+}
+
+/* What the plan could not know: addresses, and what may differ from call to call. */
+static void describe_single(const struct normfuse_problem *p, const struct step *step,
+                            const struct normfuse_cuda_arguments *scratch, struct normfuse_single_arguments *to)
+{
+    *to = step->single;
+#define DATA(name) to->name = p->name.data;
+    DATA(x) DATA(dy) DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
+#undef DATA
+#define PLACE(name) to->name = place_of(&p->name);
+    PLACE(weight) PLACE(bias) PLACE(scale) PLACE(shift) PLACE(pre_bias) PLACE(slope) PLACE(mean) PLACE(rstd)
+    PLACE(running_mean) PLACE(running_var) PLACE(dweight) PLACE(dbias)
+#undef PLACE
+    to->out = output_of(p);
+    to->sums = scratch->sums;
+    to->slope_sums =
+        scratch->sums != NULL
+            ? scratch->sums + (step->geometry.sums_by_channel ? 1 : p->n) * p->c * step->geometry.sum_slots * 2
+            : NULL;
+    to->statistics = (double *)scratch->statistics;
+    to->accumulate = p->accumulate;
+    to->eps = (float)p->eps;
+    to->eps_of_double = p->eps;
+    to->act_param = (float)p->act_param;
+    to->act_param_of_double = p->act_param;
+    to->momentum = p->momentum;
+}
+
 /* What a kernel reads of a problem; kernels.h. */
 static void describe_problem(const struct normfuse_problem *p, struct normfuse_cuda_problem *to)
 {
@@ -174,6 +198,11 @@ static void *take(char **scratch, size_t bytes)
     return taken;
 }
 
+static bool prepares(const normfuse_exec *exec)
+{
+    return exec != NULL && (exec->flags & NORMFUSE_PREPARE) != 0;
+}
+
 /* Behind what the call has launched. */
 static normfuse_status launch(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                               const normfuse_exec *exec, const struct step *step, const void *arguments)
@@ -182,11 +211,14 @@ static normfuse_status launch(const struct normfuse_problem *problem, const stru
     last_steps[last_count++] = *step;
     launch.dependent = last_count > 1 && device->capability >= 90;
     launch.arguments = arguments;
+    launch.signature = signature_of(step);
     if (launch.grid == 0)
         return NORMFUSE_OK;
     if (launch.grid > INT32_MAX)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
                                launch.grid);
+    if (prepares(exec))
+        return launch.signature != NULL ? normfuse_cuda_note(problem->name, device, launch.signature) : NORMFUSE_OK;
     return normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
 }
 
@@ -241,15 +273,16 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     const bool has_grid_barriers = exec != NULL && exec->sync != NULL;
     struct normfuse_problem united = *problem;
     struct transposed transposed;
-    char *scratch = exec != NULL && exec->scratch != NULL ? exec->scratch : anywhere;
+    char *scratch = exec != NULL && exec->scratch != NULL && !prepares(exec) ? exec->scratch : anywhere;
     const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
     unite_samples(&united);
-    if (verbose(PLAN) && transposed.bytes > 0)
+    const bool explains = normfuse_cuda_verbose(NORMFUSE_VERBOSE_PLAN);
+    if (explains && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
                 problem->name, transposed.before.count, transposed.after.count);
     bool is_certain = true;
-    const struct plan *const plan =
-        fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, verbose(PLAN), &is_certain) : NULL;
+    const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains, &is_certain)
+                                         : NULL;
     if (plan == NULL && !is_certain)
         return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                                "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
@@ -260,7 +293,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
 
     /* It may be another plan than the one that was asked about its scratch: see normfuse_cuda_plan_of. */
     const size_t needed = transposed.bytes + scratch_of(plan);
-    if (needed > (scratch != anywhere ? exec->scratch_bytes : 0))
+    if (needed > (scratch != anywhere ? exec->scratch_bytes : 0) && !prepares(exec))
         return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is smaller than the %zu bytes that this call needs",
                                problem->name, needed);
 
@@ -278,14 +311,19 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     /* What kernels of a call read is there when its first one begins, but for what others of them write. */
     arguments.begins_early = transposed.before.count == 0 && plan->steps[0].launch.grid > 0;
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
-        describe_step(&plan->steps[i], &united, &arguments, &folded);
-        status = launch(problem, device, exec, &plan->steps[i], &arguments);
+        struct normfuse_single_arguments single;
+        if (plan->steps[i].is_specialized)
+            describe_single(&united, &plan->steps[i], &arguments, &single);
+        else
+            describe_step(&plan->steps[i], &united, &arguments, &folded);
+        status = launch(problem, device, exec, &plan->steps[i],
+                        plan->steps[i].is_specialized ? (const void *)&single : &arguments);
     }
     if (status == NORMFUSE_OK)
         status = copy(problem, device, exec, &transposed.after);
     if (status != NORMFUSE_OK)
         return status;
-    if (verbose(DISPATCH))
+    if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_DISPATCH))
         fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
     return NORMFUSE_OK;
 }
@@ -318,7 +356,7 @@ normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct
     const char *const call = width == 3 ? "stats_merge" : "sums_merge";
     const struct normfuse_cuda_device *device;
     const normfuse_status status = normfuse_cuda_device(call, ordinal, &device);
-    if (status != NORMFUSE_OK || out->elements == 0)
+    if (status != NORMFUSE_OK || out->elements == 0 || prepares(exec))
         return status;
     const struct normfuse_cuda_merge_arguments arguments = {
         .in = (const double *)(const void *)in->data, .out = (double *)(void *)out->data,

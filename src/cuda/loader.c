@@ -15,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/compile.h"
 #include "cuda/driver.h"
+#include "cuda/specialize.h"
 
 #if CUDA_VERSION < 12080
 #error "the CUDA part needs the headers of CUDA 12.8 or newer"
@@ -163,6 +165,7 @@ static normfuse_status find_driver(struct loaded *loaded)
         device->facts = (struct normfuse_cuda_device){
             .serial = atomic_fetch_add(&readings, 1) + 1,
             .ordinal = i,
+            .driver = loaded->version,
             .capability = capability,
             .multiprocessors = READ(MULTIPROCESSOR_COUNT),
             .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
@@ -215,6 +218,7 @@ static void after_fork_in_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
     normfuse_cuda_plans_after_fork();
+    normfuse_cuda_specialized_after_fork();
 }
 
 static bool follows_forks(void)
@@ -292,8 +296,8 @@ static void leave(bool pushed)
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
-static normfuse_status refuse_kernels(const char *call, const struct normfuse_cuda_device *device, const char *kernel,
-                                      CUresult result)
+normfuse_status normfuse_cuda_refuse_kernels(const char *call, const struct normfuse_cuda_device *device,
+                                             const char *kernel, CUresult result)
 {
     static const CUresult lacking[] = {
         CUDA_ERROR_INVALID_IMAGE,          CUDA_ERROR_NO_BINARY_FOR_GPU,        CUDA_ERROR_INVALID_PTX,
@@ -352,7 +356,7 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
     /* Another device may still be served, so the next call tries again. */
     while (images > 0)
         driver.cuLibraryUnload(libraries[--images]);
-    return refuse_kernels(call, &device->facts, refused, result);
+    return normfuse_cuda_refuse_kernels(call, &device->facts, refused, result);
 }
 
 /* NULL: the device lacks it. */
@@ -361,15 +365,19 @@ static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel
     return device->loaded->kernels[device->facts.general_alone].of[kernel];
 }
 
-/* Into the current context. What a kernel may be given on this device is set once, since it costs time. */
-static CUresult load_kernel(const struct device *device, CUkernel kernel)
+/* Into the current context. */
+static CUresult load_kernel(const struct normfuse_cuda_device *device, CUkernel kernel)
 {
     CUfunction function;
-    int fixed = 0;
+    (void)device;
     TRY(driver.cuKernelGetFunction(&function, kernel));
-    TRY(driver.cuFuncLoad(function));
-    if (atomic_load_explicit(&device->ready, memory_order_relaxed))
-        return CUDA_SUCCESS;
+    return driver.cuFuncLoad(function);
+}
+
+/* What a kernel may be given on this device. Set once, since it costs time. */
+static CUresult set_limits(const struct device *device, CUkernel kernel)
+{
+    int fixed = 0;
     TRY(driver.cuKernelGetAttribute(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, kernel, device->handle));
     TRY(driver.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                     (int)device->facts.shared_per_block - fixed, kernel, device->handle));
@@ -379,12 +387,66 @@ static CUresult load_kernel(const struct device *device, CUkernel kernel)
     return CUDA_SUCCESS;
 }
 
+/* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads that
+ * say that it does not. False: this one could not. */
+static bool relax(CUstreamCaptureMode *mode)
+{
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    return driver.cuThreadExchangeStreamCaptureMode(mode) == CUDA_SUCCESS;
+}
+
+static void restore(bool is_relaxed, CUstreamCaptureMode mode)
+{
+    if (is_relaxed)
+        (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* Where a device reset destroyed what is in the primary context: retaining it again revives it. */
+static bool revives(struct device *device, CUresult result)
+{
+    CUcontext primary;
+    if (result != CUDA_ERROR_CONTEXT_IS_DESTROYED ||
+        driver.cuDevicePrimaryCtxRetain(&primary, device->handle) != CUDA_SUCCESS)
+        return false;
+    atomic_store_explicit(&device->primary, primary, memory_order_release);
+    return true;
+}
+
+CUresult normfuse_cuda_load_code(const struct normfuse_cuda_device *facts, const void *code, const char *name,
+                                 CUkernel *kernel)
+{
+    struct device *const device = (struct device *)(uintptr_t)facts;
+    CUstreamCaptureMode mode;
+    CUlibrary library;
+    const bool is_relaxed = relax(&mode);
+    CUresult result = driver.cuLibraryLoadData(&library, code, NULL, NULL, 0, NULL, NULL, 0);
+    if (result == CUDA_SUCCESS) {
+        result = driver.cuLibraryGetKernel(kernel, library, name);
+        for (int attempt = 0; result == CUDA_SUCCESS && attempt < 2; attempt++) {
+            bool pushed;
+            result = enter(device, &pushed);
+            if (result == CUDA_SUCCESS)
+                result = load_kernel(facts, *kernel);
+            leave(pushed);
+            if (result == CUDA_SUCCESS || attempt > 0 || !revives(device, result))
+                break;
+            result = CUDA_SUCCESS;
+        }
+        if (result == CUDA_SUCCESS)
+            result = set_limits(device, *kernel);
+        if (result != CUDA_SUCCESS)
+            (void)driver.cuLibraryUnload(library);
+    }
+    restore(is_relaxed, mode);
+    return result;
+}
+
 /* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
  * survive: this requests it ahead, for the context that a call of this thread would use. */
 static normfuse_status load_kernels(const char *call, struct device *device, bool again)
 {
+    const bool is_ready = atomic_load_explicit(&device->ready, memory_order_relaxed);
     const char *refused = "its context";
-    CUcontext primary;
     bool pushed = false;
     CUresult result = enter(device, &pushed);
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
@@ -392,17 +454,17 @@ static normfuse_status load_kernels(const char *call, struct device *device, boo
         if (kernel == NULL)
             continue;
         refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = load_kernel(device, kernel);
+        result = load_kernel(&device->facts, kernel);
+        if (result == CUDA_SUCCESS && !is_ready)
+            result = set_limits(device, kernel);
     }
+    if (result == CUDA_SUCCESS)
+        result = normfuse_cuda_load_specialized(&device->facts, load_kernel);
     leave(pushed);
-    /* A device reset destroys what is in the primary context, and retaining it again revives it. */
-    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED && !again &&
-        driver.cuDevicePrimaryCtxRetain(&primary, device->handle) == CUDA_SUCCESS) {
-        atomic_store_explicit(&device->primary, primary, memory_order_release);
+    if (!again && revives(device, result))
         return load_kernels(call, device, true);
-    }
     if (result != CUDA_SUCCESS)
-        return refuse_kernels(call, &device->facts, refused, result);
+        return normfuse_cuda_refuse_kernels(call, &device->facts, refused, result);
     atomic_store_explicit(&device->ready, true, memory_order_release);
     return NORMFUSE_OK;
 }
@@ -424,18 +486,15 @@ normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const st
         return NORMFUSE_OK;
     int state;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    /* While any stream is captured, the driver refuses to load, lest what is captured depend on it, except to threads
-     * that say that it does not. */
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    const bool is_relaxed = driver.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    CUstreamCaptureMode mode;
+    const bool is_relaxed = relax(&mode);
     pthread_mutex_lock(&mutex);
     normfuse_status status =
         loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
     if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
         status = load_kernels(call, device, false);
     pthread_mutex_unlock(&mutex);
-    if (is_relaxed)
-        (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
+    restore(is_relaxed, mode);
     pthread_setcancelstate(state, NULL);
     return status;
 }
@@ -462,6 +521,13 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
         .sharedMemBytes = (unsigned)launch->shared, .hStream = stream, .attrs = attributes, .numAttrs = count};
 }
 
+const char *normfuse_cuda_launch_name(const struct normfuse_cuda_launch *launch,
+                                      char name[static NORMFUSE_KERNEL_NAME_BYTES])
+{
+    return launch->signature != NULL ? normfuse_cuda_signature_name(launch->signature, name)
+                                     : normfuse_cuda_kernel_name(launch->kernel);
+}
+
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
@@ -470,18 +536,27 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     const CUlaunchConfig config = configure(launch, (CUstream)stream, attributes);
     /* The kernel's one parameter. The form with a buffer and its size is refused for cooperative launches. */
     void *parameters[] = {(void *)(uintptr_t)launch->arguments};
+    char name[NORMFUSE_KERNEL_NAME_BYTES];
+    CUkernel kernel = NULL;
+    if (launch->signature == NULL) {
+        kernel = kernel_of(found, launch->kernel);
+    } else {
+        const normfuse_status status = normfuse_cuda_specialized(call, device, launch->signature, &kernel);
+        if (status != NORMFUSE_OK)
+            return status;
+    }
     bool pushed;
     CUresult result = enter(found, &pushed);
     /* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
     if (result == CUDA_SUCCESS)
-        result = driver.cuLaunchKernelEx(&config, (CUfunction)kernel_of(found, launch->kernel), parameters, NULL);
+        result = driver.cuLaunchKernelEx(&config, (CUfunction)kernel, parameters, NULL);
     leave(pushed);
     if (result == CUDA_SUCCESS)
         return NORMFUSE_OK;
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                            "%s: device %d, %s, refused to launch %s (%" PRId64 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
-                           call, (int)device->ordinal, device->name, normfuse_cuda_kernel_name(launch->kernel),
+                           call, (int)device->ordinal, device->name, normfuse_cuda_launch_name(launch, name),
                            launch->grid, launch->threads, launch->cluster, launch->shared,
                            error_text(result));
 }
@@ -501,7 +576,9 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
                                         const struct normfuse_cuda_launch *launch)
 {
     struct device *const found = (struct device *)(uintptr_t)device;
-    const CUfunction function = (CUfunction)kernel_of(found, launch->kernel);
+    const CUkernel kernel = launch->signature != NULL ? normfuse_cuda_find_specialized(device, launch->signature)
+                                                      : kernel_of(found, launch->kernel);
+    const CUfunction function = (CUfunction)kernel;
     const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
     const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */
     if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block || cluster > 16 ||
@@ -514,7 +591,7 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
                          (uint64_t)cluster << 36 | (uint64_t)launch->shared << 16;
     _Atomic(uint64_t) *const slot = &found->occupancy[key * UINT64_C(0x9e3779b97f4a7c15) >> (64 - OCCUPANCY_BITS)];
     const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
-    if ((word & ~UINT64_C(0xffff)) == key)
+    if (launch->signature == NULL && (word & ~UINT64_C(0xffff)) == key)
         return each * (int32_t)(word & 0xffff);
     /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
      * some of which the driver refuses to answer. */
@@ -535,7 +612,8 @@ int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *devic
         lacks_answers = true;
         return 0;
     }
-    atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
+    if (launch->signature == NULL)
+        atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
     return each * answer;
 }
 
@@ -546,11 +624,39 @@ const char *normfuse_cuda_state(void)
     return current_driver()->state;
 }
 
+int32_t normfuse_cuda_driver_version(void)
+{
+    const struct loaded *const loaded = current_driver();
+    return loaded->status == NORMFUSE_OK ? loaded->version : 0;
+}
+
+bool normfuse_cuda_verbose(int word)
+{
+    static const struct {
+        const char *name;
+        int word;
+    } words[] = {{"dispatch", NORMFUSE_VERBOSE_DISPATCH},
+                 {"plan", NORMFUSE_VERBOSE_PLAN},
+                 {"compile", NORMFUSE_VERBOSE_COMPILE}};
+    enum { READ = 8 };
+    static _Atomic int cached;
+    int said = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (said == 0) {
+        const char *const value = getenv("NORMFUSE_VERBOSE");
+        said = READ;
+        for (size_t i = 0; value != NULL && i < sizeof words / sizeof *words; i++)
+            said |= strstr(value, words[i].name) != NULL ? words[i].word : 0;
+        atomic_store_explicit(&cached, said, memory_order_relaxed);
+    }
+    return (said & word) != 0;
+}
+
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *wanted)
 {
     for (struct loaded *loaded = atomic_exchange(&newest, NULL), *before; loaded != NULL; loaded = before) {
         before = loaded->before;
         forget(loaded);
     }
+    normfuse_cuda_forget_specialized();
     stand_in = wanted;
 }

@@ -12,11 +12,13 @@
 
 #include "../problem.h"
 #include "kernels.h"
+#include "signature.h"
 
 /* What a device has, read once. */
 struct normfuse_cuda_device {
     uint64_t serial; /* of this reading, from 1 on: what is remembered of a device is of one */
     int32_t ordinal;
+    int32_t driver;          /* as cuDriverGetVersion says it: 13000 */
     int32_t capability;      /* 10 * major + minor: 90 */
     int32_t multiprocessors; /* streaming multiprocessors */
     size_t shared_per_block; /* the most that a kernel can be given */
@@ -32,7 +34,8 @@ struct normfuse_cuda_device {
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
 struct normfuse_cuda_launch {
-    enum normfuse_cuda_kernel kernel;
+    enum normfuse_cuda_kernel kernel;                /* where `signature` is NULL */
+    const struct normfuse_cuda_signature *signature; /* of a kernel that is compiled at run time */
     int64_t grid;              /* blocks, one dimension: below 2^31 */
     uint32_t threads, cluster; /* of a block; blocks of a cluster, 0 or 1: none */
     size_t shared;             /* dynamic shared memory of a block, bytes */
@@ -42,12 +45,18 @@ struct normfuse_cuda_launch {
     const void *arguments;     /* the kernel's one parameter, by value */
 };
 
-/* Enqueues on `stream` (a CUstream; NULL: the default stream of the device's context). */
+/* Enqueues on `stream` (a CUstream; NULL: the default stream of the device's context). The first launch of a signature
+ * compiles and loads its kernel: statuses of normfuse_cuda_specialized, too. */
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch);
 
+/* The kernel's; `name` is room for it. */
+const char *normfuse_cuda_launch_name(const struct normfuse_cuda_launch *launch,
+                                      char name[static NORMFUSE_KERNEL_NAME_BYTES]);
+
 /* How many clusters of this launch, or without them blocks, the device holds at once; 0: it cannot run, or the device
- * lacks it. Cached: cheap to ask again. */
+ * lacks it. Cached: cheap to ask again. Of a signature it compiles nothing: 0 until its kernel is loaded, and not
+ * cached. */
 int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
                                         const struct normfuse_cuda_launch *launch);
 /* Whether that was left without an answer, by an error of the driver, since this thread last asked this. */
@@ -55,6 +64,13 @@ bool normfuse_cuda_lacks_answers(void);
 
 /* The driver's state in words, for normfuse_info: a static string. */
 const char *normfuse_cuda_state(void);
+/* The driver's version as cuDriverGetVersion says it; 0: there is no driver. */
+int32_t normfuse_cuda_driver_version(void);
+
+/* Whether NORMFUSE_VERBOSE has a word. The environment is searched once. */
+enum { NORMFUSE_VERBOSE_DISPATCH = 1, NORMFUSE_VERBOSE_PLAN = 2, NORMFUSE_VERBOSE_COMPILE = 4 };
+bool normfuse_cuda_verbose(int word);
+
 /* What this thread's last call launched: "rows_split_forward_f32_4x22 8192x256 cluster=2 held=3", with " + ". */
 const char *normfuse_last_kernels(void);
 /* For the child of a fork, which may have been made while a thread held the lock of the plans. */

@@ -150,7 +150,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
     const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(lines_long) | OF(tile) | OF(cluster) |
                            OF(general) | OF(general_vectors);
-    if (rounds || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
+    if (rounds || step->is_specialized || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
     g->contributors = (int32_t)contributors;
@@ -176,8 +176,12 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
                               : normfuse_cuda_pass_rows(&shape, step, sums, applies)) ||
                       normfuse_cuda_pass_general(&shape, step, sums, applies)))
         return false;
-    if (shape.explains)
-        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_kernel_name(step->launch.kernel));
+    if (shape.explains) {
+        char name[NORMFUSE_KERNEL_NAME_BYTES];
+        struct normfuse_cuda_launch taken = step->launch;
+        taken.signature = step->is_specialized ? &step->signature : NULL;
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_launch_name(&taken, name));
+    }
     step->phases = phases;
     step->source = p->sets == NORMFUSE_SETS_NONE    ? p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE
                    : shape.direction == BACKWARD    ? NORMFUSE_SOURCE_SAVED

@@ -57,7 +57,7 @@ struct schedule {
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
-extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_lines, normfuse_cuda_tile,
+extern const struct schedule normfuse_cuda_single, normfuse_cuda_grid_pipeline, normfuse_cuda_lines, normfuse_cuda_tile,
     normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows, normfuse_cuda_stacked;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
 
@@ -230,7 +230,7 @@ static inline int vectors_of(const struct shape *shape, enum normfuse_cuda_sched
 
 static inline bool is_of(const struct step *step, uint32_t schedules)
 {
-    return (schedules >> normfuse_cuda_kernel_table[step->launch.kernel].schedule & 1) != 0;
+    return !step->is_specialized && (schedules >> normfuse_cuda_kernel_table[step->launch.kernel].schedule & 1) != 0;
 }
 
 /* The part of the bandwidth that so many blocks draw: half of the multiprocessors draw most of it. */
