@@ -146,24 +146,28 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     shape.has_pipeline = columns && normfuse_cuda_takes(&normfuse_cuda_grid_pipeline, &shape);
     const bool is_given = shape.problem->sets == NORMFUSE_SETS_NONE;
     const double twice = (is_given ? normfuse_cuda_elementwise : normfuse_cuda_two_pass).estimate(&shape, NULL);
-    double lowest = INFINITY;
+    double lowest = INFINITY, of_taken = INFINITY;
     const char *const only = normfuse_cuda_choice()->only;
-    for (; *list != NULL && (lowest > 0.0 || shape.explains || only != NULL); list++) {
+    for (; *list != NULL; list++) {
         const struct schedule *const schedule = *list;
+        if (lowest <= 0.0 && schedule != &normfuse_cuda_single && !shape.explains && only == NULL)
+            continue;
         double own = INFINITY;
         const char *const reason = try_schedule(schedule, &shape, &step, &own);
         const bool is_only = only != NULL && strcmp(schedule->name, only) == 0;
-        /* No order holds where two passes take less: tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0 us, a
-         * general kernel 17.6. */
-        const bool in_order = schedule->in_order && 0.95 * own <= twice;
+        /* No order holds where two passes take less. The last one, `single`, is compared by its time with what is taken. */
+        const bool in_order = schedule->in_order && 0.95 * own <= twice, is_last = schedule == &normfuse_cuda_single;
         const double time = reason != NULL ? INFINITY : is_only ? -1.0 : in_order ? 0.0 : own;
         if (shape.explains && reason != NULL)
             fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", shape.problem->name, schedule->name, reason);
         else if (shape.explains)
             fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", shape.problem->name, schedule->name, own,
                     in_order ? ", taken before all below" : "");
-        if (time < lowest) {
+        /* Where one block of another kernel has a norm group of rows, that is what `single` is for. */
+        const bool is_its = !columns && taken != NULL && taken->configure != NULL && best->geometry.parts == 1;
+        if (is_last && lowest >= 0.0 ? time < (is_its ? INFINITY : of_taken) : time < lowest) {
             lowest = time;
+            of_taken = own;
             taken = schedule;
             *best = step;
         }

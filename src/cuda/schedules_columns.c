@@ -482,8 +482,8 @@ static const struct schedule
              VARIANTS};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
-    &normfuse_cuda_single,        &normfuse_cuda_two_pass,      &normfuse_cuda_lines,   &normfuse_cuda_tile,        &lanes, &cluster, &split,
-    &normfuse_cuda_grid_pipeline, &normfuse_cuda_general, &normfuse_cuda_elementwise, NULL};
+    &normfuse_cuda_two_pass, &cluster, &split,
+    &normfuse_cuda_grid_pipeline, &normfuse_cuda_general, &normfuse_cuda_elementwise, &normfuse_cuda_single, NULL};
 
 /* Of given statistics, where nothing is added: forwards, and backwards in which general vectors would begin too late.
  */

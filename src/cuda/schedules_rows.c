@@ -392,5 +392,5 @@ static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN | TA
                              rounds = {.name = "grid in rounds", .configure = configure_rounds, PLAIN};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
-    &normfuse_cuda_single, &normfuse_cuda_stacked, &normfuse_cuda_lines, &normfuse_cuda_tile_rows, &normfuse_cuda_lanes_of_rows, &block, &grid,
-    &cluster, &rounds, &normfuse_cuda_two_pass, &normfuse_cuda_general, &normfuse_cuda_elementwise, NULL};
+    &normfuse_cuda_stacked, &grid,
+    &cluster, &rounds, &normfuse_cuda_two_pass, &normfuse_cuda_general, &normfuse_cuda_elementwise, &normfuse_cuda_single, NULL};

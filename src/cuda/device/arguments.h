@@ -37,8 +37,9 @@ enum {
 enum {
     NORMFUSE_GRADIENTS_NONE,
     NORMFUSE_GRADIENTS_DIRECT,     /* one block has all of a channel, and writes its gradients */
-    NORMFUSE_GRADIENTS_OF_SAMPLES, /* pairs of doubles of each sample and channel, for a later kernel */
-    NORMFUSE_GRADIENTS_OF_CHANNELS /* pairs of each channel and block, multiplied by rstd */
+    NORMFUSE_GRADIENTS_OF_SAMPLES,  /* pairs of doubles of each sample and channel, for a later kernel */
+    NORMFUSE_GRADIENTS_OF_CHANNELS, /* pairs of each channel and block */
+    NORMFUSE_GRADIENTS_NORMALIZED   /* the same, the second one multiplied by the sample's rstd */
 };
 
 /* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31

@@ -782,8 +782,9 @@ __device__ __forceinline__ void emit(const place &at, int64_t sample, int channe
         store_gradient<dbias>(a.dbias, channel, plain, a.accumulate);
     } else {
         const int part = a.part_slots > 1 ? at.rank : 0;
-        const int slot = gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? at.walker * a.part_slots + part : part;
-        const int64_t index = ((gradients == NORMFUSE_GRADIENTS_OF_CHANNELS ? 0 : sample * a.channels) +
+        constexpr bool by_sample = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
+        const int slot = by_sample ? part : at.walker * a.part_slots + part;
+        const int64_t index = ((by_sample ? sample * a.channels : 0) +
                                channel) * a.sum_slots + slot;
         reinterpret_cast<double2 *>(a.sums)[index] = make_double2(plain, normalized);
         if constexpr (sums_slopes)
@@ -806,7 +807,11 @@ __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, 
             of.of_slope[set][0] = sums[2];
         });
     /* Totals of a norm group are known to all blocks of its cluster. */
-    const bool is_owner = by_columns || (by_rows ? at.tx == 0 : at.thread == 0 && (!shared_by_cluster || at.rank == 0));
+    const bool is_owner =
+        by_columns || (by_rows ? at.tx == 0 : at.thread == 0 && (!shared_by_cluster || sums_slopes || at.rank == 0));
+    if constexpr (sums_slopes && shared_by_cluster && !by_columns && !by_rows)
+        if (at.rank > 0) /* but for those of slopes */
+            of.plain[0][0] = of.normalized[0][0] = R(0);
     /* Whoever has all of a channel writes it. */
     if constexpr (!by_columns && (!joins_samples || !joins_beside)) {
         if (is_owner && wanted)
@@ -1075,11 +1080,11 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
     if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
         channel_sums found;
         const auto rstd_for = [&](int set, int i) {
-            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES || gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
                 return R(1); /* the kernel that joins them multiplies by it */
             else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
                 return rstd_of[0][0];
-            else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING && gradients == NORMFUSE_GRADIENTS_DIRECT)
+            else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
                 return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
             else
                 return R(1);
