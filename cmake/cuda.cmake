@@ -169,15 +169,15 @@ endif()
 
 # ---- what is compiled at run time -----------------------------------------------------------------------------------
 
-file(GLOB NORMFUSE_CUDA_DEVICE_FILES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/device/*.cuh
-     ${PROJECT_SOURCE_DIR}/src/cuda/device/*.h)
+file(GLOB NORMFUSE_CUDA_DEVICE_FILES CONFIGURE_DEPENDS
+    ${PROJECT_SOURCE_DIR}/src/cuda/device/*.cuh ${PROJECT_SOURCE_DIR}/src/cuda/device/*.h)
 set(NORMFUSE_TEXTS "")
 set(NORMFUSE_TEXT_POINTERS "")
 foreach(file ${NORMFUSE_CUDA_DEVICE_FILES})
     get_filename_component(name ${file} NAME_WE)
-    get_filename_component(whole ${file} NAME)
+    get_filename_component(included ${file} NAME)
     string(APPEND NORMFUSE_TEXTS
-        "name_${name}:\n    .asciz \"${whole}\"\ntext_${name}:\n    .incbin \"${file}\"\n    .byte 0\n")
+        "name_${name}:\n    .asciz \"${included}\"\ntext_${name}:\n    .incbin \"${file}\"\n    .byte 0\n")
     string(APPEND NORMFUSE_TEXT_POINTERS "    .quad name_${name}, text_${name}\n")
 endforeach()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/texts.S.in ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S @ONLY)
@@ -206,9 +206,9 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/schedules_rows.c
     src/cuda/schedules_tile.c
     src/cuda/shape.c
-    src/cuda/single.c
     src/cuda/specialize.c
     src/cuda/transpose.c
+    src/cuda/tuning.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S
     ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
