@@ -52,8 +52,8 @@ SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67
           "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
           "{group_norm 0x6x5 groups=2,group_norm 2x6x0 groups=2,affine 3x0x5} act=prelu dir={fwd,bwd} {,+one_slope}",
           "{group_norm 2x12x7x9 groups=4,batch_norm 3x12x7x9} act=prelu layout={nchw,nhwc} dir={fwd,bwd} +sharded"]
-# What is large for one multiprocessor: rows of so many unaligned vectors that registers hold some; lines in words, which
-# begin at even and at odd elements.
+# What is large for one multiprocessor: rows of so many unaligned vectors that registers hold some; norm groups that begin
+# at even and at odd elements.
 LARGE = ["instance_norm 1x2x60013 dtype={f16,bf16} dir={fwd,bwd} act={relu,mish} {,+scale,+data=nan}",
          "instance_norm 1x2x30011 dtype=f32 dir={fwd,bwd} act={relu,mish} {,+scale,+data=nan}",
          "group_norm {401x655 groups=1,402x655 groups=5,3001x77 groups=7,34x8191 groups=1,34x8190 groups=2,401x656 "

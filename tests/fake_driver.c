@@ -19,6 +19,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Handles are addresses in here; nothing is ever stored in them. */
 static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[FAKE_KERNELS], libraries[64];
 static char specialized[FAKE_SPECIALIZED], specialized_names[FAKE_SPECIALIZED][64];
+static struct normfuse_cuda_signature signatures[FAKE_SPECIALIZED];
 static _Thread_local CUcontext stack[8];
 static _Thread_local int depth;
 static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -30,7 +31,7 @@ static struct {
 static char graph;
 
 static const char *const names[] = {
-#define NAME(layout, schedule, direction, type, elements, vectors, threads, registers)                                 \
+#define NAME(layout, schedule, direction, type, elements, vectors, registers)                                          \
     "normfuse_" #layout "_" #schedule "_" #direction "_" #type "_" #elements "x" #vectors,
     NORMFUSE_KERNELS(NAME)
 #undef NAME
@@ -120,10 +121,8 @@ static bool is_refused_by_capture(void)
 
 static int kernel_of(const void *handle)
 {
-    for (int i = 0; i < FAKE_KERNELS; i++)
-        if (handle == &kernels[i])
-            return i;
-    return -1;
+    const char *const kernel = handle;
+    return kernel >= kernels && kernel < kernels + FAKE_KERNELS ? (int)(kernel - kernels) : -1;
 }
 
 void fake_driver_reset(void)
@@ -472,7 +471,19 @@ static int specialized_of(CUlibrary library)
     return handle >= specialized && handle < specialized + FAKE_SPECIALIZED ? (int)(handle - specialized) : -1;
 }
 
-static CUresult load_specialized(CUlibrary *library)
+struct normfuse_cuda_signature fake_driver_signature(int kernel)
+{
+    return signatures[kernel - NORMFUSE_CUDA_KERNELS];
+}
+
+/* 0 where the text has no such constant. */
+static int32_t constant_of(const char *text, const char *name)
+{
+    const char *const at = strstr(text, name);
+    return at != NULL ? (int32_t)strtol(at + strlen(name), NULL, 10) : 0;
+}
+
+static CUresult load_specialized(CUlibrary *library, const char *text)
 {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
@@ -482,6 +493,10 @@ static CUresult load_specialized(CUlibrary *library)
     } else if (fake_driver.specializations == FAKE_SPECIALIZED) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
+        struct normfuse_cuda_signature *const of = &signatures[fake_driver.specializations];
+#define CONSTANT(name) of->name = constant_of(text, "    " #name " = ");
+        NORMFUSE_SIGNATURE_LIST(CONSTANT)
+#undef CONSTANT
         *library = (CUlibrary)(void *)&specialized[fake_driver.specializations++];
         fake_driver.specialized++;
     }
@@ -503,7 +518,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
     uint32_t magic;
     memcpy(&magic, code, sizeof magic);
     if (memcmp(code, "\177ELF", sizeof magic) == 0)
-        return load_specialized(library);
+        return load_specialized(library, code);
     if (magic != 0xba55ed50u || jit_count != 0 || count != 0)
         return CUDA_ERROR_INVALID_IMAGE;
     if (fake_driver.library_result != CUDA_SUCCESS)

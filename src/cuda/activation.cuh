@@ -213,24 +213,22 @@ template <int value, bool others = false> struct chosen_activation {
     }
 };
 
-/* work(chosen_activation()): in plain tiles with a loop of its own for those that networks have most; leaky_relu and
- * hardswish are in relu's. `all`: of the others, too; relu6 is among these, since relu's loop would spill with it.
- * `few`, where not plain: identity is in relu's, too. */
-template <bool plain, bool all, bool few = plain, typename Work>
-__device__ __forceinline__ void choose_activation(int activation, Work work)
+/* work(chosen_activation()): with a loop of its own for those that networks have most; leaky_relu and hardswish are in
+ * relu's. `all`: of the others, too; relu6 is among these, since relu's loop would spill with it. */
+template <bool all, typename Work> __device__ __forceinline__ void choose_activation(int activation, Work work)
 {
-    if (plain && activation == NORMFUSE_IDENTITY)
+    if (activation == NORMFUSE_IDENTITY)
         work(chosen_activation<NORMFUSE_IDENTITY>());
-    else if (few && activation == NORMFUSE_SILU)
+    else if (activation == NORMFUSE_SILU)
         work(chosen_activation<NORMFUSE_SILU>());
-    else if (few && (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
-                     activation == NORMFUSE_HARDSWISH || activation == NORMFUSE_IDENTITY))
+    else if (!all || activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
+             activation == NORMFUSE_HARDSWISH)
         work(chosen_activation<NORMFUSE_RELU, all>());
     else
         work(chosen_activation<-1>());
 }
 
-/* The same in plain tiles; prelu, whose slopes are a channel's, has a loop of its own. `one`: all others have one. */
+/* The same; prelu, whose slopes are a channel's, has a loop of its own. `one`: all others have one. */
 template <bool one = false, typename Work>
 __device__ __forceinline__ void choose_any_activation(int activation, Work work)
 {
@@ -239,18 +237,18 @@ __device__ __forceinline__ void choose_any_activation(int activation, Work work)
     else if constexpr (one)
         work(chosen_activation<-1>());
     else
-        choose_activation<true, true>(activation, work);
+        choose_activation<true>(activation, work);
 }
 
 /* SiLU of 16-bit results is found from half of z: z sigmoid(z) = h tanh(h) + h with h = z/2. The halving goes into the
- * coefficients of plain tiles, and of five instructions a value three are left; `dy` that has been through the
+ * coefficients, and of five instructions a value three are left; `dy` that has been through the
  * derivative is then twice as large, for which slopes, already half, make up. */
-template <bool fast, bool plain> __device__ __forceinline__ bool takes_half(int activation)
+template <bool fast> __device__ __forceinline__ bool takes_half(int activation)
 {
-    return fast && plain && activation == NORMFUSE_SILU;
+    return fast && activation == NORMFUSE_SILU;
 }
 
-template <bool fast, bool plain, bool rolled = true, typename Chosen, typename R, int V>
+template <bool fast, bool rolled = true, typename Chosen, typename R, int V>
 __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
 {
     if constexpr (Chosen::constant == NORMFUSE_SILU) {
@@ -262,7 +260,7 @@ __device__ __forceinline__ void activate(R (&z)[V], Chosen, int activation, R p)
                 z[i] *= sigmoid<fast>(z[i]);
         }
     } else if constexpr (Chosen::constant != NORMFUSE_IDENTITY) {
-        if ((!plain || sizeof(R) == 8) && activation == NORMFUSE_IDENTITY)
+        if (sizeof(R) == 8 && activation == NORMFUSE_IDENTITY)
             return;
         if (activation == NORMFUSE_RELU) {
 #pragma unroll
@@ -315,13 +313,13 @@ __device__ __forceinline__ void differentiate_by(R (&g)[V], const R (&z)[V], Cho
         }
     } else if constexpr (Chosen::constant != NORMFUSE_IDENTITY) {
         /* In relu's loop relu6 has a branch of its own, elsewhere it is a second step of relu: the other way round
-         * registers spill, 28 bytes of columns_lanes_backward_bf16_8x1. */
+         * registers spill. */
         constexpr bool apart = Chosen::constant == NORMFUSE_RELU;
         if (sizeof(R) == 8 && activation == NORMFUSE_IDENTITY)
             return;
-        if (Chosen::constant == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_RELU ||
-            activation == NORMFUSE_LEAKY_RELU || (!apart && activation == NORMFUSE_RELU6)) {
-            const R slope = Chosen::constant == NORMFUSE_LEAKY_RELU || activation == NORMFUSE_LEAKY_RELU ? p : R(0);
+        if (activation == NORMFUSE_RELU || activation == NORMFUSE_LEAKY_RELU ||
+            (!apart && activation == NORMFUSE_RELU6)) {
+            const R slope = activation == NORMFUSE_LEAKY_RELU ? p : R(0);
 #pragma unroll
             for (int i = 0; i < V; i++)
                 g[i] = z[i] <= R(0) ? slope * g[i] : g[i];

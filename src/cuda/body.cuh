@@ -9,7 +9,7 @@
 #include "ptx.cuh"
 
 /* The kernel of a row of kernels.def, whose body is a template of its layout and direction. */
-#define NORMFUSE_INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                    \
+#define NORMFUSE_INSTANCE(layout, schedule, direction, type, elements, vectors, registers)                             \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
         layout##_##direction<type, elements, vectors, NORMFUSE_SCHEDULE_##schedule>(a);                                \

@@ -295,10 +295,8 @@ template <typename T, int V> struct vector_added {
     }
 };
 
-/* The results of a vector of x: (x - means) slope + offset, to which add(z, 0) adds, activated. `plain`: see
- * choose_activation(). */
-template <typename T, int V, bool plain = true, typename Chosen, typename Parameter, typename Means,
-          typename Add = nothing_added>
+/* The results of a vector of x: (x - means) slope + offset, to which add(z, 0) adds, activated. */
+template <typename T, int V, typename Chosen, typename Parameter, typename Means, typename Add = nothing_added>
 __device__ __forceinline__ uint4 result_of(Chosen chosen, int activation, const Parameter &act_param,
                                            const uint4 &vector, const Means &means, const float (&slope)[V],
                                            const float (&offset)[V], Add add = {})
@@ -307,13 +305,13 @@ __device__ __forceinline__ uint4 result_of(Chosen chosen, int activation, const 
     unpack<T, V>(vector, z);
     each<V>([&](int i) { z[i] = fmaf(z[i] - means[i], slope[i], offset[i]); });
     add(z, 0);
-    activate<sizeof(T) == 2, plain>(z, chosen, activation, (float)act_param);
+    activate<sizeof(T) == 2>(z, chosen, activation, (float)act_param);
     return make_vector<T, V>(z);
 }
 
 /* Of part `h` of vectors of x and dy, H values each: x - mean, and what of dy comes through the activation, for SiLU
  * twice that; add(z, h) adds before that. */
-template <typename T, int V, typename Means, bool plain = true, typename Parameter = float> struct channel_derivative {
+template <typename T, int V, typename Means, typename Parameter = float> struct channel_derivative {
     const int &activation;
     const Parameter &act_param;
     const Means &means;
@@ -326,7 +324,7 @@ template <typename T, int V, typename Means, bool plain = true, typename Paramet
         unpack_part<T, V>(x_vector, h, x);
         unpack_part<T, V>(dy_vector, h, dy);
         each<H>([&](int i) { x[i] -= means[h * H + i]; });
-        if (decltype(chosen)::constant != NORMFUSE_IDENTITY && (plain || activation != NORMFUSE_IDENTITY)) {
+        if (decltype(chosen)::constant != NORMFUSE_IDENTITY) {
             float z[H];
             each<H>([&](int i) { z[i] = fmaf(x[i], slope[h * H + i], offset[h * H + i]); });
             add(z, h);

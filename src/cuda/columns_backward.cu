@@ -143,8 +143,8 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
-    const bool half = takes_half<sizeof(T) == 2, true>(p.activation);
-    block_turns block(a, false, true, false);
+    const bool half = takes_half<sizeof(T) == 2>(p.activation);
+    block_turns block(a);
     column_vectors<T, V, K, 2, adds> vectors(a);
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
     do {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         coefficients_of<V>(a, of.of_channels, of.of_groups, column, of_groups, of.ready, slope, offset, shift);
         if (half)
             multiply(slope, offset, 0.5f);
-        const channel_derivative<T, V, float[V], true, double> differentiate = {p.activation, p.act_param, shift, slope,
+        const channel_derivative<T, V, float[V], double> differentiate = {p.activation, p.act_param, shift, slope,
                                                                                 offset};
         const bool keeps_dz = vectors.keeps_dz();
         const float factor = half ? 0.5f : 1.0f;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
         if (vectors.reads_post())
             vectors.pass(p.post_add(), {}, place, count);
         /* ---- sums ---- */
-        choose_activation<true, adds>(p.activation, [&](auto chosen) {
+        choose_activation<adds>(p.activation, [&](auto chosen) {
             vectors.walk_rows(place, count, shared, [&](const row_vectors<2> &row, int slot) {
                 uint4 dz = make_uint4(0, 0, 0, 0);
                 each<V / H>([&](int h) {
@@ -226,7 +226,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
             cursor dx(p.dx().data, p.x(), place, row),
                 to_dz(writes_dz ? p.dpost_add().data : p.x().data, p.x(), place, row);
             const int activation = keeps_dz ? NORMFUSE_IDENTITY : p.activation;
-            choose_activation<true, adds, true>(activation, [&](auto chosen) {
+            choose_activation<adds>(activation, [&](auto chosen) {
                 vectors.walk_rows(place, count, shared, [&](const row_vectors<2> &row, int slot) {
                     uint4 vector = make_uint4(0, 0, 0, 0), dz_vector = vector;
                     each<V / H>([&](int h) {

@@ -97,12 +97,12 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     float slope[V], offset[V], about[V];
     const float factor = factor_of<T>(p.activation);
     parameters.receive(a, place.n, place.c, factor, slope, offset, about);
-    choose_activation<true, false>(p.activation, [&](auto chosen) {
+    choose_activation<false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             float z[V];
             unpack<T, V>(of.of[0], z);
             each<V>([&](int i) { z[i] = fmaf(z[i] - about[i], slope[i], offset[i]); });
-            activate<fast, true>(z, chosen, p.activation, (float)p.act_param);
+            activate<fast>(z, chosen, p.activation, (float)p.act_param);
             y.store(make_vector<T, V>(z));
             y.advance(place);
         });
@@ -142,7 +142,7 @@ __device__ __forceinline__ void columns_backward(const normfuse_cuda_arguments &
     float slope[V], offset[V], about[V], first[V] = {}, second[V] = {};
     const float factor = factor_of<T>(p.activation);
     parameters.receive(a, place.n, c, factor, slope, offset, about);
-    choose_activation<true, false>(p.activation, [&](auto chosen) {
+    choose_activation<false>(p.activation, [&](auto chosen) {
         walk_passing<K>(held, count, request_vector, [&](const vectors &of) {
             uint4 out = make_uint4(0, 0, 0, 0);
             each<V / H>([&](int h) {

@@ -178,7 +178,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
-    block_turns block(a, false, true, false);
+    block_turns block(a);
 
     column_vectors<T, V, K, 1, adds> vectors(a);
     bool is_loaded = false; /* the tile of this round, while the results of the last one were written */
@@ -231,7 +231,7 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
         const int column = place.active ? place.column : 0;
         coefficients_of<V>(a, of.of_channels, of.of_groups, column, column * V, g.group == 1, first, second, shift);
         if (p.y().data) {
-            if (takes_half<fast, true>(p.activation))
+            if (takes_half<fast>(p.activation))
                 multiply(first, second, 0.5f);
             vectors.forget();
             /* The same rows of the block group that this block has next are requested as places become free. */
@@ -239,9 +239,9 @@ __device__ __forceinline__ void columns_forward(const normfuse_cuda_arguments &a
             const column_place next_place = place_of<T, V>(a, block.set + (is_loaded ? g.block_groups : 0), block.part);
             cursor next[] = {{p.x().data, p.x(), next_place, row}};
             cursor y(p.y().data, p.x(), place, row), u(adds && p.u().data ? p.u().data : p.y().data, p.x(), place, row);
-            const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+            const float factor = takes_half<fast>(p.activation) ? 0.5f : 1.0f;
             const typename decltype(vectors)::added_after add = {vectors, factor};
-            choose_activation<true, true, true>(p.activation, [&](auto chosen) {
+            choose_activation<true>(p.activation, [&](auto chosen) {
                 vectors.walk_rows(place, count, shared, [&](const row_vectors<1> &row, int slot) {
                     if constexpr (adds) {
                         if (p.u().data)

@@ -169,10 +169,8 @@ struct no_additions {
     }
 };
 
-/* Up to K vectors of x and, of two tensors, of dy, of every at_once-th row. `lanes`: of many samples one after
- * the other, whose instructions are few: one loop of results for all but identity and SiLU. */
-template <int K, int tensors, bool lanes = false> struct held_rows {
-    static constexpr bool has_few_loops = lanes;
+/* Up to K vectors of x and, of two tensors, of dy, of every at_once-th row. */
+template <int K, int tensors> struct held_rows {
     const normfuse_cuda_columns &a;
     int left;            /* rows from the thread's first on; not above 0: the thread has none */
     const unsigned at;   /* bytes from the sample's beginning to the thread's first vector */
@@ -204,7 +202,7 @@ template <int K, int tensors, bool lanes = false> struct held_rows {
     }
     template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const
     {
-        choose_activation<true, false>(a.activation, work);
+        choose_activation<false>(a.activation, work);
     }
     /* The same of results: holders may have what the derivative made. */
     template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
@@ -220,8 +218,7 @@ template <int K, int tensors, bool lanes = false> struct held_rows {
     /* Vectors are held, not what the sums made of them. */
     __device__ __forceinline__ void forget()
     {
-        if (!lanes)
-            each<K>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k][i]); }); });
+        each<K>([&](int k) { each<tensors>([&](int i) { compiler_barrier(held[k][i]); }); });
     }
     /* work(vectors, place, additions) for the sample from `to` on. A pipeline has to know whether it is
      * the last one. */
@@ -264,7 +261,7 @@ __device__ __forceinline__ void store_group(const normfuse_cuda_columns &a, int 
 /* SiLU and what takes as much of z has half of it, and its coefficients are half as large. */
 template <typename T> __device__ __forceinline__ float factor_of(int activation)
 {
-    return takes_half<sizeof(T) == 2, true>(activation) ? 0.5f : 1.0f;
+    return takes_half<sizeof(T) == 2>(activation) ? 0.5f : 1.0f;
 }
 
 /* Weight and bias become what x less the rounded mean is weighed by, `factor` times; the rests are of the mean. */
@@ -307,7 +304,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_columns &a, Ho
     const float factor = factor_of<T>(a.activation);
     centre<V>(slope, offset, rests, rstds, factor);
     holder.forget();
-    choose_activation<true, !Holder::has_few_loops>(a.activation, [&](auto chosen) {
+    choose_activation<true>(a.activation, [&](auto chosen) {
         holder.store(to, is_last, [&](const uint4 *vectors, char *to_vector, auto additions) {
             store_vector<T, V>(to_vector, 0,
                                result_of<T, V>(chosen, a.activation, a.act_param, *vectors, means, slope, offset,

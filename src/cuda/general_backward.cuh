@@ -141,7 +141,7 @@ __device__ __forceinline__ void general_backward(const normfuse_cuda_arguments &
 
     R slope[V], offset[V], mean[V];
     const int first_channel = tile.active ? tile.unit * V : 0;
-    const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
+    const R factor = takes_half<fast>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, V>(channels, first_channel, factor, slope, offset, mean);
     R first[sums_in_turn] = {}, second[sums_in_turn] = {}, third[sums_in_turn] = {};
     R level[V] = {}, of_mean[V] = {}; /* dx = slope * dy' + of_mean * (u - mean) + level */

@@ -4,7 +4,7 @@
 #include "general_backward.cuh"
 #include "general_forward.cuh"
 
-#define INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)                             \
+#define INSTANCE(layout, schedule, direction, type, elements, vectors, registers)                                      \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
         general_##direction<type, elements, vectors, true>(a);                                                         \

@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_results(const normfuse_cuda_arguments &a, 
                     if constexpr (decltype(chosen)::constant == NORMFUSE_PRELU)
                         each<H>([&](int i) { z[i] = z[i] > R(0) ? z[i] : of_prelu[(h * H + i) % V] * z[i]; });
                     else
-                        activate<fast, true>(z, chosen, p.activation, (R)p.act_param);
+                        activate<fast>(z, chosen, p.activation, (R)p.act_param);
                     y.put(h, z);
                 });
                 if (!alone)
@@ -219,7 +219,7 @@ __device__ __forceinline__ void general_forward(const normfuse_cuda_arguments &a
     __syncthreads();
     R slope[V], offset[V], mean[V];
     const int first_channel = tile.active ? tile.unit * V : 0;
-    const R factor = takes_half<fast, true>(p.activation) ? R(0.5) : R(1);
+    const R factor = takes_half<fast>(p.activation) ? R(0.5) : R(1);
     recall_channels<R, V>(channels, first_channel, factor, slope, offset, mean);
     const bool writes = adds && p.u().data && !(p.phases() & NORMFUSE_PHASE_STATISTICS);
     store_results<T, V>(a, data, writes, factor, slope, offset, mean, of_prelu + first_channel);

@@ -25,7 +25,7 @@ static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments
     const normfuse_cuda_geometry &g = a.geometry;
     if (g.shares)
         return 1;
-    if (g.sum_slots == 1 || g.channels_a_segment == 0 || g.sums_by_channel || g.sets_a_block > 1)
+    if (g.sum_slots == 1 || g.channels_a_segment == 0 || g.sums_by_channel)
         return g.sum_slots; /* one, columns, or one stretch a set */
     const unsigned first = (unsigned)outer * (unsigned)g.spans, part = (unsigned)g.part_rows;
     return (int)((first + (unsigned)g.spans - 1) / part - first / part) + 1;

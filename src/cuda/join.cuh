@@ -356,13 +356,10 @@ __device__ __forceinline__ void synchronize_block_group(uint32_t *grid_barrier, 
 struct block_turns {
     int exchange, block_group, part, set, parity = 0;
 
-    /* `whole`: a set has one block; `shares`: blocks send one another sums; `backwards`: the last block comes first. */
-    __device__ __forceinline__ block_turns(const normfuse_cuda_arguments &a, bool whole, bool shares, bool backwards)
+    __device__ __forceinline__ explicit block_turns(const normfuse_cuda_arguments &a) : exchange(a.geometry.exchange)
     {
-        const int block = (int)(backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        exchange = shares ? a.geometry.exchange : NORMFUSE_EXCHANGE_NONE;
-        set = block_group = whole ? block : divide(block, a.geometry.by_parts);
-        part = whole ? 0 : block - block_group * a.geometry.parts;
+        set = block_group = divide((int)blockIdx.x, a.geometry.by_parts);
+        part = (int)blockIdx.x - block_group * a.geometry.parts;
     }
     __device__ __forceinline__ uint32_t *grid_barrier(const normfuse_cuda_arguments &a) const
     {

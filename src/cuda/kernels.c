@@ -74,14 +74,11 @@ enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cu
                                                   int32_t type, bool vectorized)
 {
     static const uint8_t kernels[2][NORMFUSE_SCHEDULES][2][TYPES][2] = {
-#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
+#define ROW(layout, schedule, direction, type, elements, vectors, registers)                                           \
     [LAYOUT_##layout][NORMFUSE_SCHEDULE_##schedule][DIRECTION_##direction][TYPE_##type][(elements) > 1] =              \
         NORMFUSE_CUDA_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors,
         NORMFUSE_KERNELS(ROW)
 #undef ROW
     };
-    const bool has_both = schedule == NORMFUSE_SCHEDULE_lines || schedule == NORMFUSE_SCHEDULE_lines_long ||
-                          schedule == NORMFUSE_SCHEDULE_tile;
-    const bool in_vectors = vectorized && schedule != NORMFUSE_SCHEDULE_tile;
-    return (enum normfuse_cuda_kernel)kernels[columns && !has_both][schedule][backward][type][in_vectors];
+    return (enum normfuse_cuda_kernel)kernels[columns][schedule][backward][type][vectorized];
 }

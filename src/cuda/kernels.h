@@ -9,12 +9,10 @@
 
 #include "../problem.h"
 
-/* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix. Only
- * `lanes` and `elementwise` of rows, both of lines, of general, `tile` and `additions` take every addition, `grid_additions`
- * and `batch_additions` all but pre_add forward; the others are plain: nothing is added to x, before the activation or to
- * dx. Tensors have the same strides. */
+/* How a kernel loads, and how the sums of the blocks that share a norm group travel; README.md has the matrix.  `elementwise`
+ * of rows, both of general and `additions` take every addition, `grid_additions` and `batch_additions` all but pre_add
+ * forward; the others are plain: nothing is added to x, before the activation or to dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
-    SCHEDULE(lanes) SCHEDULE(lanes_rows) SCHEDULE(lines) SCHEDULE(lines_long) SCHEDULE(tile) SCHEDULE(block)           \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch) SCHEDULE(unaligned)        \
     SCHEDULE(additions) SCHEDULE(grid_additions) SCHEDULE(batch_additions) SCHEDULE(elementwise) SCHEDULE(general)     \
     SCHEDULE(general_vectors)
@@ -43,7 +41,7 @@ enum {
 };
 
 enum normfuse_cuda_kernel {
-#define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, threads, registers)                   \
+#define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, registers)                            \
     NORMFUSE_CUDA_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors,
     NORMFUSE_KERNELS(NORMFUSE_KERNEL_ID)
 #undef NORMFUSE_KERNEL_ID
@@ -56,7 +54,7 @@ enum normfuse_cuda_kernel {
 /* A row of kernels.def; finish.cu's kernels have the schedule NORMFUSE_SCHEDULES and nothing else. */
 struct normfuse_cuda_kernel_row {
     uint8_t schedule, columns, backward, type;
-    int16_t elements, vectors, threads, registers;
+    int16_t elements, vectors, registers;
 };
 extern const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_KERNELS];
 
@@ -74,7 +72,7 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 bool normfuse_cuda_has_general_alone(const char *built_for, int32_t capability);
 
 /* The kernel of a schedule, which must have one of that type and width; `vectorized`: with vectors of 16 bytes, or words
- * of two halves. `lines`, `lines_long` and `tile` have one kernel for both layouts, `tile` without vectors. */
+ * of two halves. */
 enum normfuse_cuda_kernel normfuse_cuda_kernel_of(bool columns, enum normfuse_cuda_schedule schedule, bool backward,
                                                   int32_t type, bool vectorized);
 
@@ -113,7 +111,7 @@ struct normfuse_cuda_slopes {
  * Rows. A set is `outer` stretches (channels of a group, or samples of a channel) of `spans` vectors each (unaligned:
  * as many as the stretch that needs most); its vectors are counted through, and a part of a set is part_rows of them.
  * The forward deals these to the threads of a block in turn, segment_rows to each; in the backward each warp, a
- * segment, has segment_rows adjacent ones. Where sets_a_block > 1 segments of 2^lane_bits threads hold a set each.
+ * segment, has segment_rows adjacent ones.
  *
  * Columns. A block group has `width` vectors of channels of one sample, or of all samples when `all_samples`; a part
  * of these is part_rows rows, which the block walks threads / width at a time. Where C channels are not whole vectors,
@@ -127,11 +125,7 @@ struct normfuse_cuda_slopes {
  * Runs (elementwise of rows). The whole tensor is one run of vectors, and a block has part_rows elements of it: each
  * warp segment_rows times 32 vectors. `spans` are the positions of a row, which is a channel of a sample, `outer` the
  * channels, and `coefficients` the most rows that a block has elements of, and one. A row has sum_slots sums, of as
- * many blocks; with statistics to come a triple in the place of each, those of a set adjacent.
- *
- * Lines (lines.cu). `rows` are the values of a norm group, which 2^lane_bits threads hold, segment_rows values each
- * (rounded up to 4). A block has `width` adjacent norm groups of each of sets_a_block samples; `parts` blocks take
- * samples in turn. */
+ * many blocks; with statistics to come a triple in the place of each, those of a set adjacent. */
 struct normfuse_cuda_geometry {
     /* Each group of members is a line of 64 bytes that a kernel waits for, as in normfuse_cuda_problem. */
     int32_t rows; /* of a norm group or block group */
@@ -151,7 +145,7 @@ struct normfuse_cuda_geometry {
 
     /* rows */
     int32_t lane_bits, spans, segment_rows;
-    int32_t sets_a_block;
+    int32_t passing;            /* additions: tensors that pass in shared memory, at most */
     int32_t coefficients;       /* channels that a block holds coefficients of, at most */
     int32_t channels_a_segment; /* backward: that the vectors of a segment can touch */
     int32_t outer;
@@ -182,7 +176,6 @@ struct normfuse_cuda_geometry {
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
     struct normfuse_general_sizes general;
     int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
-    int32_t passing; /* additions: tensors that pass in shared memory, at most */
     int32_t rest;    /* vectors: elements behind the whole rows */
 
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
@@ -207,16 +200,11 @@ struct normfuse_cuda_statistics {
     double variance; /* the unbiased one */
 };
 
-/* What the schedules `cluster`, `lanes`, `lanes_rows` and those of the grid read. A block waits for each line of
+/* What the schedules `cluster` and those of the grid read. A block waits for each line of
  * constants when it reads the line first, so these are few, and beside one another. */
 struct normfuse_cuda_cluster { /* blocks follow one another by part, sample of a cluster, width, sample */
     int32_t samples; /* whose blocks are in one cluster and find the parameters' gradients there; 0: they do not */
     struct normfuse_cuda_divisor by_ranks, by_at_once; /* ranks: blocks of a cluster */
-};
-struct normfuse_cuda_lanes {
-    int32_t samples;                                 /* that a block has beside one another */
-    int32_t units;                                   /* of a sample: as few vectors as hold whole groups */
-    struct normfuse_cuda_divisor by_units, by_lanes; /* units that a block has beside one another; lanes of a unit */
 };
 struct normfuse_cuda_grid {
     int32_t block_groups; /* samples at a time */
@@ -230,7 +218,6 @@ struct normfuse_cuda_grid {
 };
 union normfuse_cuda_of_schedule {
     struct normfuse_cuda_cluster cluster;
-    struct normfuse_cuda_lanes lanes;
     struct normfuse_cuda_grid grid;
 };
 struct normfuse_cuda_columns {
@@ -238,11 +225,11 @@ struct normfuse_cuda_columns {
     int64_t batch_bytes;
     uint32_t row_bytes;
     int32_t rows, part_rows;
-    int32_t at_once;           /* rows that the threads of a block have at once; lanes: of one sample */
+    int32_t at_once;           /* rows that the threads of a block have at once */
     int32_t width;             /* vectors of a row that a block has */
     int32_t group;             /* channels of a group */
     int32_t groups, lane_bits; /* groups of a block, 2^bits lanes of a warp for each */
-    int32_t parts;             /* blocks that share a group; lanes: samples */
+    int32_t parts;             /* blocks that share a group */
     union normfuse_cuda_of_schedule of;
     struct normfuse_cuda_divisor by_blocks_wide, by_width, by_group, by_parts;
     const char *weight, *bias, *scale, *shift;
@@ -254,27 +241,6 @@ struct normfuse_cuda_columns {
     int32_t activation;
     float act_param, eps, share; /* share: 1 / values of a set */
     int32_t n;
-};
-
-/* What the schedule `tile` reads; tile.cu says what its columns and rows are. */
-struct normfuse_cuda_tile {
-    char *x, *dy, *pre_add, *post_add, *du;
-    char *out, *u, *dpost_add;                  /* out: y, or dx */
-    int64_t batch_bytes, tile_bytes, row_bytes; /* from one sample, tile, row to the next */
-    int32_t rows, part_rows;                    /* of a norm group, of a block */
-    int32_t length;                             /* values that are cut into rows; 0: rows are whole */
-    int32_t at_once, slots; /* rows that a block has beside one another; of a thread, rounded up to 4 */
-    int32_t columns, width, group, channel_columns; /* of a sample, a block, a norm group, a channel */
-    int32_t sets;                                   /* norm groups of a block */
-    int32_t lane_bits, channel_bits;                /* 2^bits lanes of a warp for each of these, for a channel */
-    int32_t parts;                                  /* blocks that share norm groups */
-    int32_t samples;            /* all, whose blocks are in one cluster and find the gradients; 0: they do not */
-    int32_t by_channels, gives; /* a norm group is one channel; gradients of parameters are wanted */
-    int32_t from_y;             /* normfuse_problem */
-    int32_t asks_more, is_prelu; /* asks for scale and shift, or prelu's slopes */
-    int32_t sums_slopes;         /* prelu's get gradients */
-    struct normfuse_cuda_divisor by_ranks; /* blocks of a cluster */
-    struct normfuse_cuda_divisor by_parts, by_blocks_wide, by_width, by_group, by_channel_columns;
 };
 
 /* The places of tensors in what follows. No call has both y and dx, nor both u and du. */
@@ -393,7 +359,6 @@ struct normfuse_cuda_arguments {
     struct normfuse_cuda_problem problem;
     union { /* of the schedules that read it; those that read `columns` read little else */
         struct normfuse_cuda_columns columns;
-        struct normfuse_cuda_tile tile;
         char lines[5][64];
     };
     struct normfuse_cuda_geometry geometry;

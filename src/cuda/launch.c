@@ -98,19 +98,6 @@ static void describe_columns(const struct normfuse_problem *p, const struct step
         columns->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
 }
 
-static void describe_tile(const struct normfuse_problem *p, const struct step *step, struct normfuse_cuda_tile *tile)
-{
-    *tile = step->tile;
-#define DATA(name) tile->name = p->name.data;
-    DATA(x) DATA(dy) DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
-#undef DATA
-    tile->out = output_of(p);
-    tile->from_y = p->from_y;
-    tile->is_prelu = p->activation == NORMFUSE_PRELU;
-    tile->sums_slopes = p->dslope.data != NULL;
-    tile->asks_more = p->scale.data != NULL || p->shift.data != NULL || tile->is_prelu;
-}
-
 static struct normfuse_place place_of(const struct normfuse_parameter *of)
 {
     return (struct normfuse_place){of->data, (int32_t)of->batch, (int32_t)of->channel};
@@ -258,8 +245,6 @@ static void describe_step(const struct step *step, struct normfuse_problem *prob
     arguments->geometry = step->geometry;
     if (step->at_once > 0)
         describe_columns(problem, step, &arguments->columns);
-    else if (is_of(step, OF(tile)))
-        describe_tile(problem, step, &arguments->tile);
     arguments->phases = step->phases;
     arguments->source = (int16_t)step->source;
 }

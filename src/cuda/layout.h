@@ -59,17 +59,6 @@ NORMFUSE_LAYOUT struct normfuse_cluster_layout normfuse_lay_out_cluster_backward
     return at;
 }
 
-/* lanes, backward: two floats of each row beside one another and channel. */
-struct normfuse_lanes_layout {
-    int32_t normalized, bytes;
-};
-
-NORMFUSE_LAYOUT struct normfuse_lanes_layout normfuse_lay_out_lanes(int32_t samples, int32_t at_once, int32_t channels)
-{
-    const struct normfuse_lanes_layout at = {4 * samples * at_once * channels, 8 * samples * at_once * channels};
-    return at;
-}
-
 /* grid_pipeline; `stages`: bytes of the stages, which come first. */
 struct normfuse_grid_layout {
     int32_t plain, centred; /* as above */

@@ -136,7 +136,6 @@ template <int tensors> struct tile_producer {
 /* The others. */
 template <int tensors> struct tile_consumer {
     static constexpr int at_a_time = 4 / tensors;
-    static constexpr bool has_few_loops = false;
     const normfuse_cuda_columns &a;
     pipeline_barriers &barriers;
     uint4 *pipeline;
@@ -237,7 +236,7 @@ template <int tensors> struct tile_consumer {
     /* As those of held_rows; sums are of each tile, then of tiles, so that none is long. */
     template <typename Work> __device__ __forceinline__ void choose_derivative(Work work) const
     {
-        choose_activation<true, false>(a.activation, work);
+        choose_activation<false>(a.activation, work);
     }
     /* The same of results. */
     template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
@@ -407,7 +406,7 @@ template <int tensors> struct adding_consumer : tile_consumer<tensors> {
     }
     template <typename Work> __device__ __forceinline__ void choose_gradient(Work work) const
     {
-        choose_activation<true, false>(from_dz ? NORMFUSE_IDENTITY : a.activation, work);
+        choose_activation<false>(from_dz ? NORMFUSE_IDENTITY : a.activation, work);
     }
     template <int V, typename Work>
     __device__ __forceinline__ void sum(float (&first)[V], float (&second)[V], Work work)
@@ -517,7 +516,7 @@ struct values_of_parts {
 
 /* Bulk copies came with capability 9.0; no kernel of these is launched below. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define NORMFUSE_PIPELINE_INSTANCE(layout, schedule, direction, type, elements, vectors, threads, registers)           \
+#define NORMFUSE_PIPELINE_INSTANCE(layout, schedule, direction, type, elements, vectors, registers)                    \
     NORMFUSE_KERNEL(layout, schedule, direction, type, elements, vectors, registers)                                   \
     {                                                                                                                  \
         __trap();                                                                                                      \

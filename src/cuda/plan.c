@@ -148,8 +148,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
-    const uint32_t lacks = OF(lanes) | OF(lanes_rows) | OF(lines) | OF(lines_long) | OF(tile) | OF(cluster) |
-                           OF(general) | OF(general_vectors);
+    const uint32_t lacks = OF(cluster) | OF(general) | OF(general_vectors);
     if (rounds || step->is_specialized || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;

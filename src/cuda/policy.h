@@ -7,15 +7,11 @@
 
 #include <stdint.h>
 
-enum { NORMFUSE_CUDA_WHOLE_SIZES = 4 };
-
 struct normfuse_cuda_policy {
     int32_t capability; /* the least that this row is for */
     /* Rows. Of two figures the first is of forwards. */
     int32_t part_bytes[2];       /* that a block holds at most before a norm group is shared */
     int32_t small_part_bytes[2]; /* the same of blocks of 128 threads, where a cluster of them holds it; 0: never */
-    /* Threads of a block that holds a norm group by itself, most first; 0: no more. */
-    int32_t whole_threads[2][NORMFUSE_CUDA_WHOLE_SIZES];
     int32_t small_set_bytes; /* below which small blocks are better than few large ones */
     double min_round_bytes;      /* of x that a block of the whole grid holds, where the grid goes round */
     double cycles_a_microsecond; /* of a multiprocessor, about */
@@ -37,9 +33,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     {.capability = 90,                     /* H200, 2026-11-21 */
      .part_bytes = {136 << 10, 136 << 10}, /* batch norm 128x1024x32x32: 4 blocks of 131 KB 304 us, 8 of 66 KB 361 */
      .small_part_bytes = {0, 68 << 10},    /* 256x512x56x56 backward: 6 blocks of 128 threads 1448 us, 3 of 256 1546 */
-     /* 128x256x28x28: 224 threads that keep 7 vectors 55 us, 96 that keep 20 62; backward, of 128 five blocks on a
-      * multiprocessor, 99 us, of 256 128 */
-     .whole_threads = {{448, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 64 << 10, /* 128x256x28x28 backward: 128 threads 134 us, 96 138, 160 152, 448 214 */
      .min_round_bytes = 48e3,
      .cycles_a_microsecond = 1800,
@@ -57,7 +50,6 @@ static const struct normfuse_cuda_policy normfuse_cuda_policies[] = {
     {.capability = 0, /* nothing was measured: less memory on the chip, no clusters, slower memory */
      .part_bytes = {64 << 10, 64 << 10},
      .small_part_bytes = {0, 0},
-     .whole_threads = {{256, 224}, {256, 192, 160, 128}},
      .small_set_bytes = 32 << 10,
      .min_round_bytes = 24e3,
      .cycles_a_microsecond = 1400,

@@ -142,11 +142,6 @@ NORMFUSE_LOADS_WHERE(float, "f32", "f")
 NORMFUSE_LOADS_WHERE(double, "f64", "d")
 #undef NORMFUSE_LOADS_WHERE
 
-/* Two bytes to the first half of a word, and 0 to the second; the word stays where none are wanted. */
-__device__ __forceinline__ void load_half_where(bool wanted, unsigned &value, const char *data)
-{
-    NORMFUSE_LOAD_IF(wanted, "u16", "r", value, data);
-}
 #undef NORMFUSE_LOAD_IF
 /* Not from L1: other blocks wrote it. */
 __device__ __forceinline__ void request_where(bool wanted, float4 &value, const char *data)

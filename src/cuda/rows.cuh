@@ -96,24 +96,19 @@ template <int V, bool unaligned> struct row_elements {
 };
 
 /* One tensor as a thread sees it: the first element of the set, and what leads from one stretch to the next.
- * `short_offsets`: sets are below 2^31 bytes, so that one place of 32 bits is found for all tensors.
+ * Sets are below 2^31 bytes, so that one place of 32 bits is found for all tensors.
  *
  * `unaligned`: vectors are aligned in memory, wherever a stretch begins. Its first and last ones hold elements of
  * others, and its very last may hold none of its own; `data` is then the vector that the set begins in, `lead` bytes
  * into it. All tensors begin with a vector, so that a place in one is the place in all.
  */
-template <typename T, int V, bool short_offsets, bool unaligned> struct row_tensor {
+template <typename T, int V, bool unaligned> struct row_tensor {
     char *data;
     int64_t outer; /* bytes */
     unsigned lead;
 
     __device__ __forceinline__ row_tensor(const normfuse_cuda_arguments &a, const normfuse_view &view, int n, int c)
     {
-        static_assert(V > 1 && (!unaligned || short_offsets),
-                      "vectors are of 16 bytes, unaligned ones with short offsets");
-        /* Found again for each walk: held from one to the next these would be more registers than the vectors. */
-        if (!short_offsets)
-            compiler_barrier(n, c);
         const int64_t offset = ((int64_t)n * view.batch + (int64_t)c * view.channel) * (int64_t)sizeof(T);
         data = view.data + offset;
         outer = (a.problem.sets == NORMFUSE_SETS_BATCH ? view.batch : view.channel) * (int64_t)sizeof(T);
@@ -138,12 +133,8 @@ template <typename T, int V, bool short_offsets, bool unaligned> struct row_tens
     {
         if constexpr (unaligned)
             return data + place(g, index, stretch);
-        if (short_offsets) {
-            const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
-            return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
-        }
-        const int within = index - stretch * g.spans;
-        return data + stretch * outer + (int64_t)within * (int)(sizeof(T) * V);
+        const unsigned gap = (unsigned)outer - (unsigned)g.spans * (unsigned)(sizeof(T) * V);
+        return data + ((unsigned)index * (unsigned)(sizeof(T) * V) + (unsigned)stretch * gap);
     }
 };
 
@@ -183,16 +174,14 @@ __device__ __forceinline__ Sums join_warps(Sums *of_warps, const Sums &of_warp, 
     return join(of_lane);
 }
 
-/* What both directions know: `vectors` of one set after another, of N tensors. Lanes have additions and tensors of more
- * than 2^31 bytes. `additions` has all vectors in shared memory, through which what is added passes. */
+/* What both directions know: `vectors` of one set after another, of N tensors. `additions` has all vectors in shared memory, through which what is added passes. */
 template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> struct row_kernel {
     using R = compute<T>;
-    static constexpr bool many = schedule == NORMFUSE_SCHEDULE_lanes, whole = schedule == NORMFUSE_SCHEDULE_block,
-                          split = schedule == NORMFUSE_SCHEDULE_split, holds = whole || split,
+    static constexpr bool split = schedule == NORMFUSE_SCHEDULE_split,
                           adds = schedule == NORMFUSE_SCHEDULE_additions,
                           unaligned = adds || schedule == NORMFUSE_SCHEDULE_unaligned, fast = sizeof(T) == 2;
     static constexpr int registers = K > 0 ? K : 1;
-    using tensor = row_tensor<T, V, !many, unaligned>;
+    using tensor = row_tensor<T, V, unaligned>;
     const normfuse_cuda_arguments &a;
     const normfuse_cuda_problem &p;
     const normfuse_cuda_geometry &g;
@@ -203,8 +192,8 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     mutable passing_tensors<adds> passing;
 
     __device__ __forceinline__ explicit row_kernel(const normfuse_cuda_arguments &a)
-        : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH), shared(many ? 0 : g.held_shared),
-          block(a, whole, split || unaligned, false), passing(&place_of_slot(shared, 0), g.passing)
+        : a(a), p(a.problem), g(a.geometry), by_sample(p.sets == NORMFUSE_SETS_BATCH), shared(g.held_shared),
+          block(a), passing(&place_of_slot(shared, 0), g.passing)
     {
     }
     __device__ __forceinline__ tensor of(const normfuse_view &view) const
@@ -257,27 +246,19 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
      * sums to, gives each warp adjacent ones, so that a warp meets few channels. */
     __device__ __forceinline__ void find_vectors()
     {
-        if (many) {
-            vectors.step = 1 << g.lane_bits;
-            vectors.set = block.set * g.sets_a_block + ((int)threadIdx.x >> g.lane_bits);
-            vectors.index = (int)threadIdx.x & (vectors.step - 1);
-            vectors.end = vectors.set < g.all_block_groups ? g.rows : 0;
-            vectors.first_outer = 0;
+        vectors.set = block.set;
+        vectors.end = min(g.rows, (block.part + 1) * g.part_rows);
+        const int first = block.part * g.part_rows;
+        if (N == 1) {
+            vectors.step = (int)blockDim.x;
+            vectors.index = first + (int)threadIdx.x;
         } else {
-            vectors.set = block.set;
-            vectors.end = min(g.rows, (block.part + 1) * g.part_rows);
-            const int first = block.part * g.part_rows;
-            if (N == 1) {
-                vectors.step = (int)blockDim.x;
-                vectors.index = first + (int)threadIdx.x;
-            } else {
-                vectors.step = 32;
-                const int of_warp = first + ((int)threadIdx.x >> 5) * g.segment_rows;
-                vectors.index = of_warp + ((int)threadIdx.x & 31);
-                vectors.end = min(vectors.end, of_warp + g.segment_rows);
-            }
-            vectors.first_outer = stretch_of(first);
+            vectors.step = 32;
+            const int of_warp = first + ((int)threadIdx.x >> 5) * g.segment_rows;
+            vectors.index = of_warp + ((int)threadIdx.x & 31);
+            vectors.end = min(vectors.end, of_warp + g.segment_rows);
         }
+        vectors.first_outer = stretch_of(first);
         begin_of(a, vectors.set, vectors.n, vectors.c);
     }
     /* Unaligned vectors may reach beyond the tensors' end, in bytes from their `data` (2^32 - 1 where that is further). */
@@ -346,21 +327,19 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
             end = end_of(from[0]);
         const auto is_cut = [&](unsigned place) { return unaligned && place + 16 > end; };
         int index = vectors.index;
-        if constexpr (!many) {
 #pragma unroll 1
-            for (int k = 0; k < shared; k++) {
-                if (!is_requested && index < vectors.end) {
-                    const int stretch = stretch_of(index);
-                    const unsigned place = from[0].place(g, index, stretch);
-                    each<N>([&](int m) {
-                        if (!is_cut(place))
-                            copy_once(&place_of_slot(k, m), from[m].at(g, index, stretch), 0);
-                        else
-                            place_of_slot(k, m) = load_cut(from[m].data, place, end);
-                    });
-                }
-                index += vectors.step;
+        for (int k = 0; k < shared; k++) {
+            if (!is_requested && index < vectors.end) {
+                const int stretch = stretch_of(index);
+                const unsigned place = from[0].place(g, index, stretch);
+                each<N>([&](int m) {
+                    if (!is_cut(place))
+                        copy_once(&place_of_slot(k, m), from[m].at(g, index, stretch), 0);
+                    else
+                        place_of_slot(k, m) = load_cut(from[m].data, place, end);
+                });
             }
+            index += vectors.step;
         }
         unsigned furthest = 0;
         each<K>([&](int k) {
@@ -395,15 +374,9 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
     {
 #pragma unroll 1
         for (int i = first; i < g.coefficients; i += (int)blockDim.x) {
-            int n = vectors.n, c = vectors.c;
-            if (many) {
-                const int nth = by_sample ? i : divide(i, g.by_outer);
-                const int set = vectors.set - ((int)threadIdx.x >> g.lane_bits) + nth;
-                if (set >= g.all_block_groups)
-                    break;
-                begin_of(a, set, n, c);
-                c += by_sample ? 0 : i - nth * g.outer;
-            } else if (!by_sample) {
+            const int n = vectors.n;
+            int c = vectors.c;
+            if (!by_sample) {
                 if (vectors.first_outer + i >= g.outer)
                     break;
                 c += vectors.first_outer + i;
@@ -419,19 +392,16 @@ template <typename T, int V, int K, int N, normfuse_cuda_schedule schedule> stru
         else
             unpack<T, V>(load_vector<T, V>(from.at(g, index, stretch_of(index)), 0), values);
     }
-    /* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for; also to u. */
-    template <typename Walk> __device__ __forceinline__ void add_residual(bool writes, Walk walk) const
+    /* x becomes x with pre_add, rounded, in the vectors that walk(work) calls work(x, index) for. */
+    template <typename Walk> __device__ __forceinline__ void add_residual(Walk walk) const
     {
-        const tensor other = of(p.pre_add()), u = of(p.u().data ? p.u() : p.x());
+        const tensor other = of(p.pre_add());
         walk([&](raw<T, V> &vector, int index) {
-            const int stretch = stretch_of(index);
             R value[V], residual[V];
             unpack<T, V>(vector, value);
             read_added(other, 0, index, residual);
             each<V>([&](int i) { value[i] += residual[i]; });
             vector = make_vector<T, V>(value);
-            if (writes)
-                store_vector<T, V>(u.at(g, index, stretch), 0, vector);
         });
     }
     /* What join(what all blocks of a set send one another, whether that is in shared memory) finds; `alone` where there

@@ -30,31 +30,28 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     using kernel = row_kernel<T, V, K, 2, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
-    using kernel::many, kernel::adds, kernel::unaligned, kernel::split, kernel::fast;
+    using kernel::adds, kernel::unaligned, kernel::split, kernel::fast;
     using R = compute<T>;
     using tensor = typename kernel::tensor;
     using pairs = raw<T, V>[2][kernel::registers]; /* of x and dy */
-    static constexpr bool takes_additions = many || adds;
-    /* Beside lanes unaligned tiles alone have the rare derivatives, by a call in each vector. */
-    static constexpr bool all = many || unaligned;
+    /* Unaligned tiles alone have the rare derivatives, by a call in each vector. */
+    static constexpr bool all = unaligned;
+    static constexpr int lanes = 32;
     /* Channels of a set then have levels of their own, which the others have no registers for. */
     static constexpr bool takes_bias = split && sizeof(T) > 2;
-    const int segment, lanes, lane; /* the thread's, its size, and the thread's lane of it */
-    row_gradient<R> *coefficients;  /* of the block's channels, and those of the segment */
-    const row_gradient<R> *own;
+    const int segment, lane;       /* the thread's warp, and its lane of that */
+    row_gradient<R> *coefficients; /* of the block's channels */
     totals<R> *of_channels;
 
     __device__ __forceinline__ explicit backward_rows(const normfuse_cuda_arguments &a)
-        : kernel(a), segment((int)threadIdx.x >> (many ? g.lane_bits : 5)), lanes(many ? 1 << g.lane_bits : 32),
-          lane((int)threadIdx.x & (lanes - 1))
+        : kernel(a), segment((int)threadIdx.x / lanes), lane((int)threadIdx.x % lanes)
     {
         coefficients = reinterpret_cast<row_gradient<R> *>(this->behind_slots());
-        own = coefficients + (many ? segment * (by_sample ? 1 : g.outer) : 0);
         of_channels = reinterpret_cast<totals<R> *>(coefficients + g.coefficients);
     }
     __device__ __forceinline__ R half() const
     {
-        return takes_half<fast, !many>(p.activation) ? R(0.5) : R(1);
+        return takes_half<fast>(p.activation) ? R(0.5) : R(1);
     }
     __device__ __forceinline__ int channel_step() const
     {
@@ -132,24 +129,22 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
      * were read. */
     template <typename Work> __device__ __forceinline__ void walk(pairs &held, Work work, int64_t next) const
     {
-        if constexpr (!many) {
-            this->walk_shared([&](int index) { return index - lane < vectors.end; }, [&](int k, int index) {
-                work(this->place_of_slot(k, 0), this->place_of_slot(k, 1), index);
-                if constexpr (split) {
-                    if (next != 0 && index < vectors.end) {
-                        const tensor x = this->of(p.x()), dy = this->of(p.dy());
-                        const int stretch = this->stretch_of(index);
-                        copy_once(&this->place_of_slot(k, 0), x.at(g, index, stretch), next);
-                        copy_once(&this->place_of_slot(k, 1), dy.at(g, index, stretch), next);
-                    }
+        this->walk_shared([&](int index) { return index - lane < vectors.end; }, [&](int k, int index) {
+            work(this->place_of_slot(k, 0), this->place_of_slot(k, 1), index);
+            if constexpr (split) {
+                if (next != 0 && index < vectors.end) {
+                    const tensor x = this->of(p.x()), dy = this->of(p.dy());
+                    const int stretch = this->stretch_of(index);
+                    copy_once(&this->place_of_slot(k, 0), x.at(g, index, stretch), next);
+                    copy_once(&this->place_of_slot(k, 1), dy.at(g, index, stretch), next);
                 }
-            });
-        }
-        int index = vectors.index + (many ? 0 : shared * vectors.step);
+            }
+        });
+        int index = vectors.index + shared * vectors.step;
         compiler_barrier(index);
 #pragma unroll
         for (int k = 0; k < K; k++) {
-            if (!many && index - lane >= vectors.end)
+            if (index - lane >= vectors.end)
                 break;
             work(held[0][k], held[1][k], index);
             index += vectors.step;
@@ -172,7 +167,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     }
     __device__ __forceinline__ tensor post_add() const
     {
-        const normfuse_view view = takes_additions && p.post_add().data ? p.post_add() : p.x();
+        const normfuse_view view = adds && p.post_add().data ? p.post_add() : p.x();
         return this->of(view);
     }
     /* x becomes x - shift, dy what came through the activation; `post` is post_add, or y. */
@@ -184,8 +179,8 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         if (chosen.of(p.activation) != NORMFUSE_IDENTITY) {
             R z[V];
             each<V>([&](int i) { z[i] = fma(x[i], coefficient.slope, coefficient.offset); });
-            if (takes_additions && p.post_add().data) {
-                const R factor = adds ? half() : R(1);
+            if (adds && p.post_add().data) {
+                const R factor = half();
                 R residual[V];
                 this->read_added(post, 0, index, residual);
                 each<V>([&](int i) { z[i] = p.from_y() ? residual[i] : fma(residual[i], factor, z[i]); });
@@ -198,16 +193,15 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     {
         const R factor = half();
         totals<R> met = {R(0), R(0)};
-        /* A warp (or the segments of one, in step, since all begin with a set) goes through its channels one after the
-         * other. They are counted from the first that the block touches; all of a channel's set are the same one. */
-        int current = many || by_sample ? 0 : this->stretch_of(vectors.index - lane) - vectors.first_outer;
+        /* A warp goes through its channels one after the other. They are counted from the first that the block touches; all of a channel's set are the same one. */
+        int current = by_sample ? 0 : this->stretch_of(vectors.index - lane) - vectors.first_outer;
         totals<R> channel = {R(0), R(0)};
         totals<R> *entry = of_channels + segment * g.channels_a_segment;
         int keeps = keeps_dz(); /* asked once, not of the arguments for each vector; so is of_du below */
         make_opaque(keeps);
         const auto flush = [&] {
-            const R slope = own[current].slope;
-            channel.centred -= own[current].rest * channel.plain;
+            const R slope = coefficients[current].slope;
+            channel.centred -= coefficients[current].rest * channel.plain;
             met.plain += slope * channel.plain;
             met.centred += slope * channel.centred;
             if (a.sums) {
@@ -218,7 +212,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
             }
             channel = {R(0), R(0)};
         };
-        choose_activation<!many, all>(p.activation, [&](auto chosen) {
+        choose_activation<all>(p.activation, [&](auto chosen) {
             const auto sum = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
                 const int stretch = this->stretch_of(index);
                 R plain = R(0), about = R(0);
@@ -228,7 +222,7 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
                     R x[V], dy[V];
                     unpack<T, V>(x_vector, x);
                     unpack<T, V>(dy_vector, dy);
-                    differentiate(chosen, post, own[channel_here], index, x, dy);
+                    differentiate(chosen, post, coefficients[channel_here], index, x, dy);
                     if (adds && keeps)
                         dy_vector = make_vector<T, V>(dy);
                     if (!this->is_inside(index)) {
@@ -260,45 +254,33 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
             };
             walk(held, sum, 0);
         });
-        if (many || vectors.index - lane < vectors.end)
+        if (vectors.index - lane < vectors.end)
             flush();
         return met;
     }
     /* The sums of the block's channels, of what its segments found, to memory. */
     __device__ __forceinline__ void store_channels() const
     {
-        if (many) {
-            /* A segment has its whole set: entry i is channel i of it. */
-            if (vectors.end > 0)
-                for (int i = lane; i < (by_sample ? 1 : g.outer); i += lanes)
-                    store_pair((int64_t)vectors.n * p.c + vectors.c + i,
-                               of_channels[segment * g.channels_a_segment + i]);
-        } else {
-            const int first = block.part * g.part_rows;
-            const int rows = max(0, min(g.part_rows, g.rows - first));
-            const int before = first - vectors.first_outer * g.spans;
-            const int channels = rows == 0 ? 0 : by_sample ? 1 : this->stretch_of(before + rows + g.spans - 1);
-            for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x) {
-                const int low = by_sample ? 0 : max(0, i * g.spans - before) / g.segment_rows;
-                const int end = by_sample ? rows : min(rows, (i + 1) * g.spans - before);
-                totals<R> sum = {R(0), R(0)};
-                for (int q = low; q * g.segment_rows < end; q++) {
-                    const int j = by_sample ? 0 : i - this->stretch_of(q * g.segment_rows + before);
-                    sum.plain += of_channels[q * g.channels_a_segment + j].plain;
-                    sum.centred += of_channels[q * g.channels_a_segment + j].centred;
-                }
-                const int outer = vectors.first_outer + i;
-                const int slot = by_sample ? block.part : block.part - outer * g.spans / g.part_rows;
-                const int64_t channel = by_sample ? vectors.c : (int64_t)vectors.n * p.c + vectors.c + outer;
-                store_pair(channel * g.sum_slots + slot, sum);
+        const int first = block.part * g.part_rows;
+        const int rows = max(0, min(g.part_rows, g.rows - first));
+        const int before = first - vectors.first_outer * g.spans;
+        const int channels = rows == 0 ? 0 : by_sample ? 1 : this->stretch_of(before + rows + g.spans - 1);
+        for (int i = (int)threadIdx.x; i < channels; i += (int)blockDim.x) {
+            const int low = by_sample ? 0 : max(0, i * g.spans - before) / g.segment_rows;
+            const int end = by_sample ? rows : min(rows, (i + 1) * g.spans - before);
+            totals<R> sum = {R(0), R(0)};
+            for (int q = low; q * g.segment_rows < end; q++) {
+                const int j = by_sample ? 0 : i - this->stretch_of(q * g.segment_rows + before);
+                sum.plain += of_channels[q * g.channels_a_segment + j].plain;
+                sum.centred += of_channels[q * g.channels_a_segment + j].centred;
             }
+            const int outer = vectors.first_outer + i;
+            const int slot = by_sample ? block.part : block.part - outer * g.spans / g.part_rows;
+            const int64_t channel = by_sample ? vectors.c : (int64_t)vectors.n * p.c + vectors.c + outer;
+            double *const pair = a.sums + (channel * g.sum_slots + slot) * PAIR;
+            pair[0] = (double)sum.plain;
+            pair[1] = (double)sum.centred;
         }
-    }
-    __device__ __forceinline__ void store_pair(int64_t at, const totals<R> &sum) const
-    {
-        double *const pair = a.sums + at * PAIR;
-        pair[0] = (double)sum.plain;
-        pair[1] = (double)sum.centred;
     }
     /* The weighted sums of a set, of what its threads found; write_sums() while those of other blocks are on their
      * way. */
@@ -309,18 +291,15 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
         __shared__ totals<R> of_warps[max_row_warps];
         __shared__ __align__(16) double of_parts[PAIR * NORMFUSE_CUDA_ROW_CLUSTER];
         totals<R> total = {sum_lanes(met.plain, lanes), sum_lanes(met.centred, lanes)};
-        if constexpr (!many) {
-            total = join_warps(of_warps, total, [](const totals<R> &of_lane) {
-                return totals<R>{sum_lanes(of_lane.plain, 32), sum_lanes(of_lane.centred, 32)};
-            });
-            const double sums[PAIR] = {(double)total.plain, (double)total.centred};
-            total =
-                this->exchange_sums(mailbox, of_parts, sums, total, write_sums, [&](const double *pairs, bool near_by) {
-                    return add_parts<R>(pairs, PAIR, g.parts, near_by);
-                });
-            if (block.exchange == NORMFUSE_EXCHANGE_NONE)
-                write_sums();
-        }
+        total = join_warps(of_warps, total, [](const totals<R> &of_lane) {
+            return totals<R>{sum_lanes(of_lane.plain, lanes), sum_lanes(of_lane.centred, lanes)};
+        });
+        const double sums[PAIR] = {(double)total.plain, (double)total.centred};
+        total = this->exchange_sums(mailbox, of_parts, sums, total, write_sums, [&](const double *pairs, bool near_by) {
+            return add_parts<R>(pairs, PAIR, g.parts, near_by);
+        });
+        if (block.exchange == NORMFUSE_EXCHANGE_NONE)
+            write_sums();
         return total;
     }
 
@@ -328,35 +307,34 @@ struct backward_rows : row_kernel<T, V, K, 2, schedule> {
     __device__ __forceinline__ void store_gradients(const tensor &post, const row_level<R> &level, pairs &held,
                                                     int64_t next) const
     {
-        /* Lanes find it where it is needed: before the loop 16-bit vectors spilled. */
-        const bool writes_dx = !many && p.dx().data;
+        const bool writes_dx = p.dx().data;
         const normfuse_view dx_view = p.dx().data ? p.dx() : p.x();
-        const normfuse_view du_view = takes_additions && p.du().data ? p.du() : p.x();
-        const normfuse_view dpost_view = takes_additions && p.dpost_add().data ? p.dpost_add() : p.x();
+        const normfuse_view du_view = adds && p.du().data ? p.du() : p.x();
+        const normfuse_view dpost_view = adds && p.dpost_add().data ? p.dpost_add() : p.x();
         const tensor dx = this->of(dx_view), du = this->of(du_view), dpost = this->of(dpost_view);
         int of_du = rereads_post(); /* of what passes */
         make_opaque(of_du);
-        choose_activation<!many, all>(keeps_dz() ? NORMFUSE_IDENTITY : p.activation, [&](auto chosen) {
+        choose_activation<all>(keeps_dz() ? NORMFUSE_IDENTITY : p.activation, [&](auto chosen) {
             const auto store = [&](raw<T, V> &x_vector, raw<T, V> &dy_vector, int index) {
                 if (index >= vectors.end)
                     return;
                 const int stretch = this->stretch_of(index);
-                const row_gradient<R> coefficient = own[(stretch - vectors.first_outer) * channel_step()];
+                const row_gradient<R> coefficient = coefficients[(stretch - vectors.first_outer) * channel_step()];
                 R x[V], dy[V];
                 unpack<T, V>(x_vector, x);
                 unpack<T, V>(dy_vector, dy);
                 differentiate(chosen, post, coefficient, index, x, dy);
-                if (takes_additions && p.dpost_add().data) {
+                if (adds && p.dpost_add().data) {
                     R dz[V];
-                    each<V>([&](int i) { dz[i] = adds ? dy[i] * half() : dy[i]; });
+                    each<V>([&](int i) { dz[i] = dy[i] * half(); });
                     this->store(dpost.at(g, index, stretch), make_vector<T, V>(dz), index);
                 }
-                if (many ? p.dx().data != nullptr : writes_dx) {
+                if (writes_dx) {
                     const R constant = takes_bias ? level.level - level.share * coefficient.rest : level.level;
                     each<V>([&](int i) {
                         x[i] = fma(coefficient.slope, dy[i], fma(level.share, x[i], constant));
                     });
-                    if (takes_additions && p.du().data) {
+                    if (adds && p.du().data) {
                         R more[V];
                         this->read_added(du, of_du, index, more);
                         each<V>([&](int i) { x[i] += more[i]; });
@@ -375,7 +353,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     using kernel = backward_rows<T, V, K, schedule>;
-    constexpr bool many = kernel::many, holds = kernel::holds;
+    constexpr bool holds = kernel::split; /* vectors in registers, and parameters requested ahead of them */
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
@@ -411,8 +389,8 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         of.pass(p.pre_add(), {});
         if (of.shared > 0)
             wait_for_copies();
-        if (kernel::takes_additions && p.pre_add().data) {
-            of.add_residual(false, [&](auto work) {
+        if (kernel::adds && p.pre_add().data) {
+            of.add_residual([&](auto work) {
                 const auto add = [&](raw<T, V> &x, raw<T, V> &, int index) {
                     if (index < vectors.end)
                         work(x, index);
@@ -437,10 +415,6 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
             if (a.sums)
                 of.store_channels();
         };
-        if (many) {
-            __syncthreads();
-            write_sums();
-        }
 
         /* ---- the totals of the set ---- */
         const totals<R> total = of.join_set(met, mailbox, write_sums);
@@ -448,11 +422,11 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         if (vectors.end > 0) {
             const R rstd = holds ? rstd_of_set : receive<R>(saved_rstd, p.rstd().type);
             level.share = -(level.share * rstd) * (rstd * portion);
-            level.level = -level.level * portion - (kernel::takes_bias ? R(0) : level.share * of.own->rest);
+            level.level = -level.level * portion - (kernel::takes_bias ? R(0) : level.share * of.coefficients->rest);
         }
 
         uint32_t counted = 0;
-        if (!many && g.contributors > 0) {
+        if (g.contributors > 0) {
             __syncthreads();
             if (threadIdx.x == 0)
                 counted = count_block(a, of.by_sample ? vectors.set : vectors.set - vectors.n * (int)p.groups);
@@ -475,8 +449,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
         of.store_gradients(post, level, held, next);
 
         /* ---- the parameters' gradients ---- */
-        if (!many)
-            write_last_gradients(a, counted, vectors.c, of.by_sample ? 1 : g.outer);
+        write_last_gradients(a, counted, vectors.c, of.by_sample ? 1 : g.outer);
     } while (block.advance(g));
 }
 

@@ -326,7 +326,7 @@ template <typename T, int V, int K> struct forward_run : row_run<T, V, K, 3> {
             if constexpr (Chosen::constant == NORMFUSE_PRELU)
                 each<H>([&](int i) { z[i] = z[i] > 0.0f ? z[i] : slope_of_prelu[i] * z[i]; });
             else
-                activate<sizeof(T) == 2, true>(z, chosen, p.activation, (float)p.act_param);
+                activate<sizeof(T) == 2>(z, chosen, p.activation, (float)p.act_param);
             pack_part<T, V>(out, h, z);
         });
         this->store(p.y().data, element, out);
@@ -460,7 +460,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         return;
     }
     run_row *const known = in_shared<run_row>(dynamic, layout.rows);
-    const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+    const float factor = takes_half<fast>(p.activation) ? 0.5f : 1.0f;
     of.share_rows([&](int i, int n, int c) {
         float rest, rstd;
         known[i] = of.know(n, c, factor, rest, rstd);
@@ -626,7 +626,7 @@ __device__ __forceinline__ void rows_backward(const normfuse_cuda_arguments &a)
     float *const rests = in_shared<float>(dynamic, layout.rests);
     run_sums *const ended = in_shared<run_sums>(dynamic, layout.ended);
     run_sums *const open = in_shared<run_sums>(dynamic, layout.open);
-    const float factor = takes_half<fast, true>(p.activation) ? 0.5f : 1.0f;
+    const float factor = takes_half<fast>(p.activation) ? 0.5f : 1.0f;
     of.share_rows([&](int i, int n, int c) {
         float rstd;
         rows[i] = of.know(n, c, factor, rests[i], rstd);

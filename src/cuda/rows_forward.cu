@@ -27,9 +27,8 @@ template <typename T, int V, int K, normfuse_cuda_schedule schedule>
 struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     using kernel = row_kernel<T, V, K, 1, schedule>;
     using kernel::a, kernel::p, kernel::g, kernel::by_sample, kernel::shared, kernel::block, kernel::vectors;
-    using kernel::many, kernel::adds, kernel::unaligned, kernel::split, kernel::fast;
+    using kernel::adds, kernel::unaligned, kernel::split, kernel::fast;
     using R = compute<T>;
-    static constexpr bool plain = !many;
     /* The others have no registers for it: 3 to 8 % of the time of calls without one. */
     static constexpr bool takes_bias = split;
 
@@ -46,7 +45,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     }
     __device__ __forceinline__ R half() const
     {
-        return takes_half<fast, plain>(p.activation) ? R(0.5) : R(1);
+        return takes_half<fast>(p.activation) ? R(0.5) : R(1);
     }
     /* Coefficients of the channels that the block touches, halved where the activation takes half. With statistics to
      * come they are weight and bias with the sample's scale and shift. */
@@ -82,8 +81,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
      * block touches. */
     __device__ __forceinline__ int first_coefficient() const
     {
-        const int own = many ? ((int)threadIdx.x >> g.lane_bits) * (by_sample ? 1 : g.outer) : 0;
-        return own - vectors.first_outer * channel_step();
+        return -vectors.first_outer * channel_step();
     }
     __device__ __forceinline__ R bias_of(int index) const
     {
@@ -93,7 +91,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
      * one that does this, so after the results; a block that has its set alone would end later. */
     __device__ __forceinline__ void store_set(const set_statistics<R> &found) const
     {
-        if (many ? vectors.index == 0 && vectors.end > 0 : block.part == 0 && threadIdx.x == 0) {
+        if (block.part == 0 && threadIdx.x == 0) {
             const int n = by_sample ? 0 : vectors.n;
             const int channel = by_sample ? vectors.set : vectors.set - n * (int)p.groups;
             const double variance = store_statistics(a, n, channel, vectors.set, found.mean, found.variance, found.rstd,
@@ -105,7 +103,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     /* The first value of the tile, the same in all threads: one of the set's own, so not far from its mean. */
     __device__ __forceinline__ R first_value() const
     {
-        const int first = many ? 0 : block.part * g.part_rows;
+        const int first = block.part * g.part_rows;
         if (first >= vectors.end)
             return R(0);
         const int stretch = this->stretch_of(first);
@@ -114,7 +112,7 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             return number_at(unaligned ? of.data + of.start(stretch) : of.at(g, first, stretch), 0);
         };
         R value = number(this->of(p.x()));
-        if ((many || adds) && p.pre_add().data)
+        if (adds && p.pre_add().data)
             value += number(this->of(p.pre_add()));
         return value;
     }
@@ -221,21 +219,15 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
     {
         __shared__ double of_parts[TRIPLE * NORMFUSE_CUDA_ROW_CLUSTER];
         shifted_moments<R> found = {{}, (double)common};
-        if constexpr (many) {
-            found.of = join_lanes(met, 1 << g.lane_bits);
-            __syncthreads();
-        } else {
-            found.of = join_block(met);
-            const double own[TRIPLE] = {(double)found.of.count, found.shift + (double)found.of.mean,
-                                        (double)found.of.squares};
-            found =
-                this->exchange_sums(mailbox, of_parts, own, found, meanwhile, [&](const double *triples, bool near_by) {
-                    /* What was done meanwhile. */
-                    if (near_by && split)
-                        __syncthreads();
-                    return near_by ? join_near<R>(triples, TRIPLE, g.parts) : join_parts<R>(triples, TRIPLE, g.parts);
-                });
-        }
+        found.of = join_block(met);
+        const double own[TRIPLE] = {(double)found.of.count, found.shift + (double)found.of.mean,
+                                    (double)found.of.squares};
+        found = this->exchange_sums(mailbox, of_parts, own, found, meanwhile, [&](const double *triples, bool near_by) {
+            /* What was done meanwhile. */
+            if (near_by && split)
+                __syncthreads();
+            return near_by ? join_near<R>(triples, TRIPLE, g.parts) : join_parts<R>(triples, TRIPLE, g.parts);
+        });
         return statistics_of(found.of, found.shift, p.eps);
     }
 
@@ -256,21 +248,21 @@ struct forward_rows : row_kernel<T, V, K, 1, schedule> {
             each<V>([&](int i) { z[i] = fma(z[i] - about, slope, offset); });
             return y.at(g, index, stretch);
         };
-        const bool has_residual = (many || adds) && p.post_add().data, writes_u = adds && p.u().data;
+        const bool has_residual = adds && p.post_add().data, writes_u = adds && p.u().data;
         const auto other = this->of(has_residual ? p.post_add() : p.y()), u = this->of(writes_u ? p.u() : p.y());
-        const R factor = adds ? half() : R(1);
-        choose_activation<plain, true>(p.activation, [&](auto chosen) {
+        const R factor = half();
+        choose_activation<true>(p.activation, [&](auto chosen) {
             const auto store = [&](raw<T, V> &vector, int index) {
                 R z[V];
                 char *const to = normalize(vector, index, z);
                 if (has_residual) {
                     R residual[V];
                     this->read_added(other, 0, index, residual);
-                    each<V>([&](int i) { z[i] = adds ? fma(residual[i], factor, z[i]) : z[i] + residual[i]; });
+                    each<V>([&](int i) { z[i] = fma(residual[i], factor, z[i]); });
                 }
                 if (writes_u)
                     this->store(u.at(g, index, this->stretch_of(index)), vector, index);
-                activate<fast, plain, false>(z, chosen, p.activation, (R)p.act_param);
+                activate<fast, false>(z, chosen, p.activation, (R)p.act_param);
                 this->store(to, make_vector<T, V>(z), index);
             };
             walk(store);
@@ -315,7 +307,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     follow_kernel();
     using R = compute<T>;
     using kernel = forward_rows<T, V, K, schedule>;
-    constexpr bool many = kernel::many, split = kernel::split;
+    constexpr bool split = kernel::split;
     const normfuse_cuda_problem &p = a.problem;
     const normfuse_cuda_geometry &g = a.geometry;
     __shared__ cluster_mailbox mailbox;
@@ -333,7 +325,7 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         of.template load<false>(is_requested, {of.of(p.x())}, held);
         if (block.exchange == NORMFUSE_EXCHANGE_GRID && threadIdx.x == 0)
             grid_barrier_before() = look_at_grid_barrier(block.grid_barrier(a));
-        R common = of.first_value(); /* the shift of the whole block, or segment */
+        R common = of.first_value(); /* the shift of the whole block */
         /* Parameters come behind all vectors. Where the block asks others for their sums, it requests these then. */
         const bool biased = of.is_biased(), later = split && block.exchange != NORMFUSE_EXCHANGE_NONE && !biased;
         const auto prepare_later = [&] {
@@ -352,31 +344,18 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
         if (of.shared > 0)
             wait_for_copies();
         const auto walk_shared = [&](auto work, const char *next_set = nullptr) {
-            if constexpr (!many)
-                of.walk_slots(next_set, work);
+            of.walk_slots(next_set, work);
         };
         const auto walk_registers = [&](auto work) { of.template walk_held<K>(held, work); };
-        if constexpr (many || kernel::adds) {
-            if (p.pre_add().data) {
-                /* Perhaps in place of x or of its residual, so not before all have read the value that they share;
-                 * where blocks share a set, with the results. */
-                const bool writes = many && p.u().data;
-                if (writes)
-                    __syncthreads();
-                of.add_residual(writes, [&](auto work) {
-                    if (many)
-                        walk_registers(work);
-                    else
-                        walk_shared(work);
-                });
-            }
-        }
+        /* u is perhaps in place of x or of its residual: it is written with the results, when all have read the value
+         * that they share. */
+        if (kernel::adds && p.pre_add().data)
+            of.add_residual([&](auto work) { walk_shared(work); });
 
         /* ---- sums ---- */
         /* Those in shared memory and those in registers each about a value of their own. */
-        if constexpr (!many)
-            if (of.shared > 0)
-                of.add_moments(common, of.place_of_slot(0, 0), vectors.index, walk_shared, met);
+        if (of.shared > 0)
+            of.add_moments(common, of.place_of_slot(0, 0), vectors.index, walk_shared, met);
         of.add_moments(common, held[0][0], vectors.index + of.shared * vectors.step, walk_registers, met);
         of.pass(p.post_add(), {});
 
@@ -415,6 +394,4 @@ __device__ __forceinline__ void rows_forward(const normfuse_cuda_arguments &a)
     } while (block.advance(g));
 }
 
-/* Of the block schedule: blocks of 224 threads that hold a set of 25 KB, four on a multiprocessor at 72 registers. With
- * 64 a vector went to memory as soon as it was loaded, and the parameters were requested only then. */
 NORMFUSE_KERNELS_ROWS_FORWARD(NORMFUSE_INSTANCE)

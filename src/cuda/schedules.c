@@ -9,7 +9,7 @@
 enum normfuse_cuda_kernel normfuse_cuda_kernel_for(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const bool holds = ((OF(block) | OF(split)) >> schedule & 1) != 0;
+    const bool holds = schedule == NORMFUSE_SCHEDULE_split;
     if (shape->additions && holds)
         schedule = NORMFUSE_SCHEDULE_additions;
     else if (shape->additions && schedule == NORMFUSE_SCHEDULE_grid_pipeline)
@@ -37,7 +37,7 @@ struct normfuse_cuda_geometry *normfuse_cuda_begin_step(struct step *step)
 {
     *step =
         (struct step){.variant = step->variant,
-                      .geometry = {.parts = 1, .passes = 1, .block_groups = 1, .sets_a_block = 1, .parts_a_sample = 1}};
+                      .geometry = {.parts = 1, .passes = 1, .block_groups = 1, .parts_a_sample = 1}};
     return &step->geometry;
 }
 

@@ -28,10 +28,9 @@ struct step {
     uint32_t without_vectors; /* threads of the last warp, where that has other work */
     int32_t at_once;          /* 0: not of normfuse_cuda_columns; rows, and what else these schedules have */
     union normfuse_cuda_of_schedule of;
-    struct normfuse_cuda_tile tile; /* but for what launch.c adds */
-    bool finds_gradients;           /* of the parameters: no later kernel does */
-    bool goes_on;                   /* from u or dz, which the first pass stored */
-    bool is_stacked;                /* of columns, for rows: normfuse_cuda_stacked */
+    bool finds_gradients; /* of the parameters: no later kernel does */
+    bool goes_on;         /* from u or dz, which the first pass stored */
+    bool is_stacked;      /* of columns, for rows: normfuse_cuda_stacked */
 };
 
 /* What a schedule may need, and take. */
@@ -57,8 +56,7 @@ struct schedule {
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
-extern const struct schedule normfuse_cuda_single, normfuse_cuda_grid_pipeline, normfuse_cuda_lines, normfuse_cuda_tile,
-    normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows, normfuse_cuda_stacked;
+extern const struct schedule normfuse_cuda_single, normfuse_cuda_grid_pipeline, normfuse_cuda_stacked;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
 
 /* For tests, this thread's. Schedules by their names. */

@@ -97,64 +97,6 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     return step->launch.shared + 1024 <= shape->device->shared_per_block;
 }
 
-/* Many samples of few rows, from one to the next. */
-static const char *configure_lanes(const struct shape *shape, struct step *step)
-{
-    enum { MAX_SUMMED = 128 }; /* rows of a thread in its sums of channels, by docs/numerics.md */
-    enum { NARROW = 256 };     /* bytes of a row */
-    const struct normfuse_problem *const p = shape->problem;
-    if (!shape->few_rows || p->n > INT32_MAX / 8)
-        return "it takes plain group norm of groups of or in whole vectors";
-    const int64_t d = p->c / p->groups, vectors = maximum(1, d / shape->elements);
-    const enum normfuse_cuda_schedule schedule =
-        p->s == 1 && d >= shape->elements ? NORMFUSE_SCHEDULE_lanes : NORMFUSE_SCHEDULE_lanes_rows;
-    const struct normfuse_cuda_kernel_row *const row =
-        &normfuse_cuda_kernel_table[normfuse_cuda_kernel_for(shape, schedule)];
-    const int64_t samples_at_a_time = vectors_of(shape, NORMFUSE_SCHEDULE_lanes_rows) / row->vectors;
-    const int lane_bits = bits_for(vectors), row_bits = bits_for(divide_up(p->s, row->vectors));
-    /* 256x1024x7x7 with 64 groups, 16 rows beside one another of 2 vectors: 23.6 us, compact 20.5. */
-    if (lane_bits + row_bits > (row_bits > 3 ? 4 : 5))
-        return "a part of a warp does not hold a group";
-    const int64_t lanes = INT64_C(1) << (lane_bits + row_bits), segments = row->threads / lanes;
-    /* Where sums are wanted blocks are narrow and have more samples, which leave fewer sums of each channel: 485x4096,
-     * 256 groups, bf16 backward, 132 blocks of 2048 channels 22.4 us, 8 of 128 13.0. Of few channels there is little to
-     * spare: 740x384, three, 7.1, 7.9. */
-    const int64_t units = vectors_of_row(shape) / vectors, multiprocessors = shape->device->multiprocessors;
-    const int64_t least = maximum(divide_up(segments, p->n), divide_up(2 * units, multiprocessors));
-    const int64_t narrow = maximum(divide_up(NARROW / 16, vectors), least);
-    const int64_t widest = shape->wants_gradients && 4 * narrow <= units ? narrow : segments;
-    const int64_t blocks_wide = divide_up(units, minimum(segments, widest));
-    const int64_t units_here = divide_up(units, blocks_wide), samples = segments / units_here;
-    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, units_here * vectors, d);
-    step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
-    step->launch.threads = (uint32_t)row->threads;
-    step->at_once = 1 << row_bits;
-    step->of.lanes =
-        (struct normfuse_cuda_lanes){(int32_t)samples, (int32_t)units, divisor_of(units_here), divisor_of(lanes)};
-    const int32_t channels = g->width * shape->elements;
-    if (shape->wants_gradients)
-        step->launch.shared = (size_t)normfuse_lay_out_lanes((int32_t)samples, step->at_once, channels).bytes;
-    g->blocks_wide = (int32_t)blocks_wide;
-    g->lane_bits = lane_bits;
-    g->sets_a_block = (int32_t)samples;
-    const int64_t rounds = divide_up(p->n, samples * samples_at_a_time);
-    const int64_t rows_of_thread = divide_up(p->s, INT64_C(1) << row_bits);
-    int64_t parts = maximum(1, resident_blocks(shape, step) / blocks_wide);
-    if (step->launch.shared > 0)
-        parts = maximum(parts, divide_up(p->n * rows_of_thread, samples * MAX_SUMMED));
-    parts = minimum(parts, rounds);
-    /* Few samples: forward each has a block of its own before all multiprocessors have one, but of 17024x24 bf16 these
-     * take 22.6 us, lanes 4.0; backward one cluster has all. */
-    if (shape->direction == FORWARD ? rounds * blocks_wide < multiprocessors && p->n <= 16 * multiprocessors
-                                    : p->n <= MAX_CLUSTER)
-        return "samples are too few";
-    g->parts = g->parts_a_sample = g->sum_slots = (int32_t)parts;
-    g->sums_by_channel = 1;
-    g->by_subvectors = divisor_of(d);
-    step->launch.grid = blocks_wide * parts;
-    return NULL;
-}
-
 /* Microseconds that the kernel of the parameters' gradients takes for the parts of a channel, which a lane adds one
  * after the other. */
 static double gradients_time(int64_t parts)
@@ -234,7 +176,7 @@ static double estimate(const struct shape *shape, const struct step *step)
         const double pair = 2.0 * (double)shape->value_bytes;
         if (rounds > 1.0)
             time *= GRID_ROUNDS;
-        /* Forward as of no fewer blocks than multiprocessors: batch norm 88x8x11x6 bf16, 12, takes 7.6 us, tiles 5.1. */
+        /* Forward as of no fewer blocks than multiprocessors: batch norm 88x8x11x6 bf16, 12, takes 7.6 us. */
         const double all = shape->direction == FORWARD ? fmax(blocks, shape->device->multiprocessors) : blocks;
         time += policy->grid_wait[shape->direction] * rounds +
                 all * (all / g->block_groups) * groups * pair * rounds / policy->l2_bytes_a_microsecond;
@@ -465,8 +407,6 @@ const struct schedule normfuse_cuda_elementwise = {.name = "elementwise",
                                                    .estimate = estimate_elementwise};
 const struct schedule normfuse_cuda_two_pass = {
     .name = "two_pass", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
-static const struct schedule lanes = {
-    .name = "lanes", .configure = configure_lanes, .estimate = normfuse_cuda_estimate_once, .in_order = true};
 const struct schedule normfuse_cuda_stacked = {.name = "stacked",
                                                .needs = TAKES_BIAS,
                                                .refuse = refuse_stacked,

@@ -219,9 +219,7 @@ static bool settle(const struct shape *shape, struct step *step, bool sums, bool
 
 static const char *refuse(const struct shape *shape)
 {
-    /* Lines and tiles, which take small norm groups over rows, have no pre_bias. */
-    const bool biased = shape->problem->pre_bias.data != NULL && !shape->problem->columns;
-    return shape->run ? "two_pass does it" : shape->plain && !biased ? "others take what nothing is added to" : NULL;
+    return shape->run ? "two_pass does it" : shape->plain ? "others take what nothing is added to" : NULL;
 }
 
 /* The `size` of choose_block() where blocks need not have whole norm groups. */

@@ -19,18 +19,17 @@ static struct normfuse_cuda_geometry *begin_rows(const struct shape *shape, stru
 }
 
 /* Fills in what follows from parts, threads and rows; false where the block's shared memory does not suffice. */
-static bool settle_rows(const struct shape *shape, struct step *step, enum normfuse_cuda_schedule schedule,
-                        int64_t part_rows, uint32_t threads)
+static bool settle_rows(const struct shape *shape, struct step *step, int64_t part_rows, uint32_t threads)
 {
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t each = divide_up(part_rows, threads), warps = threads / 32;
     const bool forward = shape->direction == FORWARD, by_sample = g->sums_by_channel;
-    step->launch.kernel = normfuse_cuda_kernel_for(shape, schedule);
+    step->launch.kernel = normfuse_cuda_kernel_for(shape, NORMFUSE_SCHEDULE_split);
     step->launch.threads = threads;
     g->part_rows = (int32_t)part_rows;
     g->parts = (int32_t)divide_up(g->rows, part_rows);
     g->segment_rows = (int32_t)(forward ? each : 32 * each);
-    g->held_shared = (int32_t)maximum(0, each - vectors_of(shape, schedule));
+    g->held_shared = (int32_t)maximum(0, each - vectors_of(shape, NORMFUSE_SCHEDULE_split));
     g->passing = normfuse_cuda_passing_of(shape);
     g->coefficients = by_sample ? 1 : (int32_t)minimum(g->outer, (part_rows - 1) / g->spans + 2);
     g->channels_a_segment = forward ? 0 : by_sample ? 1 : (g->segment_rows - 1) / g->spans + 2;
@@ -43,40 +42,6 @@ static bool settle_rows(const struct shape *shape, struct step *step, enum normf
     return step->launch.shared + 2048 <= shape->device->shared_per_block;
 }
 
-/* Norm groups of whole vectors, so small that each segment of a warp holds one. */
-static const char *configure_lanes(const struct shape *given, struct step *step)
-{
-    enum { THREADS = 128 };
-    /* A multiprocessor; below that a block a norm group takes less: instance norm 24x256x16x16 bf16 backward 9.2 us, in
-     * blocks 13.8, 16x192x256 bf16 7.4, 10.1; 6x384x20x20 f32 forward 7.1, 6.1. */
-    static const int64_t fewest_threads[2] = {1024, 256};
-    const struct normfuse_problem *const p = given->problem;
-    struct shape shape = *given;
-    /* They may be called unaligned for their derivative alone. */
-    if (given->elements == 1 || p->type == NORMFUSE_F64 || normfuse_cuda_rows_folded(p, given->elements, false) != 1)
-        return "rows are no whole vectors of f32, f16 or bf16";
-    if (given->unaligned) {
-        shape = narrowed(given);
-        shape.wide = true;
-        shape.elements = given->elements;
-    }
-    struct normfuse_cuda_geometry *const g = begin_rows(&shape, step);
-    g->lane_bits = bits_for(divide_up(g->rows, vectors_of(&shape, NORMFUSE_SCHEDULE_lanes)));
-    if (g->rows == 0 || g->lane_bits > 5 ||
-        (int64_t)g->all_block_groups << g->lane_bits < fewest_threads[shape.direction] * shape.device->multiprocessors)
-        return "norm groups are too large, or too few";
-    step->launch.kernel = normfuse_cuda_kernel_for(&shape, NORMFUSE_SCHEDULE_lanes);
-    step->launch.threads = THREADS;
-    g->sets_a_block = THREADS >> g->lane_bits;
-    g->segment_rows = g->rows;
-    g->channels_a_segment = g->sums_by_channel ? 1 : g->outer;
-    g->coefficients = g->sets_a_block * g->channels_a_segment;
-    g->sum_slots = 1;
-    step->launch.grid = divide_up(g->all_block_groups, g->sets_a_block);
-    step->launch.shared = (size_t)((shape.direction == FORWARD ? 4 : 6) * g->coefficients) * shape.value_bytes;
-    return NULL;
-}
-
 /* Of kernels that have no vectors in registers, where a value takes more instructions. */
 static bool holds_in_shared_memory(const struct shape *shape)
 {
@@ -86,13 +51,12 @@ static bool holds_in_shared_memory(const struct shape *shape)
 /* Threads that a norm group of so many vectors leaves work for: each has what registers hold. Of unaligned ones, which
  * are in shared memory, a thread has some, and fewer where that would leave multiprocessors with few warps: group norm
  * 13x959x4 in seven groups, of 160 threads in the place of 64, 3.4 us for 4.9. */
-static int64_t threads_wanted(const struct shape *shape, const struct normfuse_cuda_geometry *g,
-                              enum normfuse_cuda_schedule schedule)
+static int64_t threads_wanted(const struct shape *shape, const struct normfuse_cuda_geometry *g)
 {
     enum { ENOUGH = 512 }; /* a multiprocessor; with 1024 instance norm 1x1009x592 f16 backward 11.4 us, 7.8 */
     static const int64_t of_unaligned[2] = {9, 6};
     const int64_t few = ENOUGH * (int64_t)shape->device->multiprocessors / maximum(1, g->all_block_groups) / 32 * 32;
-    const int64_t held = shape->unaligned ? of_unaligned[shape->direction] : vectors_of(shape, schedule);
+    const int64_t held = shape->unaligned ? of_unaligned[shape->direction] : vectors_of(shape, NORMFUSE_SCHEDULE_split);
     const int64_t fewest = minimum(g->rows, minimum(few, holds_in_shared_memory(shape) ? 512 : 256));
     return whole_warps(maximum(divide_up(g->rows, held), fewest));
 }
@@ -123,7 +87,7 @@ static struct split begin_split(const struct shape *shape, struct step *step)
     const int64_t multiprocessors = shape->device->multiprocessors, blocks_wanted = 2 * multiprocessors;
     int64_t parts = maximum(1, divide_up(set_bytes, policy->part_bytes[d]));
     /* A norm group that one block holds is shared where most multiprocessors would have no block, and parts are not too
-     * small: batch norm 56x192x14x6 f32 backward 20.6 us, in one block each 9.5; group norm 25x192x64x24 bf16 in six
+     * small: group norm 25x192x64x24 bf16 in six
      * groups 26.6, 15.5; 3x24x6444 f32 9.2, 12.4; 4x2x11768 f16 6.6, 5.3. */
     const int64_t min_part_bytes = holds_in_shared_memory(shape) ? 16 << 10 : 32 << 10;
     const int64_t fewest_blocks = 4 * set_bytes > 3 * policy->part_bytes[d]        ? blocks_wanted
@@ -135,7 +99,7 @@ static struct split begin_split(const struct shape *shape, struct step *step)
      * registers are wanted for. */
     int64_t threads = set_bytes <= policy->small_set_bytes ? 128 : 256;
     if (parts == 1)
-        threads = minimum(threads, threads_wanted(shape, g, NORMFUSE_SCHEDULE_split));
+        threads = minimum(threads, threads_wanted(shape, g));
     const bool is_small = parts > 1 && policy->small_part_bytes[d] > 0 && small <= max_cluster;
     return (struct split){parts, is_small ? maximum(parts, small) : parts, max_cluster, (uint32_t)threads,
                           is_small ? 128 : (uint32_t)threads};
@@ -149,36 +113,6 @@ static const char *refuse(const struct shape *shape)
     return begin_rows(shape, &step)->rows == 0 ? "a norm group has more vectors than the kernels count" : NULL;
 }
 
-/* Of few sizes the one with most sets on a multiprocessor at once, where its last wave is no emptier; of as many, the
- * largest. */
-static const char *configure_block(const struct shape *shape, struct step *step)
-{
-    if (begin_split(shape, step).parts > 1)
-        return "norm groups are too large, or too few";
-    const int32_t rows = step->geometry.rows, *const sizes = shape->policy->whole_threads[shape->direction];
-    const int64_t wanted = threads_wanted(shape, &step->geometry, NORMFUSE_SCHEDULE_block);
-    int64_t max_blocks = 0;
-    double best = 0.0;
-    struct step fit = {0};
-    for (int i = 0; i < NORMFUSE_CUDA_WHOLE_SIZES && sizes[i] > 0; i++) {
-        struct step trial = *step;
-        const uint32_t threads = (uint32_t)minimum(sizes[i], wanted);
-        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_block, rows, threads) ||
-            trial.launch.shared > shape->policy->shared_a_block)
-            continue;
-        const int64_t blocks = resident_blocks(shape, &trial);
-        const double waves = blocks > 0 ? (double)trial.launch.grid / (double)blocks : INFINITY;
-        const double filled = waves / ceil(waves);
-        if (blocks > max_blocks && filled >= 0.9 * best) {
-            max_blocks = blocks;
-            best = filled;
-            fit = trial;
-        }
-    }
-    *step = fit;
-    return max_blocks > 0 ? NULL : "a block has no room for a norm group";
-}
-
 /* `block_groups` norm groups at a time, with all blocks of the grid resident, two a multiprocessor. */
 static bool settle_grid(const struct shape *shape, struct step *step, uint32_t threads, int64_t block_groups)
 {
@@ -187,7 +121,7 @@ static bool settle_grid(const struct shape *shape, struct step *step, uint32_t t
     struct normfuse_cuda_geometry *const g = begin_rows(shape, step);
     const int64_t blocks = minimum(2 * (int64_t)multiprocessors / block_groups, most_blocks(shape, g->rows, threads));
     if (!shape->has_grid_barriers || block_groups > MAX_BLOCK_GROUPS || blocks < 2 || blocks > g->rows ||
-        !settle_rows(shape, step, NORMFUSE_SCHEDULE_split, divide_up(g->rows, blocks), threads) ||
+        !settle_rows(shape, step, divide_up(g->rows, blocks), threads) ||
         step->launch.shared > policy->shared_a_block)
         return false;
     step->launch.grid = block_groups * g->parts;
@@ -248,7 +182,7 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
     int64_t min_time = INT64_MAX;
     for (int64_t cluster = split.cluster; cluster <= split.max_cluster && cluster <= g->rows; cluster++) {
         struct step trial = *step;
-        if (!settle_rows(shape, &trial, NORMFUSE_SCHEDULE_split, divide_up(g->rows, cluster), split.cluster_threads) ||
+        if (!settle_rows(shape, &trial, divide_up(g->rows, cluster), split.cluster_threads) ||
             (trial.launch.shared > shape->policy->shared_a_block && cluster < split.max_cluster))
             continue;
         const int64_t resident = maximum(1, resident_blocks(shape, &trial));
@@ -374,22 +308,19 @@ static double estimate(const struct shape *shape, const struct step *step)
     enum { FEW_ROWS = 16 };
     const double rows = (double)step->geometry.segment_rows / step->geometry.spans;
     const double joins = shape->direction == BACKWARD ? 0.2 * fmax(0.0, rows - FEW_ROWS) : 0.0;
-    /* Each end of a row takes instructions, those of batch norm twice as many: 240x768x5x3 f16 with SiLU backward 41.2 us,
-     * by tiles 25.7; forward 139x8192x5x2 bf16 146, in two passes 78. */
+    /* Each end of a row takes instructions, those of batch norm twice as many: forward 139x8192x5x2 bf16 146 us, in two
+     * passes 78. */
     static const double end[2] = {2.5e-5, 5e-5};
     const double ends = end[shape->direction] * (double)shape->problem->n * (double)shape->problem->c *
                         (shape->problem->sets == NORMFUSE_SETS_BATCH ? 2.0 : 1.0);
     return normfuse_cuda_estimate_once(shape, step) * stretch + joins + ends;
 }
 
-#define IN_ORDER .refuse = refuse, .estimate = estimate, .in_order = true
-const struct schedule normfuse_cuda_lanes_of_rows = {.name = "lanes", .configure = configure_lanes, IN_ORDER};
-#define PLAIN .needs = NEEDS_PLAIN | TAKES_BIAS | TAKES_ADDITIONS, IN_ORDER
-static const struct schedule block = {.name = "block", .needs = NEEDS_PLAIN | TAKES_ADDITIONS,
-                                      .configure = configure_block, IN_ORDER},
-                             grid = {.name = "grid", .configure = configure_grid, PLAIN},
-                             cluster = {.name = "cluster", .configure = configure_cluster, PLAIN},
-                             rounds = {.name = "grid in rounds", .configure = configure_rounds, PLAIN};
+#define SPLIT                                                                                                          \
+    .needs = NEEDS_PLAIN | TAKES_BIAS | TAKES_ADDITIONS, .refuse = refuse, .estimate = estimate, .in_order = true
+static const struct schedule grid = {.name = "grid", .configure = configure_grid, SPLIT},
+                             cluster = {.name = "cluster", .configure = configure_cluster, SPLIT},
+                             rounds = {.name = "grid in rounds", .configure = configure_rounds, SPLIT};
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
     &normfuse_cuda_stacked, &grid,

@@ -29,7 +29,6 @@ struct shape {
     bool in_cache_lines;    /* columns, two passes: rows folded are whole cache lines, and so are blocks */
     bool additions;         /* the same, of rows perhaps unaligned, where something is added */
     bool tiled;             /* group norm of whole vectors, of columns, with parameters that can be read in vectors */
-    bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, as `tiled` */
     bool given;             /* elementwise: evaluation and affine, the same */
     bool run;               /* rows: aligned, of singles or halves, without gaps in a sample; whatever is added */
@@ -66,7 +65,7 @@ static inline bool is_countable(int64_t value)
 }
 
 /* What few networks have: plain kernels that hold vectors lack the derivatives, which cost too many registers, and
- * elementwise and lanes of columns both directions. */
+ * elementwise of columns both directions. */
 static inline bool is_rare(int32_t activation)
 {
     return activation == NORMFUSE_GELU || activation == NORMFUSE_GELU_TANH || activation == NORMFUSE_ELU ||
@@ -85,7 +84,7 @@ static inline void leave_rare_derivatives(struct shape *shape)
     if (shape->direction != BACKWARD || !is_rare(shape->problem->activation))
         return;
     shape->additions = shape->additions || shape->plain;
-    shape->plain = shape->tiled = shape->few_rows = shape->batch = false;
+    shape->plain = shape->tiled = shape->batch = false;
 }
 
 /* A backward that does both of its phases. */

@@ -199,11 +199,6 @@ template <typename T> inline void load_where(bool wanted, T &value, const char *
     value = 0;
     request_where(wanted, value, data);
 }
-inline void load_half_where(bool wanted, unsigned &value, const char *data)
-{
-    if (wanted)
-        value = *aligned<unsigned short>(data);
-}
 template <int f32_type, int f64_type>
 inline void load_parameter(unsigned &low, unsigned &high, const char *address, int type)
 {

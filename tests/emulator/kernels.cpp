@@ -4,7 +4,7 @@
 #include "kernels.h"
 
 extern "C" {
-#define DECLARE(layout, schedule, direction, type, elements, vectors, threads, registers)                              \
+#define DECLARE(layout, schedule, direction, type, elements, vectors, registers)                                       \
     void NORMFUSE_KERNEL_NAME(layout, schedule, direction, type, elements, vectors);
 NORMFUSE_KERNELS(DECLARE)
 #undef DECLARE
@@ -28,7 +28,7 @@ namespace emulator {
 
 extern void (*const kernels[])(const void *);
 void (*const kernels[NORMFUSE_CUDA_KERNELS])(const void *) = {
-#define ROW(layout, schedule, direction, type, elements, vectors, threads, registers)                                  \
+#define ROW(layout, schedule, direction, type, elements, vectors, registers)                                           \
     call<normfuse_cuda_arguments,                                                                                      \
          normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors>,
     NORMFUSE_KERNELS(ROW)
