@@ -12,7 +12,7 @@
 #include "report.h"
 
 static const struct command *const commands[] = {&info_command, &run_command, &check_command, &bench_command,
-                                                 &tune_command};
+                                                 &compile_command, &tune_command};
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
 const char problem_help[] =
@@ -83,6 +83,9 @@ static void print_help(void)
            "    NORMFUSE_MAX_ISA       scalar, avx2, avx512, avx512bf16 or neon: no better one is used\n"
            "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
            "                           plan: on a GPU, what each schedule would take\n"
+           "                           compile: on a GPU, what is compiled, and where the source is\n"
+           "    NORMFUSE_NVRTC         the libnvrtc.so that compiles kernels of GPUs\n"
+           "    NORMFUSE_CACHE_DIR     the folder that they are kept in; empty: none\n"
            "    NORMFUSE_TUNING        a file of normfuse tune, by which calls on a GPU are planned\n"
            "\n"
            "EXIT STATUS\n"
@@ -125,7 +128,7 @@ int main(int count, char **words)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     if (count < 2) {
-        fprintf(stderr, "normfuse: no command: info, run, check, bench or tune\nTry 'normfuse --help'.\n");
+        fprintf(stderr, "normfuse: no command: info, run, check, bench, compile or tune\nTry 'normfuse --help'.\n");
         return CODE_USAGE;
     }
     /* Options may come before the command: its name is the first word that is one. */
@@ -149,6 +152,6 @@ int main(int count, char **words)
         }
     }
     report_usage(NULL,
-                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check, bench or tune",
+                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check, bench, compile or tune",
                  words[1]);
 }
