@@ -46,7 +46,9 @@
  * Memory          A call on CPU tensors leaves no memory behind. It and its tasks need at most 64 KiB of stack each.
  * Read once       The first calls of a process read the CPU affinity, /proc/cpuinfo, /sys/devices/system/cpu, the
  *                 cgroup's CPU quota, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE. What could not be
- *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. */
+ *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. Compilations of
+ *                 CUDA kernels read NORMFUSE_NVRTC, NORMFUSE_CACHE_DIR and what stands in for them (docs/compilation.md)
+ *                 each time. */
 #ifndef NORMFUSE_H
 #define NORMFUSE_H
 
@@ -471,6 +473,20 @@ typedef struct normfuse_information {
 /* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
  * forks workers which use CUDA asks in the workers. */
 NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
+
+/* The compiler of CUDA kernels, and what it has left on disk. */
+typedef struct normfuse_compiler_information {
+    uint32_t struct_bytes; /* set by the caller: sizeof(normfuse_compiler_information) */
+    int32_t version;       /* of NVRTC, 1000 * major + 10 * minor: 13000; 0: none is found */
+    const char *compiler;  /* "NVRTC 13.0, /path/libnvrtc.so.13", or "none: " and why */
+    const char *cache;         /* the folder; "": none */
+    const char *cache_problem; /* why kernels are not kept there; "": they are */
+    int64_t cache_kernels, cache_bytes;
+} normfuse_compiler_information;
+
+/* Fills *info; its strings are valid until this thread's next call of this function. Looks for NVRTC as a call without
+ * kernels would, and reads the folder. NORMFUSE_UNSUPPORTED: the library was built without CUDA. */
+NORMFUSE_API normfuse_status normfuse_compiler_info(normfuse_compiler_information *info);
 
 #ifdef __cplusplus
 }

@@ -524,6 +524,24 @@ normfuse_status normfuse_use_compiler(const char *path)
 #endif
 }
 
+normfuse_status normfuse_compiler_info(normfuse_compiler_information *info)
+{
+    if (info == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_compiler_info: info is NULL");
+    const normfuse_status status =
+        normfuse_check_struct("normfuse_compiler_info", "info", info->struct_bytes, sizeof *info);
+    if (status != NORMFUSE_OK)
+        return status;
+#if defined(NORMFUSE_HAVE_CUDA)
+    const struct normfuse_caller caller = normfuse_enter();
+    normfuse_cuda_describe_compiler(normfuse_cuda_driver_version(), info);
+    normfuse_leave(&caller);
+    return NORMFUSE_OK;
+#else
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_compiler_info: this library was built without CUDA");
+#endif
+}
+
 normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes)
 {
     if (bytes == NULL)

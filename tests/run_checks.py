@@ -447,6 +447,25 @@ def has_cuda():
     return (BUILD / "release" / CUDA_PROGRAM).exists()
 
 
+def nvrtc():
+    """Kernels that are compiled at run time, by NVRTC itself."""
+    if not has_cuda():
+        return
+    venv = BUILD / "venv-nvrtc"
+    code, output, _ = run("environment of NVRTC", [ROOT / "cmake/venv.sh", venv, ROOT / "tests/requirements-nvrtc.txt"], 600)
+    if code != 0:
+        skip("NVRTC", output.strip().splitlines()[-1] if output.strip() else "its environment cannot be made")
+        return
+    for major in (12, 13):
+        path = next(venv.glob(f"lib/python*/site-packages/nvidia/**/libnvrtc.so.{major}"))
+        test_program(f"test_compile with NVRTC {major}", [BUILD / "release/test_compile", "--nvrtc", path])
+    for gpu in ("8.0", "9.0", "10.0", "12.0"):  # path: the newer one
+        folder = BUILD / "kernels" / gpu
+        shutil.rmtree(folder, ignore_errors=True)
+        check(f"normfuse compile for {gpu}", [BUILD / "release/normfuse", "compile", "--random", "20", "--gpu", gpu, "-o",
+                                              folder], env={"NORMFUSE_NVRTC": str(path)}, expect="kernels")
+
+
 def emulator():
     """The CUDA kernels on the CPU."""
     if has_cuda():
@@ -551,7 +570,7 @@ def small_checks():
 
 def check_all():
     # Long ones first, so that none of them runs alone at the end; with_pytorch returns what fills that.
-    at_once([with_pytorch, emulator, neon, big_endian, wheel,
+    at_once([with_pytorch, emulator, nvrtc, neon, big_endian, wheel,
              lambda: pytest("test_program.py", ["tests/test_program.py"], 600,
                             {"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")}),
              lambda: test_program("test_operators", [BUILD / "release/test_operators"], 600),

@@ -339,10 +339,11 @@ static void copy_file(const char *from, const char *to)
 
 static bool compiler_is_in(const char *part)
 {
-    char words[PATH_BYTES + 400];
+    normfuse_compiler_information info = {.struct_bytes = sizeof info};
     normfuse_cuda_forget_compiler();
-    normfuse_cuda_describe_compiler(13000, words, sizeof words);
-    return CHECK(strstr(words, path_of(part)) != NULL, "'%s' is not in: %s", part, words);
+    normfuse_cuda_describe_compiler(13000, &info);
+    return CHECK(strstr(info.compiler, path_of(part)) != NULL && info.version == 13000, "'%s' is not in: %s", part,
+                 info.compiler);
 }
 
 /* In a child, in which no NVRTC is loaded yet. */
@@ -361,12 +362,13 @@ static int search_in_order(void)
     compiler_is_in("home/lib64/");
     /* forget_compiler forgets them, too, so it is called before. */
     copy_file(NORMFUSE_FAKE_NVRTC, path_of("given/libnvrtc.so.13"));
-    char words[PATH_BYTES + 400];
+    normfuse_compiler_information info = {.struct_bytes = sizeof info};
     normfuse_cuda_forget_compiler();
     CHECK(normfuse_use_compiler(path_of("none/libnvrtc.so.13")) == NORMFUSE_OK, "%s", normfuse_last_error());
     CHECK(normfuse_use_compiler(path_of("given/libnvrtc.so.13")) == NORMFUSE_OK, "%s", normfuse_last_error());
-    normfuse_cuda_describe_compiler(13000, words, sizeof words);
-    CHECK(strncmp(words, "NVRTC 13.0, ", 12) == 0 && strstr(words, "/given/") != NULL, "%s", words);
+    normfuse_cuda_describe_compiler(13000, &info);
+    CHECK(strncmp(info.compiler, "NVRTC 13.0, ", 12) == 0 && strstr(info.compiler, "/given/") != NULL, "%s",
+          info.compiler);
     copy_file(NORMFUSE_FAKE_NVRTC, path_of("loaded/libnvrtc-1a2b.so.13.0"));
     void *const loaded = dlopen(path_of("loaded/libnvrtc-1a2b.so.13.0"), RTLD_NOW | RTLD_LOCAL);
     CHECK(loaded != NULL, "%s", dlerror());
@@ -762,6 +764,30 @@ static void test_full(void)
     CHECK(normfuse_cuda_cache_count(&kernels, &bytes) == NULL && kernels == 0 && bytes == 0, "no folder");
 }
 
+static void test_info(void)
+{
+    normfuse_compiler_information info = {.struct_bytes = sizeof info - 1};
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_compiler_info(NULL), "info is NULL");
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_compiler_info(&info), "struct_bytes");
+    begin();
+    info.struct_bytes = sizeof info;
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.version == 13000 && info.cache_kernels == 0 &&
+              strcmp(info.cache, path_of("cache")) == 0 && info.cache_problem[0] == '\0',
+          "%s; %s, %s", info.compiler, info.cache, info.cache_problem);
+    WORKS(0, 1);
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.cache_kernels == 1 && info.cache_bytes > 100, "%d kernels",
+          (int)info.cache_kernels);
+    CHECK(chmod(path_of("cache"), 0777) == 0, "chmod");
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && strstr(info.cache_problem, "other users") != NULL, "%s",
+          info.cache_problem);
+    setenv("NORMFUSE_CACHE_DIR", "", 1);
+    setenv("NORMFUSE_NVRTC", "", 1);
+    normfuse_cuda_forget_compiler();
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.version == 0 && info.cache[0] == '\0' &&
+              info.cache_problem[0] != '\0' && strcmp(info.compiler, "none: NORMFUSE_NVRTC is empty") == 0,
+          "%s; %s", info.compiler, info.cache_problem);
+}
+
 /* ---- threads and processes -------------------------------------------------------------------------------------- */
 
 static int specialize_in_child(void)
@@ -1028,6 +1054,7 @@ int main(int count, char **words)
     test_read_only();
     test_bad_files();
     test_full();
+    test_info();
     test_killed();
     test_processes();
     test_threads();

@@ -6,6 +6,7 @@ from .convert import ConversionReport, convert, fold_batch_norm, revert
 from .functional import *  # noqa: F403
 from .install import install, uninstall
 from .modules import *  # noqa: F403
+from .prepare import prepare
 
-__all__ = ["ConversionReport", "convert", "fold_batch_norm", "install", "revert", "uninstall", *_functional.__all__,
+__all__ = ["ConversionReport", "convert", "fold_batch_norm", "install", "prepare", "revert", "uninstall", *_functional.__all__,
            *_modules.__all__]

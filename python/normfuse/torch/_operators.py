@@ -556,8 +556,9 @@ def _with_checks(name: str):
         given = dict(zip(arguments, args))
         if "activation" in given:
             _checks.slope(given["x" if "x" in given else "u"], given.get("slope"), given["activation"])
-        return outputs_of(*args)
+        return outputs_of(*args) if _native.preparation.devices is None else noting(*args)
 
+    noting = _ctypes_kernel(name)
     return fake
 
 
