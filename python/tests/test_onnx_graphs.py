@@ -448,3 +448,127 @@ def test_data_in_a_file(folder):
     assert normfuse.onnx.rewrite(model, str(folder))[1][0].operator == "GroupNorm of 2 groups"
     with pytest.raises(ValueError, match="no folder is given"):
         normfuse.onnx.rewrite(model)
+
+
+def test_sizes_that_are_only_claimed():
+    """191 bytes that say 3.2 GB: a ConstantOfShape, which is not made, and channels, for which no scale is made."""
+    import tracemalloc
+    large = malformed([node("ConstantOfShape", ["count"], ["c"]), *reshaped("c")], of_size([3 << 28]))
+    wide = malformed(reshaped(), sizes=(1, 1 << 40, 6, 6))
+    reshaped_to = [node("Reshape", ["x", "s"], ["r"]), node("InstanceNormalization", ["r", "one", "zero"], ["n"]),
+                   node("Reshape", ["n", "count"], ["y"])]
+    constant = malformed(reshaped_to, of_size([1, 1 << 40, 6, 6]), sizes=(1, 1 << 40, 6, 6))
+    for model in (large, wide, constant):
+        data = model.SerializeToString()
+        tracemalloc.start()
+        _, changes = normfuse.onnx.rewrite(data)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 1 << 20 and changes[0].operator == "InstanceNorm" and "not GroupNorm" in changes[0].note
+
+
+@pytest.mark.parametrize("functions,text", [(["F"], "calls itself"), (["G", "F"], "calls itself"),
+                                            ([f"F{i}" for i in range(1, 40)] + ["Relu"], "become more than")], ids=str)
+def test_functions_without_end(functions, text):
+    """They call themselves, or each calls the next one twice."""
+    model = malformed([node("F", ["x"], domain="local")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    for name, called in zip(["F", *functions], functions):
+        domain = "" if called == "Relu" else "local"
+        model.functions.append(helper.make_function("local", name, ["a"], ["b"], [
+            helper.make_node(called, ["a"], ["c"], domain=domain), helper.make_node(called, ["c"], ["b"], domain=domain)], opsets))
+    with pytest.raises(ValueError, match=text):
+        normfuse.onnx.rewrite(model.SerializeToString())
+
+
+def test_deep_branches():
+    """Deeper than a message may be nested: protobuf refuses it."""
+    inner = b""
+    for _ in range(2000):  # a graph in the attribute of a node of a graph
+        inner = _rewrite._encode(1, _rewrite._encode(5, _rewrite._encode(6, inner)))
+    with pytest.raises(ValueError, match="not a serialized ONNX model"):
+        normfuse.onnx.rewrite(_rewrite._encode(_rewrite.MODEL_GRAPH, inner))
+
+
+def test_long_chains():
+    chain = [node("Identity", [f"i{i}" if i else "one"], [f"i{i + 1}"]) for i in range(3000)]
+    _, changes = normfuse.onnx.rewrite(malformed([*chain, *reshaped("i3000")]).SerializeToString())
+    assert changes[0].operator == "GroupNorm of 2 groups"
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + max(4, GRAPHS // 10)))
+def test_random_bytes(seed):
+    """Whatever the bytes are: ValueError, or a model that is as valid as it was. Of each seed's graph 60 copies."""
+    graph = Drawn(seed)
+    source, draw = graph.finish().SerializeToString(), graph.draw
+    for _ in range(60):
+        data = bytearray(source)
+        for _ in range(draw.integers(1, 6)):
+            at = draw.integers(len(data))
+            change = draw.integers(4)
+            if change == 0:
+                data[at] ^= 1 << draw.integers(8)
+            elif change == 1:
+                data[at] = draw.integers(256)
+            elif change == 2:
+                del data[at:at + draw.integers(1, 4)]
+            else:
+                data[at:at] = data[(other := draw.integers(len(data))):other + draw.integers(1, 60)]
+        try:
+            made, _ = normfuse.onnx.rewrite(bytes(data))
+        except ValueError:
+            continue
+        if made != data and is_valid(onnx.ModelProto.FromString(bytes(data))):
+            onnx.checker.check_model(onnx.ModelProto.FromString(made))
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path):
+    graph = Builder(17, SIZES)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(graph.model(graph.group_norm("x")).SerializeToString())
+    return path
+
+
+def test_modes_of_files(path, monkeypatch):
+    """That of the file that is replaced; of a new one what the umask leaves, which stays as it is at every moment."""
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the process's umask changes"))
+        normfuse.onnx.rewrite_file(path, path.with_name("new.onnx"))
+        path.chmod(0o604)
+        normfuse.onnx.rewrite_file(path, path)
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in (path.with_name("new.onnx"), path)] == [0o640, 0o604]
+    assert path.read_bytes() == path.with_name("new.onnx").read_bytes() and len(list(path.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace", "fchmod"])
+def test_a_failure_keeps_the_file(failing, path, monkeypatch):
+    source = path.read_bytes()
+
+    def fail(*words):
+        raise OSError("no space left")
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="no space left"):
+        normfuse.onnx.rewrite_file(path, path)
+    assert path.read_bytes() == source and list(path.parent.iterdir()) == [path]
+
+
+def test_outputs_that_are_no_files(path):
+    """A link stays one; a folder and a pipe are refused."""
+    (path.parent / "folder").mkdir()
+    link, pipe = path.with_name("link.onnx"), path.with_name("pipe")
+    link.symlink_to(path.parent / "folder/target.onnx")
+    normfuse.onnx.rewrite_file(path, link)
+    assert link.is_symlink() and (path.parent / "folder/target.onnx").read_bytes() == link.read_bytes()
+    os.mkfifo(pipe)
+    for output in (pipe, path.parent / "folder"):
+        with pytest.raises(ValueError, match="is not a file"):
+            normfuse.onnx.rewrite_file(path, output)
+    assert pipe.is_fifo()
