@@ -102,11 +102,4 @@ void bench_device_open(const struct problem_line *lines, size_t count, bool warm
 void bench_device(struct bench *bench, const struct problem_line *line, const char *name, int64_t samples, bool warm,
                   struct bench_result *result);
 
-/* The same in steps, for one call that may be run in several ways: make, time all of them in turn, free. `choose` makes
- * the calls after it run one way. Takes about budget_us, and five samples of each at least; returns how many. */
-void bench_device_make(struct bench *bench, const struct problem_line *line, const char *name);
-int64_t bench_device_ways(struct bench *bench, int ways, void (*choose)(const void *context, int way),
-                          const void *context, double budget_us, double *median_us);
-void bench_device_free(struct bench *bench);
-
 #endif

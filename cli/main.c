@@ -11,8 +11,7 @@
 #include "commands.h"
 #include "report.h"
 
-static const struct command *const commands[] = {&info_command, &run_command, &check_command, &bench_command,
-                                                 &tune_command};
+static const struct command *const commands[] = {&info_command, &run_command, &check_command, &bench_command};
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
 const char problem_help[] =
@@ -83,7 +82,6 @@ static void print_help(void)
            "    NORMFUSE_MAX_ISA       scalar, avx2, avx512, avx512bf16 or neon: no better one is used\n"
            "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
            "                           plan: on a GPU, what each schedule would take\n"
-           "    NORMFUSE_TUNING        a file of normfuse tune, by which calls on a GPU are planned\n"
            "\n"
            "EXIT STATUS\n"
            "    0   Everything went well.\n"
@@ -96,7 +94,6 @@ static void print_help(void)
            "    normfuse run group_norm x.npy groups=32 act=silu -o y.npy --weight w.npy --bias b.npy\n"
            "    normfuse check group_norm 2x320x64x64 groups=32 dtype=bf16 act=silu\n"
            "    normfuse bench 'batch_norm 32x512x28x28' 'batch_norm 32x512x28x28 dir=bwd' --threads 2\n"
-           "    normfuse tune -o gpu.tuning\n"
            "    normfuse info\n",
            problem_help);
 }
@@ -125,7 +122,7 @@ int main(int count, char **words)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     if (count < 2) {
-        fprintf(stderr, "normfuse: no command: info, run, check, bench or tune\nTry 'normfuse --help'.\n");
+        fprintf(stderr, "normfuse: no command: info, run, check or bench\nTry 'normfuse --help'.\n");
         return CODE_USAGE;
     }
     /* Options may come before the command: its name is the first word that is one. */
@@ -149,6 +146,6 @@ int main(int count, char **words)
         }
     }
     report_usage(NULL,
-                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check, bench or tune",
+                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check or bench",
                  words[1]);
 }

@@ -183,7 +183,6 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/schedules_tile.c
     src/cuda/shape.c
     src/cuda/transpose.c
-    src/cuda/tuning.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
 set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS

@@ -45,9 +45,8 @@
  *                 leave their thread's environment and its flags as they were.
  * Memory          A call on CPU tensors leaves no memory behind. It and its tasks need at most 64 KiB of stack each.
  * Read once       The first calls of a process read the CPU affinity, /proc/cpuinfo, /sys/devices/system/cpu, the
- *                 cgroup's CPU quota, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE; the first ones for a
- *                 CUDA device NORMFUSE_TUNING and the file that it names. What could not be read stays unknown; that
- *                 costs time, never bits. No thread may call setenv meanwhile. */
+ *                 cgroup's CPU quota, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE. What could not be
+ *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. */
 #ifndef NORMFUSE_H
 #define NORMFUSE_H
 
@@ -415,20 +414,6 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * NORMFUSE_NO_DRIVER, also where the library was built without CUDA; NORMFUSE_OLD_DRIVER; NORMFUSE_NO_KERNEL: none for
  * this GPU; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
-
-/* Plans calls on CUDA devices by the tuning file `path`, which `normfuse tune` writes: what was measured of each schedule
- * of kernels on one GPU. It is for devices of the file's compute capability; others, and all after `path` NULL, are
- * planned by the tables that the library has. Holds for calls that begin later, of all threads; kernels that another
- * plan chooses may sum in another order, and may need other scratch memory: ask for its size again.
- *
- * NORMFUSE_TUNING=FILE in the environment does the same at the first call for a CUDA device, unless this function was
- * called before. If that file is bad the first such call returns NORMFUSE_BAD_ARGUMENT with the reason and does nothing;
- * later calls are planned by the library's tables.
- *
- * NORMFUSE_BAD_ARGUMENT: the file cannot be opened, or a line of it is wrong; normfuse_last_error names both. Nothing
- * changes then, nor after NORMFUSE_OUT_OF_MEMORY. NORMFUSE_UNSUPPORTED: the library was built without CUDA. Asks no
- * driver. */
-NORMFUSE_API normfuse_status normfuse_load_tuning(const char *path);
 
 /* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The caller allocates it on that
  * device, aligned to 64 bytes, and zeroes it once, before the first call that is given it. Every call leaves it ready

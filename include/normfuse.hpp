@@ -616,12 +616,6 @@ inline result<void> prepare(std::int32_t device)
     return detail::finish(normfuse_prepare(device));
 }
 
-// Plans calls on CUDA devices by a tuning file; nullptr: by the library's tables.
-inline result<void> load_tuning(const char *path)
-{
-    return detail::finish(normfuse_load_tuning(path));
-}
-
 // The size of execution::sync for a CUDA device.
 inline result<std::size_t> sync_bytes(std::int32_t device)
 {

@@ -8,7 +8,7 @@
 #include "caller.h"
 #include "problem.h"
 #if defined(NORMFUSE_HAVE_CUDA)
-#include "cuda/tuning.h"
+#include "cuda/loader.h"
 #endif
 
 /* ---- backends ------------------------------------------------------------------------------------------------- */
@@ -477,19 +477,6 @@ normfuse_status normfuse_prepare(int32_t device)
 #else
     (void)device;
     return normfuse_refuse(NORMFUSE_NO_DRIVER, "normfuse_prepare: this library was built without CUDA");
-#endif
-}
-
-normfuse_status normfuse_load_tuning(const char *path)
-{
-#if defined(NORMFUSE_HAVE_CUDA)
-    const struct normfuse_caller caller = normfuse_enter();
-    const normfuse_status status = normfuse_cuda_load_tuning("normfuse_load_tuning", path);
-    normfuse_leave(&caller);
-    return status;
-#else
-    (void)path;
-    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_load_tuning: this library was built without CUDA");
 #endif
 }
 

@@ -16,14 +16,11 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 import time
-from typing import Dict, List, Optional, Set, Tuple
+from typing import List, Optional, Set, Tuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
-CLOSING_OF_RANDOM = re.compile(r"^(\d+) random problems, seed \d+: (\d+) failed", re.M)
-FORBIDDEN = 1000000  # the longest start of a tuning file, in microseconds
 RUN_SECONDS = 240  # a kernel that waits for ever is noticed by the emulator itself
 # Of tests/cases what random cases seldom have.
 FILES = ["special", "options", "operators"]
@@ -100,25 +97,11 @@ class Emulator:
             code, output = None, error.stdout or b""
         return code, output.decode("utf-8", "replace"), time.monotonic() - begin
 
-    def schedules(self) -> Dict[str, List[str]]:
-        """The names of all by layout, which the planner prints for a problem."""
-        names: Dict[str, List[str]] = {}
-        for layout, of_line in (("rows", "nchw"), ("columns", "nhwc")):
-            _, output, _ = self.run("test_operators", "--case", f"group_norm 2x8x6x6 groups=2 layout={of_line} device=cuda",
-                                    NORMFUSE_VERBOSE="plan")
-            found = re.findall(r"^normfuse: plan: [^:]*: ([a-z_, ]+): ", output, re.M)
-            names[layout] = list(dict.fromkeys(found))
-        return names
-
-
-def tuning_of(only: str, schedules: Dict[str, List[str]]) -> str:
-    """By which only one schedule is taken, where it takes a problem at all."""
-    lines = ["normfuse tuning 1", "gpu emulated GPU", "capability 9.0"]
-    for layout, names in schedules.items():
-        for direction in ("forward", "backward"):
-            lines += [f"schedule {layout} {direction} {name} start {0 if name == only else FORBIDDEN} factor 1"
-                      for name in names]
-    return "\n".join([*lines, "end", ""])
+    def schedules(self) -> List[str]:
+        """The names of all, which the planner prints for a problem of each layout."""
+        _, output, _ = self.run("test_operators", "--case", "group_norm 2x8x6x6 groups=2 layout={nchw,nhwc} device=cuda",
+                                NORMFUSE_VERBOSE="plan")
+        return list(dict.fromkeys(re.findall(r"^normfuse: plan: [^:]*: ([a-z_, ]+): ", output, re.M)))
 
 
 def kernels_in(output: str) -> Set[str]:
@@ -136,8 +119,6 @@ def report(name: str, code: Optional[int], output: str, seconds: float, note: st
     passed = failed = skipped = 0
     for counts in CLOSING.findall(output):
         passed, failed, skipped = (int(n) for n in counts)
-    for problems, wrong in CLOSING_OF_RANDOM.findall(output):
-        passed, failed = int(problems) - int(wrong), int(wrong)
     if not failed and (code != 0 or passed + skipped == 0):
         failed = 1
     if failed:
@@ -147,9 +128,8 @@ def report(name: str, code: Optional[int], output: str, seconds: float, note: st
 
 
 def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
-    schedules = emulator.schedules()
-    names = list(dict.fromkeys(sum(schedules.values(), [])))
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    names = emulator.schedules()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         tasks = {}
         for name in FILES:
             tasks[f"{name}.txt"] = pool.submit(
@@ -172,15 +152,13 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             emulator.run, "test_operators", "--with", "device=cuda", *(word for case in LARGE for word in ("--case", case)),
             NORMFUSE_EMULATED_MULTIPROCESSORS="1")
         for k, name in enumerate(names):
-            path = pathlib.Path(folder) / f"{k}.tuning"
-            path.write_text(tuning_of(name, schedules))
             # Few multiprocessors: what one cluster cannot hold is small, and goes to the whole grid.
-            env = {"NORMFUSE_TUNING": str(path), "NORMFUSE_EMULATED_MULTIPROCESSORS": "4"}
+            env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": "4"}
+            alone = ("--schedule", name, "--with", "device=cuda")
             tasks[f"{name} alone, random"] = pool.submit(
-                emulator.run, "normfuse", "check", "--random", str(cases), "--seed", str(seed + k), "--max-bytes",
-                "128KiB", "device=cuda", **env)
+                emulator.run, "test_operators", *alone, "--seed", str(seed + k), "--drawn", str(cases), **env)
             tasks[f"{name} alone, cases"] = pool.submit(
-                emulator.run, "test_operators", "--with", "device=cuda",
+                emulator.run, "test_operators", *alone,
                 *(word for case in CASES for word in ("--case", case)), **env)
         ran: Set[str] = set()
         for name, task in tasks.items():
@@ -220,13 +198,9 @@ def main() -> int:
         emulator = Emulator(build)
         if made.returncode == 0 and args.case:
             words = [word for case in args.case for word in ("--case", case)]
-            with tempfile.NamedTemporaryFile("w", suffix=".tuning") as tuning:
-                env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": args.multiprocessors} if args.multiprocessors else {}
-                if args.schedule:
-                    tuning.write(tuning_of(args.schedule, emulator.schedules()))
-                    tuning.flush()
-                    env["NORMFUSE_TUNING"] = tuning.name
-                report("cases", *emulator.run("test_operators", *words, **env))
+            env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": args.multiprocessors} if args.multiprocessors else {}
+            alone = ["--schedule", args.schedule] if args.schedule else []
+            report("cases", *emulator.run("test_operators", *alone, *words, **env))
         elif made.returncode == 0:
             check(emulator, args.jobs, args.cases, args.seed)
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")

@@ -460,7 +460,6 @@ def cuda():
         skip("CUDA", "built without nvcc")
         return
     test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
-    test_program("test_tuning", [BUILD / "release" / "test_tuning"])
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
     test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
                                                BUILD / "release/cuda"])
@@ -589,7 +588,7 @@ def release_all():
 def sanitize_all():
     fast = args.fast
     limit = 400 if fast else 900
-    cuda_programs = [CUDA_PROGRAM, "test_tuning"] if has_cuda() else []
+    cuda_programs = [CUDA_PROGRAM] if has_cuda() else []
     # Which thread touches what is the same with every table, and guard pages see what each reads, in test_passes.
     options = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_BUILD_SHARED=OFF",
                f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"]
@@ -611,7 +610,7 @@ def sanitize_all():
                            for name in programs if built]
 
     def thread():
-        programs = ["test_operators", "test_threads", *cuda_programs[:1]]  # test_tuning has no threads
+        programs = ["test_operators", "test_threads", *cuda_programs]
         if not cmake_build("build with TSan", "tsan", [*options, "-DNORMFUSE_SANITIZE=thread"],
                            programs + ([] if fast else ["soak"])):
             return []

@@ -525,7 +525,6 @@ void test_information()
     std::size_t bytes = 0;
     CHECK(outcome_of([] { return nf::sync_bytes(0); }).status == normfuse_sync_bytes(0, &bytes), "sync_bytes");
     CHECK(outcome_of([] { return nf::prepare(1 << 20); }).status == normfuse_prepare(1 << 20), "prepare");
-    CHECK(outcome_of([] { return nf::load_tuning("/nowhere"); }).status == normfuse_load_tuning("/nowhere"), "load_tuning");
 }
 
 } // namespace

@@ -1142,28 +1142,15 @@ static void test_host_time(void)
 
 /* ---- schedules --------------------------------------------------------------------------------------------------- */
 
-/* A tuning may have any schedule taken that does not refuse a call: small random problems by each schedule alone,
- * against the double reference. */
+/* Each schedule takes what it does not refuse: small random problems by each alone, against the double reference. */
 static void test_each_schedule(void)
 {
-    enum { CASES = 160, MOST = 16, MOST_BYTES = 512 << 10 };
-    static struct normfuse_cuda_tuning tunings[2][MOST];
-    static struct normfuse_cuda_tuning_line lines[2][MOST][2 * MOST];
-    const struct normfuse_cuda_device *device;
-    if (!CHECK(normfuse_cuda_device("test", 0, &device) == NORMFUSE_OK, "%s", normfuse_last_error()))
-        return;
+    enum { CASES = 160, MOST_BYTES = 512 << 10 };
+    struct normfuse_cuda_choice *const choice = normfuse_cuda_choice();
     for (int columns = 0; columns < 2; columns++) {
-        const struct schedule *const *const list =
-            columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
-        for (int only = 0; only < MOST && list[only] != NULL; only++) {
-            struct normfuse_cuda_tuning *const tuning = &tunings[columns][only];
-            *tuning = (struct normfuse_cuda_tuning){"one schedule", device->capability, 0, lines[columns][only]};
-            for (int i = 0; i < MOST && list[i] != NULL; i++)
-                for (uint8_t backward = 0; backward < 2; backward++)
-                    lines[columns][only][tuning->count++] = (struct normfuse_cuda_tuning_line){
-                        normfuse_cuda_schedule_code(list[i]->name), (uint8_t)columns, backward,
-                        i == only ? 0.0f : (float)NORMFUSE_CUDA_FORBIDDEN, 1.0f};
-            normfuse_cuda_use_tuning(tuning);
+        const struct schedule *const *list = columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
+        for (; *list != NULL; list++) {
+            choice->only = (*list)->name;
             int taken = 0;
             for (int i = 0; i < CASES; i++) {
                 struct problem_line line = random_problem(7, i, RANDOM_LEAST_BYTES, MOST_BYTES);
@@ -1176,16 +1163,15 @@ static void test_each_schedule(void)
                 watch(name, 120);
                 const struct verify_options options = {.seed = 1, .twice = true};
                 struct verify_result result = {.outcome = VERIFY_FAILED};
-                normfuse_cuda_last_choice()->schedule = NULL;
+                choice->taken = NULL;
                 (void)verify_problem(&line, &options, &result);
-                const char *const schedule = normfuse_cuda_last_choice()->schedule;
-                taken += schedule != NULL && strcmp(schedule, list[only]->name) == 0;
-                CHECK(result.outcome == VERIFY_PASSED, "%s by %s: %s", name, list[only]->name, result.message);
+                taken += choice->taken != NULL && strcmp(choice->taken, choice->only) == 0;
+                CHECK(result.outcome == VERIFY_PASSED, "%s by %s: %s", name, choice->only, result.message);
             }
-            printf("# %s of %s: %d problems\n", list[only]->name, columns ? "columns" : "rows", taken);
+            printf("# %s of %s: %d problems\n", choice->only, columns ? "columns" : "rows", taken);
         }
     }
-    normfuse_cuda_use_tuning(NULL);
+    choice->only = NULL;
 }
 
 /* ---- the whole -------------------------------------------------------------------------------------------------- */

@@ -293,21 +293,6 @@ static normfuse_status prepare(void)
     return normfuse_prepare(0);
 }
 
-static char tuning_path[64];
-
-static void write_tuning(void)
-{
-    snprintf(tuning_path, sizeof tuning_path, "/tmp/normfuse-failures-%ld.tuning", (long)getpid());
-    FILE *const file = __real_fopen(tuning_path, "w");
-    fputs("normfuse tuning 1\ngpu NVIDIA H200\ncapability 9.0\nend\n", file);
-    __real_fclose(file);
-}
-
-static normfuse_status load_tuning(void)
-{
-    return normfuse_load_tuning(tuning_path);
-}
-
 static normfuse_status on_device(void)
 {
     normfuse_tensor there = tx;
@@ -373,7 +358,6 @@ static const struct call {
     {"group norm on a device", on_device, false, OF_DRIVER},
     {"merge on a device", merge_on_device, false, OF_DRIVER},
     {"stream_sync", stream, false, 1},
-    {"load_tuning", load_tuning, false, 1},
 #endif
 };
 
@@ -471,9 +455,6 @@ int main(void)
 {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     make_tensors();
-#ifdef NORMFUSE_FAKE_LIBCUDA
-    write_tuning();
-#endif
     int most = 0;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const struct call *const call = &calls[i];
@@ -490,7 +471,6 @@ int main(void)
     }
 #ifdef NORMFUSE_FAKE_LIBCUDA
     plans_stay_few();
-    unlink(tuning_path);
 #endif
     CHECK(most > 8, "the first call asks for %d things only: are they counted?", most);
     return harness_close();

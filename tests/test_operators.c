@@ -7,8 +7,10 @@
  *   test_operators --jobs 8 --with "device=cuda +twice" [--random N] [FILE...]
  *
  * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
- * hundreds of cases. Cases come from FILE, --case and --random N. --with and --seed hold for the arguments behind them:
- * words that every case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first.
+ * hundreds of cases. Cases come from FILE, --case, --random N and --drawn N, which are the problems of
+ * `normfuse check --random N --max-bytes 128KiB`. --with and --seed hold for the arguments behind them: words that every
+ * case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first. --schedule NAME
+ * runs calls on a GPU by this schedule alone, where it takes them; NORMFUSE_VERBOSE=plan has the names.
  * --every N leaves out all but each N-th case of the arguments behind it.
  * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
  * prints a hash of the outputs of each case in place of comparing them. */
@@ -23,7 +25,11 @@
 #include <unistd.h>
 
 #include "cli/problem_line.h"
+#include "cli/random.h"
 #include "cli/verify.h"
+#ifdef NORMFUSE_HAVE_CUDA
+#include "cuda/schedules.h"
+#endif
 #include "harness.h"
 #include "processes.h"
 #include "ref/reference.h"
@@ -424,6 +430,39 @@ static void add_random(int64_t count, uint64_t seed)
         case_name(&test, text, sizeof text);
         add_case(text, "random case");
     }
+}
+
+static void add_drawn(int64_t count, uint64_t seed)
+{
+    enum { MOST_BYTES = 128 << 10 };
+    char text[CASE_BYTES];
+    snprintf(text, sizeof text, "drawn problems: %" PRId64 " from seed %" PRIu64, count, seed);
+    begin_source(text);
+    for (int64_t i = 0; i < count; i++) {
+        struct problem_line line = random_problem(seed, i, RANDOM_LEAST_BYTES, MOST_BYTES);
+        random_prelu(&line, seed, i);
+        random_pre_bias(&line, seed, i);
+        problem_line_name(&line, text, sizeof text);
+        add_case(text, "drawn problem");
+    }
+}
+
+/* Whether there is a schedule of this name, which then takes every call on a GPU that it can. */
+static bool use_schedule(const char *name)
+{
+#ifdef NORMFUSE_HAVE_CUDA
+    for (int columns = 0; columns < 2; columns++) {
+        const struct schedule *const *schedule =
+            columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
+        for (; *schedule != NULL; schedule++)
+            if (strcmp((*schedule)->name, name) == 0)
+                normfuse_cuda_choice()->only = name;
+    }
+    return normfuse_cuda_choice()->only == name;
+#else
+    (void)name;
+    return false;
+#endif
 }
 
 /* ---- the same bits -------------------------------------------------------------------------------------------- */
@@ -906,6 +945,12 @@ int main(int count, char **arguments)
             add_random(strtoll(value, NULL, 10), seed);
             given = true;
             i++;
+        } else if (strcmp(arguments[i], "--drawn") == 0 && value) {
+            add_drawn(strtoll(value, NULL, 10), seed);
+            given = true;
+            i++;
+        } else if (strcmp(arguments[i], "--schedule") == 0 && value && use_schedule(value)) {
+            i++;
         } else if (strcmp(arguments[i], "--verbose") == 0) {
             verbose = true;
         } else if (strcmp(arguments[i], "--hashes") == 0) {
@@ -929,7 +974,7 @@ int main(int count, char **arguments)
             given = true;
         } else {
             fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] [--jobs N] "
-                            "[--every N] [--random N] [--only TEST] [--hashes] [FILE...]\n");
+                            "[--every N] [--random N] [--drawn N] [--schedule NAME] [--only TEST] [--hashes] [FILE...]\n");
             return 2;
         }
     }

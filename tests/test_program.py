@@ -1202,12 +1202,6 @@ USAGE = [
     (["check", "--random", "3", "--min-bytes", "1K"], "between 16384"),
     (["check", "--random", "3", "--max-bytes", "1MiX"], "not a number of bytes"),
     (["bench", "affine", "1x4", "--max-bytes", "1M"], "need --random"),
-    (["tune", "group_norm"], "no words but files of rows"),
-    (["tune", "--source"], "--source needs --from-rows"),
-    (["tune", "--seconds", "0"], "between"),
-    (["tune", "--device", "-1"], "between"),
-    (["tune", "--from-rows", "rows.jsonl", "--seconds", "9"], "--seconds measures"),
-    (["tune", "--from-rows", "rows.jsonl", "--rows", "others.jsonl"], "--rows measures"),
 ]
 
 
@@ -1220,7 +1214,7 @@ def test_usage_errors(folder, words, message):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize("command", ["info", "run", "check", "bench", "tune"])
+@pytest.mark.parametrize("command", ["info", "run", "check", "bench"])
 def test_help(command):
     text = succeed(command, "--help")
     assert text == succeed(command, "some", "words", "-h") == succeed("--help", command)
@@ -1237,7 +1231,7 @@ def test_help(command):
 
 def test_main_help_and_version():
     text = succeed("--help")
-    for word in ("info", "run", "check", "bench", "tune", "NORMFUSE_TUNING", "EXIT STATUS", "groups=G", "@FILE"):
+    for word in ("info", "run", "check", "bench", "NORMFUSE_VERBOSE", "EXIT STATUS", "groups=G", "@FILE"):
         assert word in text
     header = open(os.path.join(ROOT, "include", "normfuse.h")).read()
     version = ".".join(re.search(rf"VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH"))
@@ -1529,49 +1523,7 @@ def test_cuda_is_refused_without_a_gpu(folder):
     refuse(3, message, "check", "group_norm", "1x4", "groups=2", "device=cuda")
     refuse(3, message, "check", "group_norm 1x4 groups=2", "group_norm 1x4 groups=2 device=cuda")
     refuse(3, message, "run", "group_norm", "x.npy", "groups=2", "device=cuda", "-o", "y.npy")
-    refuse(3, "^normfuse: tune: .*CUDA", "tune", "-o", "a.tuning", "--rows", "a.jsonl")
     assert os.listdir() == ["x.npy"]
-
-
-# ---- tune ------------------------------------------------------------------------------------------------------------
-
-SYNTHETIC = os.path.join(ROOT, "tests/tuning/synthetic.jsonl")
-SCHEDULE = re.compile(r"schedule (rows|columns) (forward|backward) [a-z_, ]+ start -?\d+\.\d\d factor \d\.\d{3}")
-
-
-def test_tune_list():
-    problems = succeed("tune", "--list").splitlines()
-    assert len(problems) == len(set(problems)) > 60 and all("device=cuda" in line for line in problems)
-    for words in ("dtype=f16", "layout=nhwc", "+pre_add", "+post_add"):
-        chosen = [line for line in problems if words in line]
-        assert 0.3 < sum("dir=bwd" in line for line in chosen) / len(chosen) < 0.7 and len(chosen) < len(problems), words
-
-
-def test_tune_from_rows(folder):
-    """Rows, without a GPU, become a tuning file, the same each time, or the library's source."""
-    table = succeed("tune", "--from-rows", SYNTHETIC).splitlines()
-    assert table[0] == "Synthetic GPU" and len(table) == 9
-    assert re.fullmatch(r"24 problems: regret 9\.79 % -> 0\.00 %, worst 75\.8 % -> 0\.0 % \(.*\)", table[-1])
-    lines = open("normfuse.tuning").read().splitlines()
-    assert lines[0] == "normfuse tuning 1" and lines[2:4] == ["gpu Synthetic GPU", "capability 9.0"]
-    assert lines[-1] == "end" and len(lines) == 11 and all(map(SCHEDULE.fullmatch, lines[4:-1])), lines
-    succeed("tune", "--from-rows", SYNTHETIC, "-o", "again.tuning")
-    assert open("again.tuning").read().splitlines() == lines
-    with open("both.jsonl", "w") as both:
-        both.write(open(SYNTHETIC).read().replace("Synthetic GPU", "Other GPU of memory"))
-    refuse(3, "rows are of Synthetic GPU and Other GPU", "tune", "--from-rows", SYNTHETIC, "both.jsonl", "-o", "c.tuning")
-    succeed("tune", "--from-rows", SYNTHETIC, "both.jsonl", "--source", "-o", "tables.h")
-    source = open("tables.h").read()
-    assert f"normfuse tune --from-rows {SYNTHETIC} both.jsonl --source -o src/cuda/tuning_tables.h" in source
-    assert source.count(" 1.225f}, /* columns forward split */\n") == 2
-    assert '{"Synthetic GPU", 90, 6, lines_0}' in source and '{"Other GPU", 90, 6, lines_1}' in source
-    for text, message in (("", "holds no rows"), ('{"us":1}', "line 1 lacks"), ("\nrow\n", "line 2 is no JSON"),
-                          (open(SYNTHETIC).readline() * 2, "two rows of one schedule")):
-        with open("bad.jsonl", "w") as bad:
-            bad.write(text)
-        refuse(3, message, "tune", "--from-rows", "bad.jsonl", "-o", "c.tuning")
-    refuse(3, "absent.jsonl: No such file", "tune", "--from-rows", "absent.jsonl", "-o", "c.tuning")
-    assert not os.path.exists("c.tuning")
 
 
 def stand_in():
@@ -1580,48 +1532,6 @@ def stand_in():
     if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
         pytest.skip("the program was built without CUDA or without its tests")
     return {**os.environ, "LD_LIBRARY_PATH": folder}
-
-
-def test_tune_on_a_stand_in_for_a_gpu(folder):
-    """From measuring to planning by the file: a schedule that the file forbids is not taken."""
-    environment = stand_in()
-    table = succeed("tune", "--seconds", "1", "-o", "a.tuning", "--rows", "a.jsonl", env=environment).splitlines()
-    assert table[0] == "NVIDIA H200" and " problems: regret " in table[-1]
-    rows = [json.loads(line) for line in open("a.jsonl")]
-    assert len(rows) > 150 and {row["gpu"] for row in rows} == {"NVIDIA H200"}
-    assert {"problem", "layout", "dir", "schedule", "us", "estimate_us", "in_order", "taken", "gpu", "cc", "driver",
-            "version", "date"} == set(rows[0])
-    for problem in {row["problem"] for row in rows}:
-        alike = [row for row in rows if row["problem"] == problem]
-        assert len(alike) > 1 and sum(row["taken"] for row in alike) == 1, problem
-        assert len({row["schedule"] for row in alike}) == len(alike), problem
-    succeed("tune", "--from-rows", "a.jsonl", "-o", "b.tuning")
-    assert open("a.tuning").read() == open("b.tuning").read()
-    refuse(3, "cuda|CUDA|device", "tune", "--device", "3", env=environment)
-
-    words = ["bench", "group_norm 2x640x32x32 groups=32 dtype=f16 layout=nhwc device=cuda", "--samples", "1", "--json"]
-    assert "cluster" in json.loads(succeed(*words, env=environment))["kernel"]
-    with open("never.tuning", "w") as file:
-        file.write("normfuse tuning 1\ngpu NVIDIA H200\ncapability 9.0\n"
-                   "schedule columns forward cluster start 1000 factor 1\nend\n")
-    tuned = {**environment, "NORMFUSE_TUNING": "never.tuning"}
-    assert "cluster" not in json.loads(succeed(*words, env=tuned))["kernel"].split()[0]
-    words_of_plan = run(*words, env={**tuned, "NORMFUSE_VERBOSE": "plan"}).stderr
-    assert "the loaded tuning of NVIDIA H200" in words_of_plan and " us, tuned" in words_of_plan
-    with open("never.tuning", "a") as file:
-        file.write("more\n")
-    assert "never.tuning, line 6: something follows the end" in refuse(3, "NORMFUSE_TUNING", *words, env=tuned)
-
-
-def test_built_in_tables(folder):
-    """The library's tables are what the command in them makes of the committed rows."""
-    path = os.path.join(ROOT, "src/cuda/tuning_tables.h")
-    words = re.search(r"normfuse tune (--from-rows .*) -o (.*)\.h", open(path).read())[1].split()
-    missing = [word for word in words if word.endswith(".jsonl") and not os.path.exists(os.path.join(ROOT, word))]
-    if missing:
-        pytest.skip(f"{' and '.join(missing)} were not measured yet")
-    succeed("tune", *words, "-o", os.path.join(os.getcwd(), "tables.h"), cwd=ROOT)
-    assert open("tables.h").read() == open(path).read()
 
 
 @pytest.mark.parametrize("name, least", [("bars-cuda.txt", 50), ("heldout-cuda.txt", 50), ("training-cuda.txt", 28),

@@ -34,7 +34,7 @@ _normfuse()
 
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-            info | run | check | bench | tune)
+            info | run | check | bench)
                 command=$word
                 break
                 ;;
@@ -42,7 +42,7 @@ _normfuse()
     done
     case $command in
         "")
-            COMPREPLY=($(compgen -W "info run check bench tune --help --version" -- "$current"))
+            COMPREPLY=($(compgen -W "info run check bench --help --version" -- "$current"))
             return
             ;;
         info) options="--json --help" words="" ;;
@@ -55,15 +55,14 @@ _normfuse()
             ;;
         check) options="--random --seed --min-bytes --max-bytes --list --threads --json --help" ;;
         bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --html --help" ;;
-        tune) options="--output --device --seconds --rows --from-rows --source --list --help" words="" ;;
     esac
     if [[ $command == check || $command == bench ]]; then
         words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device= +pre_add
             +u +post_add +scale +one_slope +mixed"
     fi
     case $previous in
-        --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | --device | --seconds | -d | -n | -r | -s) return ;;
-        --json | --quiet | --sync | --warm | --list | --source | --help | -j | -q | -w | -l) ;;
+        --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | -n | -r | -s) return ;;
+        --json | --quiet | --sync | --warm | --list | --help | -j | -q | -w | -l) ;;
         --* | -o | -b)
             compopt -o filenames 2>/dev/null
             COMPREPLY=($(compgen -f -- "$current"))
@@ -76,7 +75,7 @@ _normfuse()
         COMPREPLY=($(compgen -P @ -f -- "${current#@}"))
     else
         COMPREPLY=($(compgen -W "$words" -- "$current"))
-        if [[ $command == run || $command == tune ]]; then
+        if [[ $command == run ]]; then
             compopt -o filenames 2>/dev/null
             COMPREPLY+=($(compgen -f -- "$current"))
         fi

@@ -39,7 +39,6 @@ Numbers. Results are within the bounds of docs/numerics.md, on the CPU the same 
 """
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._arrays import Call as _Call
@@ -52,7 +51,7 @@ from ._library import integer as _integer
 
 __all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "group_norm",
            "group_norm_apply", "group_norm_backward", "group_norm_stats", "instance_norm", "instance_norm_backward",
-           "load_tuning", "stats_merge"]
+           "stats_merge"]
 
 __version__: str = library.normfuse_version().decode()
 
@@ -243,16 +242,6 @@ def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = No
         return call.output("stats"), call.output("u")
     call.run("stats", GroupNormOptions(groups=groups, eps=1e-5))
     return call.output("stats")
-
-
-def load_tuning(path: Union[str, bytes, "os.PathLike[str]", None]) -> None:
-    """Plans later calls on CUDA by a file that `normfuse tune` wrote; None: by the library's own tables, as before the
-    first call of this function. The file is for devices of its compute capability. NORMFUSE_TUNING=FILE does the same
-    at the first call on CUDA.
-
-    Raises ValueError: the file cannot be opened, or a line of it is wrong; nothing changes. TypeError: the library was
-    built without CUDA."""
-    _check(library.normfuse_load_tuning(None if path is None else os.fsencode(path)))
 
 
 def stats_merge(stats: Union[Array, Sequence[Array]], *, out: Optional[Array] = None) -> Array:

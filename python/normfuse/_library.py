@@ -150,7 +150,6 @@ _SIGNATURES = {
     "normfuse_version": (c_char_p, []),
     "normfuse_info": (c_int32, [POINTER(Information)]),
     "normfuse_prepare": (c_int32, [c_int32]),
-    "normfuse_load_tuning": (c_int32, [c_char_p]),
     "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
     # Of src/torch.h
     "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),

@@ -1073,25 +1073,6 @@ def test_cuda_arrays_on_a_stand_in_for_the_driver():
     assert "group_norm" in done.stderr  # that something was launched
 
 
-def test_load_tuning(tmp_path):
-    """A file of `normfuse tune`, by any kind of path; a bad one is refused with its line."""
-    good, bad = tmp_path / "good.tuning", tmp_path / "bad.tuning"
-    good.write_text("normfuse tuning 1\ngpu NVIDIA H200\ncapability 9.0\nend\n")
-    bad.write_text("normfuse tuning 1\ngpu NVIDIA H200\n")
-    try:
-        normfuse.load_tuning(good)
-    except TypeError as error:
-        if "built without CUDA" not in str(error):
-            raise
-        pytest.skip(str(error))
-    normfuse.load_tuning(str(good))
-    normfuse.load_tuning(None)
-    with pytest.raises(ValueError, match="bad.tuning, line 3: the file ends"):
-        normfuse.load_tuning(os.fsencode(bad))
-    with pytest.raises(ValueError, match="cannot be opened"):
-        normfuse.load_tuning(tmp_path / "absent.tuning")
-
-
 # ---- the library and the package ------------------------------------------------------------------------------------
 
 

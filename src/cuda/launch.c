@@ -238,9 +238,6 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     normfuse_status status = normfuse_cuda_device(problem->name, problem->device.device_id, &device);
     if (status != NORMFUSE_OK)
         return status;
-    status = normfuse_cuda_tuning_of_environment(true);
-    if (status != NORMFUSE_OK)
-        return status;
     const bool has_grid_barriers = exec != NULL && exec->sync != NULL;
     struct normfuse_problem united = *problem;
     struct transposed transposed;
@@ -298,7 +295,6 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     const struct normfuse_cuda_device *device;
     if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
         return 0;
-    (void)normfuse_cuda_tuning_of_environment(false);
     struct normfuse_problem united = *problem;
     struct transposed transposed;
     if (!normfuse_cuda_transpose(&united, anywhere, &transposed))

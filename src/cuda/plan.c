@@ -306,12 +306,10 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
 }
 
 static bool make_plan(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                      bool has_grid_barriers, const struct normfuse_cuda_tuning *loaded, bool explains,
-                      struct plan *plan)
+                      bool has_grid_barriers, bool explains, struct plan *plan)
 {
     struct shape shape = {.device = device,
                           .policy = normfuse_cuda_policy(device->capability),
-                          .tuning = normfuse_cuda_tuning_of(loaded, device),
                           .has_grid_barriers = has_grid_barriers,
                           .explains = explains};
     *plan = (struct plan){.count = 0};
@@ -321,14 +319,10 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
         fprintf(stderr, "normfuse: plan: %s: the library has the general kernels alone for this GPU, as PTX\n",
                 problem->name);
     if (explains)
-        fprintf(stderr, "normfuse: plan: %s: by figures of %s and %s %s\n", problem->name,
+        fprintf(stderr, "normfuse: plan: %s: by figures of %s\n", problem->name,
                 shape.policy->capability == device->capability ? "this kind of GPU"
                 : shape.policy->capability > 0                 ? "compute capability 9.0, the newest measured"
-                                                               : "no GPU, since none below 9.0 was measured",
-                shape.tuning == loaded                            ? "the loaded tuning of"
-                : strstr(device->name, shape.tuning->gpu) != NULL ? "the table of"
-                                                                  : "the nearest table, of",
-                shape.tuning->gpu);
+                                                               : "no GPU, since none below 9.0 was measured");
     return shape.direction == FORWARD ? plan_forward(&shape, plan) : plan_backward(&shape, plan);
 }
 
@@ -341,7 +335,7 @@ enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 struct plan_key {
     struct normfuse_problem problem;
     uint64_t device; /* its serial number; 0: no plan is here */
-    const struct normfuse_cuda_tuning *tuning; /* that was loaded */
+    const char *only; /* of normfuse_cuda_choice */
     uint64_t has_grid_barriers;
 };
 
@@ -420,7 +414,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     struct plan_key key;
     make_key(problem, &key);
     key.device = device->serial;
-    key.tuning = normfuse_cuda_loaded_tuning();
+    key.only = normfuse_cuda_choice()->only;
     key.has_grid_barriers = has_grid_barriers;
     *is_certain = true;
     if (explains) {
@@ -433,7 +427,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     if (memcmp(&last.key, &key, sizeof key) != 0) {
         (void)normfuse_cuda_lacks_answers();
         last.key = key;
-        last.found = make_plan(problem, device, has_grid_barriers, key.tuning, explains, &last.plan);
+        last.found = make_plan(problem, device, has_grid_barriers, explains, &last.plan);
         *is_certain = !normfuse_cuda_lacks_answers();
         pthread_mutex_lock(&mutex);
         if (*is_certain)

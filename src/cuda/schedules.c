@@ -4,6 +4,7 @@
 #include "schedules.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum normfuse_cuda_kernel normfuse_cuda_kernel_for(const struct shape *shape, enum normfuse_cuda_schedule schedule)
 {
@@ -69,18 +70,14 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
     const struct normfuse_problem *const p = shape->problem;
     const int lacks = ~schedule->needs, needs = schedule->needs;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
-    return (lacks & IS_GENERAL) && shape->device->general_alone         ? "the GPU has the general kernels alone"
-           : (lacks & TAKES_GIVEN) && given                             ? "there are no norm groups"
-           : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL           ? "it adds no pre_bias"
-           : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU   ? "it has no slopes of prelu"
+    return (lacks & IS_GENERAL) && shape->device->general_alone       ? "the GPU has the general kernels alone"
+           : (lacks & TAKES_GIVEN) && given                           ? "there are no norm groups"
+           : (lacks & TAKES_BIAS) && p->pre_bias.data != NULL         ? "it adds no pre_bias"
+           : (lacks & TAKES_PRELU) && p->activation == NORMFUSE_PRELU ? "it has no slopes of prelu"
            : (needs & NEEDS_PLAIN) && !shape->plain && !((needs & TAKES_ADDITIONS) && shape->additions)
                ? "it takes plain tensors"
-           : (needs & NEEDS_COMPACT) && !shape->compact
-               ? "it takes group norm of plain tensors with parameters that can be read in vectors"
-           : (needs & NEEDS_CLUSTERS) && !shape->device->clusters       ? "the device is older than 9.0"
-           : (needs & NEEDS_GRID_BARRIERS) && !shape->has_grid_barriers ? "there is no sync memory"
-           : schedule->refuse != NULL                                   ? schedule->refuse(shape)
-                                                                        : NULL;
+           : schedule->refuse != NULL ? schedule->refuse(shape)
+                                      : NULL;
 }
 
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape)
@@ -133,10 +130,10 @@ double normfuse_cuda_estimate_once(const struct shape *shape, const struct step 
     return time;
 }
 
-struct normfuse_cuda_choice *normfuse_cuda_last_choice(void)
+struct normfuse_cuda_choice *normfuse_cuda_choice(void)
 {
-    static _Thread_local struct normfuse_cuda_choice last;
-    return &last;
+    static _Thread_local struct normfuse_cuda_choice choice;
+    return &choice;
 }
 
 bool normfuse_cuda_hold(const struct shape *given, struct step *best)
@@ -150,32 +147,27 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     const bool is_given = shape.problem->sets == NORMFUSE_SETS_NONE;
     const double twice = (is_given ? normfuse_cuda_elementwise : normfuse_cuda_two_pass).estimate(&shape, NULL);
     double lowest = INFINITY;
-    struct normfuse_cuda_choice *const choice = normfuse_cuda_last_choice();
-    choice->schedule = NULL;
-    for (; *list != NULL && (lowest > 0.0 || shape.explains); list++) {
+    const char *const only = normfuse_cuda_choice()->only;
+    for (; *list != NULL && (lowest > 0.0 || shape.explains || only != NULL); list++) {
         const struct schedule *const schedule = *list;
-        const struct normfuse_cuda_tuning_line *const line =
-            shape.device->general_alone
-                ? NULL
-                : normfuse_cuda_tuning_line_of(shape.tuning, schedule->name, columns, shape.direction == BACKWARD);
         double own = INFINITY;
         const char *const reason = try_schedule(schedule, &shape, &step, &own);
-        /* What was measured takes the place of order, and no order holds where two passes take less: tiles of instance
-         * norm 4x83x21x14x35 f16 with post_add 24.0 us, a general kernel 17.6. */
-        const bool in_order = schedule->in_order && line == NULL && 0.95 * own <= twice;
-        const double tuned = line != NULL ? fmax(1e-3, line->start + line->factor * own) : own;
-        const double time = in_order ? 0.0 : tuned;
+        const bool is_only = only != NULL && strcmp(schedule->name, only) == 0;
+        /* No order holds where two passes take less: tiles of instance norm 4x83x21x14x35 f16 with post_add 24.0 us, a
+         * general kernel 17.6. */
+        const bool in_order = schedule->in_order && 0.95 * own <= twice;
+        const double time = reason != NULL ? INFINITY : is_only ? -1.0 : in_order ? 0.0 : own;
         if (shape.explains && reason != NULL)
             fprintf(stderr, "normfuse: plan: %s: %s: refused: %s\n", shape.problem->name, schedule->name, reason);
         else if (shape.explains)
-            fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", shape.problem->name, schedule->name, tuned,
-                    in_order ? ", taken before all below" : line != NULL ? ", tuned" : "");
+            fprintf(stderr, "normfuse: plan: %s: %s: %.1f us%s\n", shape.problem->name, schedule->name, own,
+                    in_order ? ", taken before all below" : "");
         if (time < lowest) {
             lowest = time;
             taken = schedule;
             *best = step;
-            *choice = (struct normfuse_cuda_choice){schedule->name, columns, own};
         }
     }
+    normfuse_cuda_choice()->taken = taken != NULL ? taken->name : NULL;
     return taken != NULL && taken->configure != NULL;
 }

@@ -30,15 +30,12 @@ struct step {
 
 /* What a schedule may need, and take. */
 enum {
-    NEEDS_PLAIN = 1,   /* shape.plain */
-    NEEDS_COMPACT = 2, /* shape.compact */
-    NEEDS_CLUSTERS = 4,
-    NEEDS_GRID_BARRIERS = 8,
-    TAKES_BIAS = 16, /* pre_bias; the others refuse it */
-    TAKES_PRELU = 32, /* the same */
-    IS_GENERAL = 64,  /* a GPU may lack the others */
-    TAKES_ADDITIONS = 128, /* where it needs shape.plain: or shape.additions */
-    TAKES_GIVEN = 256      /* evaluation and affine, which have no norm groups; the others refuse them */
+    NEEDS_PLAIN = 1,     /* shape.plain */
+    TAKES_BIAS = 2,      /* pre_bias; the others refuse it */
+    TAKES_PRELU = 4,     /* the same */
+    IS_GENERAL = 8,      /* a GPU may lack the others */
+    TAKES_ADDITIONS = 16, /* where it needs shape.plain: or shape.additions */
+    TAKES_GIVEN = 32     /* evaluation and affine, which have no norm groups; the others refuse them */
 };
 
 /* One way of holding norm groups on the chip. */
@@ -50,7 +47,7 @@ struct schedule {
     /* NULL: `step`, which has the variant, is filled in; else why not. A schedule without this is two passes. */
     const char *(*configure)(const struct shape *, struct step *step);
     double (*estimate)(const struct shape *, const struct step *); /* microseconds */
-    bool in_order; /* taken before all after it, whatever the estimates, unless the tuning has a line for it */
+    bool in_order; /* taken before all after it, whatever the estimates, unless two passes take less */
 };
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
@@ -58,13 +55,12 @@ extern const struct schedule normfuse_cuda_grid_pipeline, normfuse_cuda_lines, n
     normfuse_cuda_tile_rows, normfuse_cuda_lanes_of_rows, normfuse_cuda_stacked;
 extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
 
-/* What normfuse_cuda_hold took last in this thread, for `normfuse tune` and tests. */
+/* For tests, this thread's. Schedules by their names. */
 struct normfuse_cuda_choice {
-    const char *schedule; /* NULL: nothing fits */
-    bool columns;
-    double estimate; /* its own, in microseconds */
+    const char *only;  /* takes every call that it does not refuse; NULL: the cheapest does */
+    const char *taken; /* what normfuse_cuda_hold took last; NULL: nothing fitted */
 };
-struct normfuse_cuda_choice *normfuse_cuda_last_choice(void);
+struct normfuse_cuda_choice *normfuse_cuda_choice(void);
 
 /* An estimate that knows the memory's time, how blocks fill the device, and that blocks wait for one another. */
 double normfuse_cuda_estimate_once(const struct shape *shape, const struct step *step);

@@ -66,7 +66,8 @@ static bool settle_cluster(const struct shape *shape, struct step *step, int64_t
     struct normfuse_cuda_geometry *const g = &step->geometry;
     const int64_t channels = (int64_t)g->width * shape->elements, groups = channels / g->group;
     const int64_t part_rows = divide_up(g->rows, parts);
-    if (!shape->compact || groups > 32 || vectors_of_row(shape) % g->width != 0 || (parts - 1) * part_rows >= g->rows)
+    if (!fits_cluster(shape) || groups > 32 || vectors_of_row(shape) % g->width != 0 ||
+        (parts - 1) * part_rows >= g->rows)
         return false;
     g->lane_bits = lane_bits_of(groups, 32);
     const int64_t vectors = max_vectors_of_group(shape, g->group);
@@ -345,6 +346,12 @@ static const char *configure_variant(const struct shape *shape, struct step *ste
     return exchange_by_grid(shape, step);
 }
 
+static const char *refuse_cluster(const struct shape *shape)
+{
+    return fits_cluster(shape) ? NULL
+                               : "it takes group norm of plain tensors with parameters that can be read in vectors";
+}
+
 static const char *configure_cluster(const struct shape *shape, struct step *step)
 {
     return configure_variant(shape, step, true);
@@ -468,7 +475,7 @@ const struct schedule normfuse_cuda_stacked = {.name = "stacked",
                                                .in_order = true};
 #define VARIANTS .variants = WIDTHS * WAYS, .estimate = estimate
 static const struct schedule
-    cluster = {.name = "cluster", .needs = NEEDS_COMPACT, .configure = configure_cluster, VARIANTS},
+    cluster = {.name = "cluster", .refuse = refuse_cluster, .configure = configure_cluster, VARIANTS},
     split = {.name = "split",
              .needs = NEEDS_PLAIN | TAKES_BIAS | TAKES_ADDITIONS,
              .configure = configure_split,

@@ -28,8 +28,10 @@ static int64_t bytes_of_grid(const struct shape *shape, const struct normfuse_cu
 static const char *refuse_pipeline(const struct shape *shape)
 {
     const struct normfuse_problem *const p = shape->problem;
-    return !(shape->tiled || shape->batch) ? "it takes whole vectors, with parameters that can be read in vectors"
-           : p->x.position != p->c         ? "rows are not adjacent in memory"
+    return !shape->device->clusters          ? "the device is older than 9.0"
+           : !shape->has_grid_barriers       ? "there is no sync memory"
+           : !(shape->tiled || shape->batch) ? "it takes whole vectors, with parameters that can be read in vectors"
+           : p->x.position != p->c           ? "rows are not adjacent in memory"
            : shape->direction == BACKWARD && is_modulated(p)        ? "it has no gradient of scale and shift"
            : shape->direction == FORWARD && p->pre_add.data != NULL ? "forward nothing is added to x"
            : output_of(p) == NULL                                   ? "it writes y or dx"
@@ -183,7 +185,7 @@ static double estimate_pipeline(const struct shape *shape, const struct step *st
 }
 
 const struct schedule normfuse_cuda_grid_pipeline = {.name = "grid_pipeline",
-                                                     .needs = NEEDS_CLUSTERS | NEEDS_GRID_BARRIERS | TAKES_ADDITIONS,
+                                                     .needs = TAKES_ADDITIONS,
                                                      .refuse = refuse_pipeline,
                                                      .configure = configure_pipeline,
                                                      .estimate = estimate_pipeline};

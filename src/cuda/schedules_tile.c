@@ -46,7 +46,7 @@ static const char *refuse(const struct shape *shape)
     if (!shape->short_offsets || !is_adjacent)
         return "values are not adjacent, or a block's are 2^31 bytes or more";
     /* 2x640x32x32 f16 5.5 us, here 10.0, backward 12.0, 23.7; 4x384x542 f16 4.2, 10.6; 2048x256x2x2 f16 17.6, 17.1. */
-    if (shape->compact)
+    if (fits_cluster(shape))
         return "others have vectors of 16 bytes for it";
     if (p->sets == NORMFUSE_SETS_NONE && is_modulated(p))
         return "it has no scale and shift";

@@ -108,7 +108,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
                         has_adjacent_statistics;
     /* No vector has channels of more than two groups, since it begins at a multiple of what both have in common. */
     shape->tiled = groups && modulation && d + common_divisor(d, elements) >= elements;
-    shape->compact = shape->tiled && shape->plain;
     shape->few_rows =
         groups && shape->plain && d > 0 && (d % elements == 0 || elements % d == 0) && !is_modulated(p) &&
         !is_rare(p->activation) &&

@@ -6,7 +6,6 @@
 
 #include "loader.h"
 #include "policy.h"
-#include "tuning.h"
 
 enum { FORWARD = 0, BACKWARD = 1 };
 
@@ -14,7 +13,6 @@ struct shape {
     const struct normfuse_problem *problem;
     const struct normfuse_cuda_device *device;
     const struct normfuse_cuda_policy *policy; /* of the device */
-    const struct normfuse_cuda_tuning *tuning; /* for normfuse_cuda_hold */
     bool has_grid_barriers;
     bool explains; /* NORMFUSE_VERBOSE=plan */
     int direction;
@@ -30,8 +28,7 @@ struct shape {
                                 more than general kernels */
     bool in_cache_lines;    /* columns, two passes: rows folded are whole cache lines, and so are blocks */
     bool additions;         /* the same, of rows perhaps unaligned, where something is added */
-    bool compact;           /* cluster and grid of group norm: plain, parameters that can be read in vectors */
-    bool tiled;             /* grid_pipeline of group norm: the same, perhaps with additions */
+    bool tiled;             /* group norm of whole vectors, of columns, with parameters that can be read in vectors */
     bool few_rows;          /* lanes of columns, if rows are few: groups of or in vectors, plain, not modulated */
     bool batch;             /* grid_pipeline_batch: batch norm, as `tiled` */
     bool given;             /* elementwise: evaluation and affine, the same */
@@ -76,13 +73,19 @@ static inline bool is_rare(int32_t activation)
            activation == NORMFUSE_MISH;
 }
 
+/* What `cluster` takes. */
+static inline bool fits_cluster(const struct shape *shape)
+{
+    return shape->tiled && shape->plain;
+}
+
 /* Of kernels that hold vectors of columns that of additions alone has rare derivatives. */
 static inline void leave_rare_derivatives(struct shape *shape)
 {
     if (shape->direction != BACKWARD || !is_rare(shape->problem->activation))
         return;
     shape->additions = shape->additions || shape->plain;
-    shape->plain = shape->compact = shape->tiled = shape->few_rows = shape->batch = false;
+    shape->plain = shape->tiled = shape->few_rows = shape->batch = false;
 }
 
 /* A backward that does both of its phases. */
