@@ -452,7 +452,7 @@ static normfuse_status sample_quantum(const normfuse_tensor *x, int64_t *samples
     const normfuse_status backend = check_backend(&problem);
     if (backend != NORMFUSE_OK)
         return backend;
-    const bool any = problem.c == 0 || problem.s == 0 || problem.device.device_type != NORMFUSE_CPU;
+    const bool any = normfuse_is_empty(&problem) || problem.device.device_type != NORMFUSE_CPU;
     *samples = any ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
     return NORMFUSE_OK;
 }
