@@ -975,6 +975,7 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     problem->accumulate_pre_bias = problem->accumulate && tensors[DPRE_BIAS] != NULL && tensors[DPRE_BIAS]->ndim == 1;
     problem->accumulate = problem->accumulate && !per_sample;
     /* Of one sample, too, as a shard of several, and where all samples have the same. */
+    problem->weights_samples = per_sample;
     problem->biases_samples = (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2;
     status = check_values(problem, settings, present);
     if (status == NORMFUSE_OK)

@@ -66,7 +66,8 @@ struct normfuse_problem {
 
     struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
     struct normfuse_parameter weight, bias, scale, shift, pre_bias;
-    bool biases_samples; /* pre_bias is [N, C] */
+    /* weight and bias, with their gradients, are [N, C]; pre_bias is. All samples may have the same, at a distance of 0. */
+    bool weights_samples, biases_samples;
     struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
     struct normfuse_parameter slope, dslope; /* NORMFUSE_PRELU's, both [C] or both [1] */
     /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are

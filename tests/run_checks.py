@@ -662,13 +662,18 @@ def sanitize_all():
     def address():
         programs = [*cuda_programs, "test_operators", *(name for name in PROGRAMS if name != "test_operators")]
         built = cmake_build("build with ASan and UBSan", "asan", [*options, "-DNORMFUSE_SANITIZE=address,undefined"],
-                            programs if fast else ())
+                            [*programs, "replay_fuzz_calls"] if fast else ())
         env = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
         # With frames on the heap the planner takes twice as long.
         plain = {**env, "ASAN_OPTIONS": "detect_stack_use_after_return=0"} if fast else env
         # TSan's build comes after this one, which makes the CUDA kernels where make check did not.
         return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PROGRAM else env)
-                           for name in programs if built]
+                           for name in programs if built] + [random_calls] * built
+
+    def random_calls():
+        """What the fuzzer does where there is clang: scratch and tensors of exactly their bytes."""
+        test_program("ASan and UBSan: random calls",
+                     [BUILD / "asan/replay_fuzz_calls", "--random", "5000" if fast else "50000", "7"], limit)
 
     def thread():
         programs = ["test_operators", "test_threads", *cuda_programs[:1]]  # test_tuning has no threads
