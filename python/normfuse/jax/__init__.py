@@ -52,8 +52,14 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
                 given[name] = given[name].reshape(folded)
     channels = shape[-1 if channels_last else 1] if x.ndim > 1 else 0
     names = axis_name if isinstance(axis_name, (tuple, list)) else () if axis_name is None else (axis_name,)
-    axes = tuple((name, jax.lax.psum(1, name)) for name in names)
-    if axes and any(map(is_symbolic_dim, (*shape, *(size for _, size in axes)))):
+    if is_symbolic_dim(channels):
+        raise NotImplementedError("normfuse.jax: the number of channels must be known while tracing; export it as a number")
+    try:
+        axes = tuple((name, jax.lax.psum(1, name)) for name in names)
+        has_numbers = not axes or not any(map(is_symbolic_dim, shape))
+    except jax.core.InconclusiveDimensionOperation:
+        has_numbers = False
+    if not has_numbers:
         raise NotImplementedError("normfuse.jax: batch_norm(axis_name=...) takes shapes that are known while tracing; export "
                                   "the program with numbers")
     # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.

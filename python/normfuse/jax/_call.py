@@ -186,8 +186,6 @@ def all_varying(arrays: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _abstract(*avals: Any, call: Call) -> List[Any]:
-    if any(is_symbolic_dim(_channels(call, aval.shape)) for name, aval in zip(call.inputs, avals) if name == "x"):
-        raise NotImplementedError("normfuse.jax: the number of channels must be known while tracing; export it as a number")
     if call.operation.endswith(("forward", "backward")):
         _scratch_bytes(call, _numbers(avals), _library.CPU)
     varying = frozenset().union(*(varying_of(aval) for aval in avals))
