@@ -55,7 +55,7 @@ static int64_t samples_of_block(int64_t c, int64_t s, size_t type_bytes)
 /* Columns that a channel has: each of the few values of its rows, where sets are channels, or nothing. */
 static int64_t spreading(const struct normfuse_problem *p)
 {
-    const bool shared = !has_sample_parameters(p);
+    const bool shared = !p->weights_samples;
     const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
     return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
 }
