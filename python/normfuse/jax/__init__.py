@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("normfuse.jax needs JAX: pip install normfuse[jax]") from error
 
 from .. import _activation, _library
-from ._call import all_varying
+from ._call import all_varying, axes_of, refuse_symbolic_axes
 from ._gradients import Settings, apply
 
 __all__ = ["batch_norm", "channel_affine", "group_norm", "instance_norm"]
@@ -51,17 +51,12 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
             if name in given and given[name].shape == shape:
                 given[name] = given[name].reshape(folded)
     channels = shape[-1 if channels_last else 1] if x.ndim > 1 else 0
-    names = axis_name if isinstance(axis_name, (tuple, list)) else () if axis_name is None else (axis_name,)
     if is_symbolic_dim(channels):
-        raise NotImplementedError("normfuse.jax: the number of channels must be known while tracing; export it as a number")
-    try:
-        axes = tuple((name, jax.lax.psum(1, name)) for name in names)
-        has_numbers = not axes or not any(map(is_symbolic_dim, shape))
-    except jax.core.InconclusiveDimensionOperation:
-        has_numbers = False
-    if not has_numbers:
-        raise NotImplementedError("normfuse.jax: batch_norm(axis_name=...) takes shapes that are known while tracing; export "
-                                  "the program with numbers")
+        raise NotImplementedError("normfuse.jax: the number of channels must be known while tracing; export it as a "
+                                  "number")
+    axes = axes_of(axis_name)
+    if axes and any(map(is_symbolic_dim, shape)):
+        refuse_symbolic_axes()
     # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.
     if channels and not evaluate:
         if operator == "batch_norm" and x.size == channels and all(size == 1 for _, size in axes):

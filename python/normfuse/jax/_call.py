@@ -265,6 +265,20 @@ def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
     return ("n", "c") if rank == 2 else ("c",)
 
 
+def refuse_symbolic_axes() -> None:
+    raise NotImplementedError("normfuse.jax: axis_name takes shapes that are known while tracing; export the program with "
+                              "numbers")
+
+
+def axes_of(axis_name: Any) -> Axes:
+    """Those that a name, a tuple of names, or None says."""
+    names = axis_name if isinstance(axis_name, (tuple, list)) else () if axis_name is None else (axis_name,)
+    try:
+        return tuple((name, jax.lax.psum(1, name)) for name in names)
+    except jax.core.InconclusiveDimensionOperation:
+        return refuse_symbolic_axes()  # type: ignore[func-returns-value]
+
+
 def index_along(axes: Axes) -> Any:
     """This device's position among those that share the statistics."""
     index = 0
