@@ -28,7 +28,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from terminal import on_a_terminal
+from terminal import default_signal, on_a_terminal
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = os.path.abspath(os.environ.get("NORMFUSE_PROGRAM", os.path.join(ROOT, "build", "normfuse")))
@@ -534,13 +534,24 @@ def test_nan_stays_in_its_group(folder):
     assert np.array_equal(y[0], clean[0]) and np.array_equal(y[1, :2], clean[1, :2])
 
 
-@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "affine"])
-def test_empty_batch(folder, op):
-    np.save("x.npy", np.zeros((0, 4, 3), np.float32))
-    words = ["groups=2"] if op == "group_norm" else []
-    succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx", "dx.npy")
-    assert np.load("y.npy").shape == np.load("dx.npy").shape == (0, 4, 3)
-    assert np.array_equal(np.load("dw.npy"), np.zeros(4, np.float32))
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=str)
+@pytest.mark.parametrize("words", [["group_norm", "groups=2"], ["instance_norm"], ["instance_norm", "running"], ["affine"],
+                                   ["batch_norm"], ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],
+                         ids=" ".join)
+def test_empty(folder, words, shape):
+    np.save("x.npy", np.zeros(shape, np.float32))
+    np.save("mean.npy", np.zeros(shape[1]))
+    np.save("var.npy", np.ones(shape[1]))
+    op, *words = words
+    if "running" in words:
+        words.remove("running")
+        words += ["--running-mean", "mean.npy", "--running-var", "var.npy"]
+    for block in ([], ["--block-bytes", "1"]):
+        succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx", "dx.npy",
+                *block)
+        assert np.load("y.npy").shape == np.load("dx.npy").shape == shape
+        assert np.array_equal(np.load("dw.npy"), np.zeros(shape[1], np.float32))
+        assert (np.load("mean.npy") == 0).all() and (np.load("var.npy") == 1).all()
 
 
 def write_empty(shape):
@@ -1066,8 +1077,7 @@ ENDING = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGAL
 def test_a_signal_leaves_nothing_behind(folder, failing, calls):
     def start():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # nohup and a shell's background job have some of them ignored.
-        signal.signal(number, signal.SIG_DFL)
+        default_signal(number)
 
     for name in ENDING:
         number = getattr(signal, name)
@@ -1478,7 +1488,7 @@ def test_bench_page_appears_whole_or_not_at_all(folder):
         result = subprocess.run([PROGRAM, "bench", "affine", "2x8x5", "--html", "report.html"], stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 3
     child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 2x64x64x64 groups=8", "--samples", "1000000", "--html", "report.html"],
-                             stdout=subprocess.DEVNULL)
+                             stdout=subprocess.DEVNULL, preexec_fn=lambda: default_signal(signal.SIGINT))
     time.sleep(0.3)
     child.send_signal(signal.SIGINT)
     assert child.wait(20) == -signal.SIGINT

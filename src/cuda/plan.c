@@ -206,7 +206,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p), d = group_of(p);
-    const bool empty = p->n == 0 || p->s == 0;
+    const bool empty = normfuse_is_empty(p);
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
     if (p->sets == NORMFUSE_SETS_NONE)
