@@ -432,7 +432,8 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * NORMFUSE_NO_COMPILER; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
 
-/* The same, and calls progress(context, done, all) in this thread after each kernel, or some, of those to compile. */
+/* The same, and calls progress(context, done, all) in this thread after each kernel, or some, of those to compile. It
+ * must not call operators on CUDA tensors, which may wait for those kernels. */
 NORMFUSE_API normfuse_status normfuse_prepare_with(int32_t device,
                                                    void (*progress)(void *context, int32_t done, int32_t all),
                                                    void *context);
