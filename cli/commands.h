@@ -6,7 +6,7 @@
 
 #include "arguments.h"
 
-extern const struct command info_command, run_command, check_command, bench_command;
+extern const struct command info_command, run_command, check_command, bench_command, compile_command;
 
 /* How a problem is spelled, for the help of the commands that take one. */
 extern const char problem_help[];

@@ -29,8 +29,9 @@ const struct command info_command = {
     .synopsis = "info [--json]\n",
     .description = "Prints the version and the commit; the instruction sets that were built, those that this\n"
                    "CPU has and the one that runs; the default number of threads; the caches, the CPU and the\n"
-                   "compiler. Of CUDA it prints the state, the architectures that kernels were built for, and\n"
-                   "the GPU and its driver where there is one.\n",
+                   "compiler. Of CUDA it prints the state, the architectures that kernels were built for, NVRTC,\n"
+                   "which compiles others at run time, where these are kept, and the GPU and its driver where\n"
+                   "there is one.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections = {"ENVIRONMENT\n"
@@ -38,6 +39,9 @@ const struct command info_command = {
                 "    NORMFUSE_NUM_THREADS   threads used by default\n"
                 "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
                 "                           plan: on a GPU, what each schedule would take\n"
+                "                           compile: on a GPU, what is compiled, and where the source is\n"
+                "    NORMFUSE_NVRTC         the libnvrtc.so that compiles kernels of GPUs\n"
+                "    NORMFUSE_CACHE_DIR     the folder that they are kept in; empty: none\n"
                 "\n"
                 "EXAMPLES\n"
                 "    normfuse info --json | python3 -m json.tool\n"},
@@ -78,6 +82,8 @@ static int info_main(const struct arguments *arguments)
     normfuse_status status = normfuse_info(&info);
     if (status != NORMFUSE_OK)
         report_refusal("info", "normfuse_info", status);
+    normfuse_compiler_information compiler = {.struct_bytes = sizeof compiler};
+    const bool has_compiler = normfuse_compiler_info(&compiler) == NORMFUSE_OK;
     const char *const ignored = ignored_cap(info.isas_built);
     const struct device_facts *gpu = device_open() ? device_facts() : NULL;
     char capability[16] = "";
@@ -99,6 +105,11 @@ static int info_main(const struct arguments *arguments)
         json_string("cpu", info.cpu);
         json_string("compiler", info.compiler);
         json_string("cuda", info.cuda);
+        json_string("nvrtc", has_compiler ? compiler.compiler : NULL);
+        json_string("kernel_cache", has_compiler ? compiler.cache : NULL);
+        json_string("kernel_cache_problem", has_compiler ? compiler.cache_problem : NULL);
+        json_integer("kernel_cache_kernels", has_compiler ? compiler.cache_kernels : 0);
+        json_integer("kernel_cache_bytes", has_compiler ? compiler.cache_bytes : 0);
         json_string("gpu", gpu ? gpu->name : NULL);
         json_string("driver", gpu ? gpu->driver : NULL);
         json_string("cc", gpu ? capability : NULL);
@@ -121,6 +132,15 @@ static int info_main(const struct arguments *arguments)
     printf("%-14s %s\n", "CPU", info.cpu);
     printf("%-14s %s\n", "compiler", info.compiler);
     printf("%-14s %s\n", "CUDA", info.cuda);
+    if (has_compiler) {
+        printf("%-14s %s\n", "NVRTC", compiler.compiler);
+        printf("%-14s %s", "kernel cache", compiler.cache[0] != '\0' ? compiler.cache : "none");
+        if (compiler.cache[0] != '\0' && compiler.cache_problem[0] != '\0')
+            printf(": not used, it %s", compiler.cache_problem);
+        else if (compiler.cache[0] != '\0')
+            printf(": %" PRId64 " kernels, %.4g MiB", compiler.cache_kernels, (double)compiler.cache_bytes / (1 << 20));
+        putchar('\n');
+    }
     if (gpu) {
         printf("%-14s %s, compute capability %s\n", "GPU", gpu->name, capability);
         printf("%-14s %s\n", "driver", gpu->driver);

@@ -11,7 +11,8 @@
 #include "commands.h"
 #include "report.h"
 
-static const struct command *const commands[] = {&info_command, &run_command, &check_command, &bench_command};
+static const struct command *const commands[] = {&info_command, &run_command, &check_command, &bench_command,
+                                                 &compile_command};
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
 const char problem_help[] =
@@ -82,6 +83,9 @@ static void print_help(void)
            "    NORMFUSE_MAX_ISA       scalar, avx2, avx512, avx512bf16 or neon: no better one is used\n"
            "    NORMFUSE_VERBOSE       dispatch: print which kernels run, and why\n"
            "                           plan: on a GPU, what each schedule would take\n"
+           "                           compile: on a GPU, what is compiled, and where the source is\n"
+           "    NORMFUSE_NVRTC         the libnvrtc.so that compiles kernels of GPUs\n"
+           "    NORMFUSE_CACHE_DIR     the folder that they are kept in; empty: none\n"
            "\n"
            "EXIT STATUS\n"
            "    0   Everything went well.\n"
@@ -122,7 +126,7 @@ int main(int count, char **words)
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
     if (count < 2) {
-        fprintf(stderr, "normfuse: no command: info, run, check or bench\nTry 'normfuse --help'.\n");
+        fprintf(stderr, "normfuse: no command: info, run, check, bench or compile\nTry 'normfuse --help'.\n");
         return CODE_USAGE;
     }
     /* Options may come before the command: its name is the first word that is one. */
@@ -146,6 +150,6 @@ int main(int count, char **words)
         }
     }
     report_usage(NULL,
-                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check or bench",
+                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check, bench or compile",
                  words[1]);
 }

@@ -9,11 +9,15 @@
 #define NORMFUSE_FIRST "GLIBC_2.17"
 #endif
 #define NORMFUSE_OLD(ours, theirs) __asm__(".symver " #ours ", " #theirs "@" NORMFUSE_FIRST)
+NORMFUSE_OLD(dladdr, dladdr);
+NORMFUSE_OLD(dlclose, dlclose);
 NORMFUSE_OLD(dlerror, dlerror);
 NORMFUSE_OLD(dlopen, dlopen);
 NORMFUSE_OLD(dlsym, dlsym);
 NORMFUSE_OLD(exp, exp);
+NORMFUSE_OLD(pthread_attr_setstacksize, pthread_attr_setstacksize);
 NORMFUSE_OLD(pthread_create, pthread_create);
+NORMFUSE_OLD(pthread_join, pthread_join);
 NORMFUSE_OLD(pthread_mutex_trylock, pthread_mutex_trylock);
 NORMFUSE_OLD(pthread_once, pthread_once);
 NORMFUSE_OLD(pthread_sigmask, pthread_sigmask);

@@ -40,6 +40,14 @@ else()
     string(REGEX REPLACE "/$" "" NORMFUSE_PC_UP "${NORMFUSE_PC_UP}")
     set(NORMFUSE_PC_PREFIX "\${pcfiledir}/${NORMFUSE_PC_UP}")
 endif()
+# What programs that link the static library need: pkg-config gives it with --static, and where there is no other library
+# in any case.
+set(NORMFUSE_PC_LIBS "-L\${libdir} -lnormfuse")
+set(NORMFUSE_PC_LIBS_PRIVATE "-lm -lpthread -ldl -Wl,-z,nodelete")
+if(NOT NORMFUSE_BUILD_SHARED)
+    string(APPEND NORMFUSE_PC_LIBS " ${NORMFUSE_PC_LIBS_PRIVATE}")
+    set(NORMFUSE_PC_LIBS_PRIVATE "")
+endif()
 configure_file(${PROJECT_SOURCE_DIR}/cmake/normfuse.pc.in ${PROJECT_BINARY_DIR}/normfuse.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/normfuse.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

@@ -45,8 +45,10 @@
  *                 leave their thread's environment and its flags as they were.
  * Memory          A call on CPU tensors leaves no memory behind. It and its tasks need at most 64 KiB of stack each.
  * Read once       The first calls of a process read the CPU affinity, /proc/cpuinfo, /sys/devices/system/cpu, the
- *                 cgroup's CPU quota, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE. What could not be
- *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. */
+ *                 cgroups' CPU quotas, NORMFUSE_MAX_ISA, NORMFUSE_NUM_THREADS and NORMFUSE_VERBOSE. What could not be
+ *                 read stays unknown; that costs time, never bits. No thread may call setenv meanwhile. Compilations of
+ *                 CUDA kernels read NORMFUSE_NVRTC, NORMFUSE_CACHE_DIR and what stands in for them (docs/compilation.md)
+ *                 each time. */
 #ifndef NORMFUSE_H
 #define NORMFUSE_H
 
@@ -292,7 +294,9 @@ NORMFUSE_API normfuse_status normfuse_group_norm_forward_scratch_bytes(const nor
                                                                        const normfuse_exec *exec, size_t *bytes);
 
 /* Backward: takes x (or u in its place, without pre_add and pre_bias), dy, mean, rstd, and pre_add, pre_bias, post_add,
- * weight, bias, scale, shift as forward was given them; z is recomputed. Writes those of dx, dweight, dbias, dscale,
+ * weight, bias, scale, shift as forward was given them; z is recomputed. A forward that wrote u rounded it: with pre_bias
+ * alone a backward of x and pre_bias does not, and has another z, within rounding; a backward of u has the forward's.
+ * Writes those of dx, dweight, dbias, dscale,
  * dshift, dpost_add, dpre_bias, dslope that are not NULL. With NORMFUSE_EVALUATE running_mean and running_var take the place of
  * mean and rstd.
  *
@@ -339,7 +343,8 @@ NORMFUSE_API normfuse_status normfuse_affine_backward_scratch_bytes(const normfu
  *   ..._stats           x [pre_add] [pre_bias] -> stats of this shard (and u)
  *   normfuse_stats_merge              joins the stats of all shards, in the order given
  *   ..._apply           x, stats and all of forward's inputs -> y, mean, rstd, running statistics. Where u was written
- *                       it takes x's place, and what was added is left out
+ *                       it takes x's place, and what was added is left out. On the CPU a count of 1 is refused for batch
+ *                       norm and where running statistics are updated
  *   ..._backward_sums   backward's inputs -> sums of this shard (and dpost_add; dslope, this shard's only)
  *   normfuse_sums_merge               adds the sums of all shards, in the order given
  *   ..._backward_apply  backward's inputs, sums -> dx, dweight, dbias, dscale, dshift, dpre_bias; set options.set_values
@@ -427,7 +432,8 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_fold(const normfuse_tensors *te
  * NORMFUSE_NO_COMPILER; NORMFUSE_BAD_ARGUMENT: no such device; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_DEVICE_ERROR. */
 NORMFUSE_API normfuse_status normfuse_prepare(int32_t device);
 
-/* The same, and calls progress(context, done, all) in this thread after each kernel, or some, of those to compile. */
+/* The same, and calls progress(context, done, all) in this thread after each kernel, or some, of those to compile. It
+ * must not call operators on CUDA tensors, which may wait for those kernels. */
 NORMFUSE_API normfuse_status normfuse_prepare_with(int32_t device,
                                                    void (*progress)(void *context, int32_t done, int32_t all),
                                                    void *context);
@@ -471,6 +477,20 @@ typedef struct normfuse_information {
 /* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
  * forks workers which use CUDA asks in the workers. */
 NORMFUSE_API normfuse_status normfuse_info(normfuse_information *info);
+
+/* The compiler of CUDA kernels, and what it has left on disk. */
+typedef struct normfuse_compiler_information {
+    uint32_t struct_bytes; /* set by the caller: sizeof(normfuse_compiler_information) */
+    int32_t version;       /* of NVRTC, 1000 * major + 10 * minor: 13000; 0: none is found */
+    const char *compiler;  /* "NVRTC 13.0, /path/libnvrtc.so.13", or "none: " and why */
+    const char *cache;         /* the folder; "": none */
+    const char *cache_problem; /* why kernels are not kept there; "": they are */
+    int64_t cache_kernels, cache_bytes;
+} normfuse_compiler_information;
+
+/* Fills *info; its strings are valid until this thread's next call of this function. Looks for NVRTC as a call without
+ * kernels would, and reads the folder. NORMFUSE_UNSUPPORTED: the library was built without CUDA. */
+NORMFUSE_API normfuse_status normfuse_compiler_info(normfuse_compiler_information *info);
 
 #ifdef __cplusplus
 }

@@ -616,6 +616,26 @@ inline result<void> prepare(std::int32_t device)
     return detail::finish(normfuse_prepare(device));
 }
 
+// The same, and calls progress(context, done, all) while kernels are compiled.
+inline result<void> prepare(std::int32_t device, void (*progress)(void *, std::int32_t, std::int32_t), void *context)
+{
+    return detail::finish(normfuse_prepare_with(device, progress, context));
+}
+
+// Adds a place where NVRTC may be.
+inline result<void> use_compiler(const char *path)
+{
+    return detail::finish(normfuse_use_compiler(path));
+}
+
+inline result<normfuse_compiler_information> compiler_info()
+{
+    normfuse_compiler_information information{};
+    information.struct_bytes = sizeof information;
+    const normfuse_status status = normfuse_compiler_info(&information);
+    return detail::finish(status, information);
+}
+
 // The size of execution::sync for a CUDA device.
 inline result<std::size_t> sync_bytes(std::int32_t device)
 {

@@ -115,6 +115,7 @@ static void make_u(struct parts *parts, struct normfuse_problem *rest, char *scr
     *affine = affine_of(rest, NORMFUSE_PHASE_APPLY);
     affine->x = rest->x;
     affine->bias = rest->pre_bias;
+    affine->weights_samples = rest->biases_samples;
     affine->post_add = rest->pre_add;
     if (rest->u.data != NULL) {
         affine->y = rest->u;
@@ -147,6 +148,7 @@ static struct parts parts_of(const struct normfuse_problem *problem, char *scrat
         sum->accumulate = problem->accumulate_pre_bias;
         sum->x = sum->dy = problem->dx;
         sum->dbias = problem->dpre_bias;
+        sum->weights_samples = problem->dpre_bias.batch != 0;
     }
     return parts;
 }
@@ -463,7 +465,7 @@ static normfuse_status sample_quantum(const normfuse_tensor *x, int64_t *samples
     const normfuse_status backend = check_backend(&problem);
     if (backend != NORMFUSE_OK)
         return backend;
-    const bool any = problem.c == 0 || problem.s == 0 || problem.device.device_type != NORMFUSE_CPU;
+    const bool any = normfuse_is_empty(&problem) || problem.device.device_type != NORMFUSE_CPU;
     *samples = any ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
     return NORMFUSE_OK;
 }
@@ -521,6 +523,24 @@ normfuse_status normfuse_use_compiler(const char *path)
     return status;
 #else
     return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_use_compiler: this library was built without CUDA");
+#endif
+}
+
+normfuse_status normfuse_compiler_info(normfuse_compiler_information *info)
+{
+    if (info == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_compiler_info: info is NULL");
+    const normfuse_status status =
+        normfuse_check_struct("normfuse_compiler_info", "info", info->struct_bytes, sizeof *info);
+    if (status != NORMFUSE_OK)
+        return status;
+#if defined(NORMFUSE_HAVE_CUDA)
+    const struct normfuse_caller caller = normfuse_enter();
+    normfuse_cuda_describe_compiler(normfuse_cuda_driver_version(), info);
+    normfuse_leave(&caller);
+    return NORMFUSE_OK;
+#else
+    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_compiler_info: this library was built without CUDA");
 #endif
 }
 

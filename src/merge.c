@@ -2,6 +2,7 @@
  *
  * merge.c - joins the statistics and the sums of shards, in the order given, in double. */
 #include "caller.h"
+#include "exact_math.h"
 #include "problem.h"
 #include "torch.h"
 

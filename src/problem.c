@@ -867,6 +867,16 @@ static normfuse_status check_overlap(const struct normfuse_problem *problem, uin
     return NORMFUSE_OK;
 }
 
+/* Whether merged statistics on the CPU have a set of one value. */
+static bool has_count_of_one(const struct normfuse_problem *problem)
+{
+    const int64_t sets = problem->sets == NORMFUSE_SETS_BATCH ? problem->c : problem->n * problem->groups;
+    for (int64_t i = 0; i < sets; i++)
+        if (problem->stats[3 * i] == 1.0)
+            return true;
+    return false;
+}
+
 /* What the number of values of a set allows: one value a set has no unbiased variance, and batch norm of it is a
  * constant. A shard may have one. */
 static normfuse_status check_values(struct normfuse_problem *problem, const struct settings *settings, uint32_t present)
@@ -877,9 +887,11 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
     problem->set_values = batch ? n * s : group && c != 0 ? c / problem->groups * s : 1;
     if (settings->call == NORMFUSE_CALL_BACKWARD_APPLY && settings->set_values != 0)
         problem->set_values = settings->set_values;
-    /* An empty batch has nothing that running statistics could take; merged ones may have. */
-    problem->has_running_momentum = updates && (settings->call == NORMFUSE_CALL_APPLY ||
-                                               settings->call == NORMFUSE_CALL_FORWARD_SCRATCH || !normfuse_is_empty(problem));
+    /* An empty batch has nothing that running statistics could take; merged ones may have. Without channels there are
+     * none. */
+    problem->has_running_momentum = updates && c != 0 &&
+                                    (settings->call == NORMFUSE_CALL_APPLY ||
+                                     settings->call == NORMFUSE_CALL_FORWARD_SCRATCH || !normfuse_is_empty(problem));
 
     const char *counted = "tensors.x";
     bool is_one = problem->set_values == 1 && !(group && c == 0); /* without channels there is no group */
@@ -892,7 +904,7 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
         break;
     case NORMFUSE_CALL_APPLY:
         counted = "tensors.stats";
-        is_one = c != 0 && (batch || n != 0) && problem->device.device_type == NORMFUSE_CPU && problem->stats[0] == 1.0;
+        is_one = (batch || updates) && problem->device.device_type == NORMFUSE_CPU && has_count_of_one(problem);
         break;
     default: return NORMFUSE_OK;
     }
@@ -963,6 +975,7 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     problem->accumulate_pre_bias = problem->accumulate && tensors[DPRE_BIAS] != NULL && tensors[DPRE_BIAS]->ndim == 1;
     problem->accumulate = problem->accumulate && !per_sample;
     /* Of one sample, too, as a shard of several, and where all samples have the same. */
+    problem->weights_samples = per_sample;
     problem->biases_samples = (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2;
     status = check_values(problem, settings, present);
     if (status == NORMFUSE_OK)
@@ -1046,6 +1059,8 @@ normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const c
     if (x == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: x is NULL", name);
     const normfuse_status status = take_shape(problem, x);
+    if (problem->n == 0) /* no samples: as they would lie */
+        problem->n = 1;
     if (status != NORMFUSE_OK || normfuse_is_empty(problem))
         return status;
     struct normfuse_view view;

@@ -66,7 +66,8 @@ struct normfuse_problem {
 
     struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
     struct normfuse_parameter weight, bias, scale, shift, pre_bias;
-    bool biases_samples; /* pre_bias is [N, C] */
+    /* weight and bias, with their gradients, are [N, C]; pre_bias is. All samples may have the same, at a distance of 0. */
+    bool weights_samples, biases_samples;
     struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
     struct normfuse_parameter slope, dslope; /* NORMFUSE_PRELU's, both [C] or both [1] */
     /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are
@@ -92,7 +93,7 @@ enum normfuse_call {
     NORMFUSE_CALL_BACKWARD_SCRATCH /* likewise */
 };
 
-/* Check everything about a call's options and tensors and say it as a problem. Read no element but the first count of
+/* Check everything about a call's options and tensors and say it as a problem. Read no element but the counts of
  * merged stats. */
 normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
                                             const normfuse_group_norm_options *options,
@@ -102,7 +103,8 @@ normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, en
                                             const normfuse_tensors *tensors);
 normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,
                                         const normfuse_affine_options *options, const normfuse_tensors *tensors);
-/* x alone, of which neither data nor statistics matter: n, c, s, type, columns and device are set. */
+/* x alone, of which neither data nor statistics nor the number of samples matter: c, s, type, columns and device are
+ * set, and n, to 1 at least. */
 normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const char *name, const normfuse_tensor *x);
 
 /* A row-major tensor of 1 to 8 axes. */

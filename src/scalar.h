@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "exact_math.h"
 #include "normfuse.h"
 
 /* The bits of the 16-bit type of `precision` significant bits and smallest normal exponent `min_exponent`. Rounding in

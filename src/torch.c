@@ -74,9 +74,8 @@ static struct {
 enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS,
-    PARTS = SLOTS, /* stats or sums of all shards, in rank order; a handle of its own, like SAVED */
+    PARTS = SLOTS, /* stats or sums of all shards, in rank order; a handle of its own */
     GROUPS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, WANTED, RETURN_SUM,
-    SAVED, /* mean and rstd, their bytes in one tensor: K f64, then K f32 (f64 of f64 x) */
     /* aten's */
     SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
     OPTIONAL = 64,
@@ -151,7 +150,7 @@ struct call {
     uint8_t inputs[MAX_ARGUMENTS]; /* the slots of those that were given */
     tensor_handle copies[SLOTS];  /* of inputs that the library does not walk */
     tensor_handle outputs[MAX_OUTPUTS];
-    tensor_handle scratch, saved, parts, shared; /* shared: the sums of all shards, per value */
+    tensor_handle scratch, parts, shared; /* shared: the sums of all shards, per value */
     enum kind kind;
     int32_t dtype; /* x's, as torch numbers it */
     int32_t device_type, device_index;
@@ -529,7 +528,6 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case ACTIVATION: call->activation = (int64_t)value; break;
         case ACT_PARAM: call->act_param = as_double(value); break;
         case WANTED: call->wanted = (int64_t)value; break;
-        case SAVED: call->saved = as_tensor(value); break;
         case PARTS: call->parts = as_tensor(value); break;
         case SAMPLES: call->samples = (int64_t)value; break;
         case CHANNELS: call->channels = (int64_t)value; break;
@@ -595,34 +593,6 @@ static int32_t statistics_dtype(const struct call *call)
     return call->dtype == torch.f64 ? torch.f64 : torch.f32;
 }
 
-static int64_t saved_bytes(const struct call *call, int64_t *values)
-{
-    const normfuse_tensor *x = &call->tensors[X];
-    *values = call->kind == BATCH_NORM ? x->shape[1] : x->shape[0] * call->groups;
-    return *values * (call->dtype == torch.f64 ? 16 : 12);
-}
-
-/* The library's view of mean and rstd in the bytes of one tensor. */
-static bool view_saved(struct call *call, tensor_handle handle, bool is_output)
-{
-    int64_t values;
-    void *data;
-    (void)saved_bytes(call, &values);
-    if (!get_data(call, &data, handle, is_output))
-        return false;
-    for (int slot = MEAN; slot <= RSTD; slot++) {
-        normfuse_tensor *tensor = &call->tensors[slot];
-        *tensor = (normfuse_tensor){.data = data, .ndim = 1, .device = call->tensors[X].device,
-                                    .shape = call->axes[slot][0], .strides = call->axes[slot][1],
-                                    .byte_offset = slot == MEAN ? 0 : (uint64_t)values * sizeof(double)};
-        tensor->shape[0] = values;
-        tensor->strides[0] = 1;
-        if (!describe_dtype(call, &tensor->dtype, slot == MEAN ? torch.f64 : statistics_dtype(call)))
-            return false;
-    }
-    return true;
-}
-
 /* Before anything is made of their number. */
 static bool has_possible_groups(struct call *call)
 {
@@ -636,23 +606,11 @@ static bool has_possible_groups(struct call *call)
     return true;
 }
 
-static bool take_saved(struct call *call)
+/* aten's own kernels save statistics of 16 bits, and hooks on saved tensors may give another dtype back. */
+static bool has_statistics_dtype(const struct call *call, int slot)
 {
-    struct shape shape;
-    int64_t values;
-    int32_t dtype, device_type, device_index;
-    if (!has_possible_groups(call) || !get_shape(call, &shape, call->saved))
-        return false;
-    if (torch.aoti_torch_get_dtype(call->saved, &dtype) ||
-        torch.aoti_torch_get_device_type(call->saved, &device_type) ||
-        torch.aoti_torch_get_device_index(call->saved, &device_index))
-        return fail(call, "");
-    if (device_type != call->device_type || device_index != call->device_index)
-        return fail(call, "saved is on another device than the input");
-    if (dtype != torch.uint8 || shape.axes != 1 || shape.sizes[0] != saved_bytes(call, &values) ||
-        !is_contiguous(shape.axes, shape.sizes, shape.strides))
-        return fail(call, "saved is not what the forward gave for this input");
-    return view_saved(call, call->saved, false);
+    const int bits = call->tensors[slot].dtype.bits, expected = call->dtype == torch.f64 ? 64 : 32;
+    return bits == expected || (slot == MEAN && bits == 64);
 }
 
 static bool take_inputs(struct call *call)
@@ -670,14 +628,13 @@ static bool take_inputs(struct call *call)
         const bool is_updated = (slot == RUNNING_MEAN || slot == RUNNING_VAR) && !call->evaluates;
         if (is_big(slot) ? !take_big(call, slot) : !describe(call, slot, call->handles[slot], is_updated))
             return false;
-        /* Of 16 bits where aten's own kernels saved them. */
-        if ((slot == MEAN || slot == RSTD) && call->tensors[slot].dtype.bits == 16 &&
-            !(empty_shaped(call, &call->copies[slot], call->handles[slot], torch.f32) &&
+        if ((slot == MEAN || slot == RSTD) && !has_statistics_dtype(call, slot) &&
+            !(empty_shaped(call, &call->copies[slot], call->handles[slot], statistics_dtype(call)) &&
               copy_to(call, call->copies[slot], call->handles[slot]) &&
               describe(call, slot, call->copies[slot], false)))
             return false;
     }
-    return call->saved == NULL || take_saved(call);
+    return true;
 }
 
 /* A gradient has its parameter's shape and dtype. */
@@ -739,7 +696,6 @@ static bool is_copy_of_dy_like_x(struct call *call)
 
 static bool make_output(struct call *call, const struct operation *operation, int slot, tensor_handle *handle)
 {
-    int64_t values, bytes;
     const normfuse_tensor *x = &call->tensors[X];
     const int64_t n = x->shape[0], c = x->shape[1];
     const bool of_channels = operation->kind == BATCH_NORM;
@@ -759,9 +715,6 @@ static bool make_output(struct call *call, const struct operation *operation, in
         return make(call, slot, handle, of_channels ? 1 : 2,
                     of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
                     slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
-    case SAVED:
-        bytes = saved_bytes(call, &values);
-        return empty_contiguous(call, handle, 1, &bytes, torch.uint8) && view_saved(call, *handle, true);
     case STATS:
         return make(call, slot, handle, of_channels ? 2 : 3,
                     of_channels ? (const int64_t[]){c, 3} : (const int64_t[]){n, call->groups, 3}, torch.f64);
@@ -1056,17 +1009,10 @@ static bool compute(struct call *call, const struct operation *operation)
     }
     if (call->wanted & FROM_U)
         slots[PRE_BIAS] = NULL;
-    bool has_saved = call->saved != NULL;
     for (int i = 0; operation->outputs[i] != END; i++) {
         const int slot = operation->outputs[i];
-        if (slot == SAVED)
-            has_saved = true;
-        else if (is_wanted(call, operation, slot))
+        if (is_wanted(call, operation, slot))
             slots[slot] = &call->tensors[slot];
-    }
-    if (has_saved) {
-        slots[MEAN] = &call->tensors[MEAN];
-        slots[RSTD] = &call->tensors[RSTD];
     }
 
     const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
@@ -1142,7 +1088,6 @@ static void run(const struct operation *operation, stack_value *stack)
         let_go(&call.copies[call.inputs[i]], 1);
     }
     let_go(&call.scratch, 1);
-    let_go(&call.saved, 1);
     let_go(&call.parts, 1);
     let_go(&call.shared, 1);
     let_go(&call.transposed_y, 1);
@@ -1241,20 +1186,20 @@ OPERATION(batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_
 
 /* The same without what is seldom given: the eager path's, which pays for every argument and output. */
 OPERATION(lean_group_norm, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
-          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, SAVED, END})
+          .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
 OPERATION(lean_group_norm_inference, .is_lean = true, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_forward,
           .arguments = {NORM, GROUPS, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_backward, .is_backward = true,
-          .arguments = {DY, X, SAVED, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
+          .arguments = {DY, X, MEAN, RSTD, O(WEIGHT), O(BIAS), GROUPS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
-          .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, SAVED, END})
+          .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
 OPERATION(lean_batch_norm_forward_only, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .evaluates = true, .arguments = {GIVEN_NORM, GIVEN_RUNNING, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
-          .arguments = {DY, X, SAVED, WEIGHT, BIAS, ACT, WANTED, END},
+          .arguments = {DY, X, MEAN, RSTD, WEIGHT, BIAS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
           .evaluates = true, .is_backward = true,
@@ -1265,12 +1210,12 @@ OPERATION(lean_batch_norm_stats, .kind = BATCH_NORM, .batch_norm = normfuse_batc
           .arguments = {X, END}, .outputs = {STATS, END})
 OPERATION(lean_batch_norm_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_apply, .merges = true,
           .arguments = {X, PARTS, WEIGHT, BIAS, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END},
-          .outputs = {Y, SAVED, STATS, END})
+          .outputs = {Y, MEAN, RSTD, STATS, END})
 OPERATION(lean_batch_norm_backward_sums, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_sums,
-          .is_backward = true, .arguments = {DY, X, SAVED, WEIGHT, BIAS, ACT, END}, .outputs = {SUMS, END})
+          .is_backward = true, .arguments = {DY, X, MEAN, RSTD, WEIGHT, BIAS, ACT, END}, .outputs = {SUMS, END})
 OPERATION(lean_batch_norm_backward_apply, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward_apply,
           .is_backward = true, .merges = true,
-          .arguments = {DY, X, SAVED, SUMS, PARTS, STATS, WEIGHT, BIAS, ACT, WANTED, END},
+          .arguments = {DY, X, MEAN, RSTD, SUMS, PARTS, STATS, WEIGHT, BIAS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
 
 /* aten's own operators. What they save is what aten's kernels save, so that each may be differentiated by the other. */

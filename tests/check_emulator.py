@@ -52,6 +52,13 @@ SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67
           "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
           "{group_norm 0x6x5 groups=2,group_norm 2x6x0 groups=2,affine 3x0x5} act=prelu dir={fwd,bwd} {,+one_slope}",
           "{group_norm 2x12x7x9 groups=4,batch_norm 3x12x7x9} act=prelu layout={nchw,nhwc} dir={fwd,bwd} +sharded"]
+# Without samples, channels or positions.
+EMPTY = ["{group_norm 0x6x4 groups=3,group_norm 2x6x0 groups=3,group_norm 2x0x4 groups=3,instance_norm 0x6x4,"
+         "instance_norm 2x6x0,instance_norm 2x0x4,batch_norm 0x6x4,batch_norm 2x6x0,batch_norm 2x0x4} "
+         "layout={nchw,nhwc} dir={fwd,bwd} {,+sharded,+pre_bias}",
+         "{instance_norm,batch_norm} {0x6x4,2x6x0,2x0x4} layout={nchw,nhwc} {+running,+running +sharded}",
+         "batch_norm {0x6x4,2x6x0,2x0x4} mode=eval layout={nchw,nhwc} dir={fwd,bwd}",
+         "affine {0x6x4,2x6x0,2x0x4} per={channel,sample} layout={nchw,nhwc} dir={fwd,bwd}"]
 # What is large for one multiprocessor: rows of so many unaligned vectors that registers hold some; norm groups that begin
 # at even and at odd elements.
 LARGE = ["instance_norm 1x2x60013 dtype={f16,bf16} dir={fwd,bwd} act={relu,mish} {,+scale,+data=nan}",
@@ -148,6 +155,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
                                            NORMFUSE_EMULATED_MULTIPROCESSORS="132")
         tasks["slopes"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
                                       *(word for case in SLOPES for word in ("--case", case)))
+        tasks["empty"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
+                                     *(word for case in EMPTY for word in ("--case", case)))
         tasks["large for the GPU"] = pool.submit(
             emulator.run, "test_operators", "--with", "device=cuda", *(word for case in LARGE for word in ("--case", case)),
             NORMFUSE_EMULATED_MULTIPROCESSORS="1")

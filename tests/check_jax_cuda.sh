@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 #
 # check_jax_cuda.sh BUILD_FOLDER - the tests of normfuse.jax on a GPU, with the libnormfuse.so in BUILD_FOLDER: test_jax.py
-# with its arrays on CUDA, as XLA runs it by default, without CUDA graphs, and with a graph of every call; and
-# test_jax_graphs.py. PYTHON names a Python with JAX for CUDA, Flax and pytest. XLA compiles for each test, so a file's
+# with its arrays on CUDA, as XLA runs it by default, without CUDA graphs, and with a graph of every call;
+# test_jax_graphs.py; and test_jax_devices.py. PYTHON names a Python with JAX for CUDA, Flax and pytest. XLA compiles for each test, so a file's
 # tests are shared by SHARDS processes (6). Words after the folder go to pytest (-k vmap). NORMFUSE_TEST_DEVICE=cpu is a dry
 # run. Exit status and logs, in BUILD_FOLDER/check-jax-cuda/: those of check_torch_cuda.sh.
 check=check-jax-cuda library=JAX modules="pytest, flax.linen, flax.nnx"
@@ -28,5 +28,6 @@ for shard in $(seq 0 $((shards - 1))); do
 done
 unset NORMFUSE_TEST_SHARD
 run jax_graphs test_jax_graphs.py "$@" &
+run jax_devices test_jax_devices.py "$@" &
 wait
 report

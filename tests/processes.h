@@ -79,6 +79,7 @@ static inline void start_process(struct processes *all, int index)
         return;
     }
     process_index = index;
+    signal(SIGALRM, SIG_DFL); /* it may have been ignored since this program began */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (long long task; (task = atomic_fetch_add(&all->next, 1)) < all->tasks->count;) {
         atomic_store(&all->at[index], task);

@@ -248,6 +248,64 @@ def header_alone(compilers=("gcc", "clang")):
                     check(title, [command, f"-std={standard}", *HEADER_FLAGS, *flags, f"-I{ROOT / 'include'}", source])
 
 
+def static_alone():
+    """An installation of the static library alone, used as users would. Nothing is compiled for it."""
+    binary, stage, out = BUILD / "static", BUILD / "stage-static", BUILD / "consumers-static"
+    for folder in (binary, stage, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    if not check("static library alone, configure", [
+            args.cmake, "-S", ROOT, "-B", binary, "-DNORMFUSE_BUILD_SHARED=OFF", "-DNORMFUSE_BUILD_CLI=OFF",
+            "-DNORMFUSE_BUILD_TESTS=OFF", "-DNORMFUSE_CUDA=OFF"]):
+        return
+    shutil.copy(BUILD / "release/libnormfuse.a", binary)
+    out.mkdir()
+    if not check("static library alone, install", [args.cmake, "--install", binary, "--prefix", stage]):
+        return
+    pc = next(stage.rglob("normfuse.pc"))
+    version = re.search(r"^Version: (.*)$", pc.read_text(), re.M).group(1)
+    if check("static library alone: find_package, configure", [
+            args.cmake, "-S", ROOT / "tests/consumers/find_package", "-B", out, f"-DCMAKE_PREFIX_PATH={stage}",
+            "-DCONSUMER_SHARED=OFF", "-DCONSUMER_CXX=OFF"]) and \
+       check("static library alone: find_package, build", [args.cmake, "--build", out, "-j", args.jobs]):
+        for name in ("consumer_c", "consumer_static"):
+            check(f"static library alone: find_package, {name}", [out / name], expect=version)
+    for option in ([], ["--static"]) if shutil.which("pkg-config") else ():
+        name = " ".join(["static library alone: pkg-config", *option])
+        words = subprocess.run(["pkg-config", *option, "--cflags", "--libs", "normfuse"],
+                               env={**os.environ, "PKG_CONFIG_PATH": str(pc.parent)}, stdout=subprocess.PIPE,
+                               text=True).stdout.split()
+        if check(f"{name}, build", [compiler(), "-std=c11", ROOT / "tests/consumers/consumer.c", "-o",
+                                    out / "pkg_config", *words]):
+            check(f"{name}, run", [out / "pkg_config"], expect=version)
+
+
+def inexact_math():
+    """Flags that change results are refused when CMake is run, and by the compiler, however they came there."""
+    source = BUILD / "exact.c"
+    source.write_text('#include "scalar.h"\nint main(void) { return 0; }\n')
+    words = [compiler(), "-std=c11", "-fsyntax-only", f"-I{ROOT / 'include'}", f"-I{ROOT / 'src'}"]
+    check("flags: none", [*words, source])
+    flags = {"-ffast-math": True, "-Ofast": True, "-ffinite-math-only": True, "-fno-signed-zeros": None,
+             "-funsafe-math-optimizations": None, "-freciprocal-math": None,
+             "-fassociative-math -fno-signed-zeros -fno-trapping-math": None}
+    for flag, has_macro in flags.items():
+        code, output, _ = run(f"flags: {flag}", [*words, *flag.split(), source])
+        good = code != 0 and "must be compiled without -ffast-math" in output
+        if good or has_macro:
+            count(f"flags: {flag}, compiled", good, not good, 0, f"exit code {code}")
+        else:
+            skip(f"flags: {flag}, compiled", "the compiler has no macro for it; CMake knows its name")
+    for number, option in enumerate(["-DCMAKE_C_FLAGS=-ffast-math", "-DCMAKE_C_FLAGS=-O2 -fassociative-math",
+                                     "-DCMAKE_C_FLAGS_RELEASE=-Ofast", "-DCMAKE_C_FLAGS=-ffinite-math-only"]):
+        folder = BUILD / f"inexact-{number}"
+        shutil.rmtree(folder, ignore_errors=True)
+        code, output, _ = run(f"flags: {option}, configured", [
+            args.cmake, "-S", ROOT, "-B", folder, "-DNORMFUSE_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Release", option])
+        good = code not in (0, None) and "must be compiled without -ffast-math" in " ".join(output.split())
+        count(f"flags: {option[2:]}, configured", good, not good, 0, f"exit code {code}",
+              [] if good else output.splitlines()[-20:])
+
+
 def installed():
     """Installs into build/stage, moves that, and builds programs against it as users would."""
     for folder in ("stage", "moved", "consumers"):
@@ -447,6 +505,25 @@ def has_cuda():
     return (BUILD / "release" / CUDA_PROGRAM).exists()
 
 
+def nvrtc():
+    """Kernels that are compiled at run time, by NVRTC itself."""
+    if not has_cuda():
+        return
+    venv = BUILD / "venv-nvrtc"
+    code, output, _ = run("environment of NVRTC", [ROOT / "cmake/venv.sh", venv, ROOT / "tests/requirements-nvrtc.txt"], 600)
+    if code != 0:
+        skip("NVRTC", output.strip().splitlines()[-1] if output.strip() else "its environment cannot be made")
+        return
+    for major in (12, 13):
+        path = next(venv.glob(f"lib/python*/site-packages/nvidia/**/libnvrtc.so.{major}"))
+        test_program(f"test_compile with NVRTC {major}", [BUILD / "release/test_compile", "--nvrtc", path])
+    for gpu in ("8.0", "9.0", "10.0", "12.0"):  # path: the newer one
+        folder = BUILD / "kernels" / gpu
+        shutil.rmtree(folder, ignore_errors=True)
+        check(f"normfuse compile for {gpu}", [BUILD / "release/normfuse", "compile", "--random", "20", "--gpu", gpu, "-o",
+                                              folder], env={"NORMFUSE_NVRTC": str(path)}, expect="kernels")
+
+
 def emulator():
     """The CUDA kernels on the CPU."""
     if has_cuda():
@@ -547,11 +624,13 @@ def small_checks():
     examples()
     shards()
     installed()
+    static_alone()
+    inexact_math()
 
 
 def check_all():
     # Long ones first, so that none of them runs alone at the end; with_pytorch returns what fills that.
-    at_once([with_pytorch, emulator, neon, big_endian, wheel,
+    at_once([with_pytorch, emulator, nvrtc, neon, big_endian, wheel,
              lambda: pytest("test_program.py", ["tests/test_program.py"], 600,
                             {"NORMFUSE_PROGRAM": str(BUILD / "release/normfuse")}),
              lambda: test_program("test_operators", [BUILD / "release/test_operators"], 600),
@@ -602,13 +681,18 @@ def sanitize_all():
     def address():
         programs = [*cuda_programs, "test_operators", *(name for name in PROGRAMS if name != "test_operators")]
         built = cmake_build("build with ASan and UBSan", "asan", [*options, "-DNORMFUSE_SANITIZE=address,undefined"],
-                            programs if fast else ())
+                            [*programs, "replay_fuzz_calls"] if fast else ())
         env = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
         # With frames on the heap the planner takes twice as long.
         plain = {**env, "ASAN_OPTIONS": "detect_stack_use_after_return=0"} if fast else env
         # TSan's build comes after this one, which makes the CUDA kernels where make check did not.
         return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PROGRAM else env)
-                           for name in programs if built]
+                           for name in programs if built] + [random_calls] * built
+
+    def random_calls():
+        """What the fuzzer does where there is clang: scratch and tensors of exactly their bytes."""
+        test_program("ASan and UBSan: random calls",
+                     [BUILD / "asan/replay_fuzz_calls", "--random", "5000" if fast else "50000", "7"], limit)
 
     def thread():
         programs = ["test_operators", "test_threads", *cuda_programs]

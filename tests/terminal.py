@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What a program shows on a terminal."""
+"""How tests start programs: on a terminal, and with what a signal does by default."""
 import os
+import signal
 import subprocess
+
+
+def default_signal(number):
+    """In a child, ahead of its program: nohup and a shell's background jobs have some signals ignored, and so had all that
+    they start."""
+    signal.signal(number, signal.SIG_DFL)
 
 
 def on_a_terminal(words, timeout, **options):

@@ -563,6 +563,24 @@ static void test_shapes(void)
     *(double *)(void *)arena[STATS] = 1.0;
     CHECK(call_it() == NORMFUSE_BAD_SHAPE && strstr(normfuse_last_error(), "tensors.stats") != NULL,
           "merged stats of one value: %s", normfuse_last_error());
+    /* Each of the counts; one value is enough for a norm group that no running statistics are made of. */
+    for (int operator = GROUP; operator <= BATCH; operator++)
+        for (int i = 0; i < (operator == GROUP ? N * C : C); i++)
+            for (int updates = 0; updates < 2; updates++) {
+                fresh_of((enum operator)operator, APPLY, NORMFUSE_F32, N, C, H, W, C);
+                if (updates)
+                    add_running();
+                for (int j = 0; j < N * C; j++)
+                    memcpy(arena[STATS] + j * 24, (double[]){j == i ? 1 : 4, 0, 0}, 24);
+                memcpy(before, arena, sizeof arena);
+                const normfuse_status status = call_it();
+                const bool is_refused = operator == BATCH || updates;
+                CHECK(status == (is_refused ? NORMFUSE_BAD_SHAPE : NORMFUSE_OK), "operator %d, count %d: status %d, %s",
+                      operator, i, (int)status, normfuse_last_error());
+                CHECK(!is_refused || (strstr(normfuse_last_error(), "more than 1 value") != NULL &&
+                                      memcmp(before, arena, sizeof arena) == 0), "operator %d, count %d: %s", operator, i,
+                      normfuse_last_error());
+            }
     fresh_of(BATCH, STATISTICS, NORMFUSE_F32, 1, C, 1, 1, 1);
     expect_accepted(__LINE__);
     fresh_of(BATCH, BACKWARD_SUMS, NORMFUSE_F32, 1, C, 1, 1, 1);
@@ -603,6 +621,26 @@ static void test_shapes(void)
                     if (is_big(slot))
                         f.t[slot].data = NULL;
                 expect_accepted(__LINE__);
+                /* Running statistics: to be updated, or of an evaluation */
+                if (operator == AFFINE || call == STATISTICS || call == BACKWARD_SUMS || call == BACKWARD_APPLY)
+                    continue;
+                for (int evaluates = 0; evaluates < (call == APPLY ? 1 : 2); evaluates++) {
+                    if (!evaluates && (call == BACKWARD || call == BACKWARD_SCRATCH))
+                        continue;
+                    const int64_t channels = axis == 1 ? 0 : C;
+                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, axis == 0 ? 0 : N, channels,
+                             axis == 2 ? 0 : H, W, channels);
+                    if (evaluates)
+                        evaluate();
+                    else
+                        add_running();
+                    absent(STATS);
+                    absent(SUMS);
+                    if (call == APPLY)
+                        operator == GROUP ? SHAPE(STATS, NORMFUSE_F64, axis == 0 ? 0 : N, channels, 3)
+                                          : SHAPE(STATS, NORMFUSE_F64, channels, 3);
+                    expect_accepted(__LINE__);
+                }
             }
     fresh_of(GROUP, FORWARD, NORMFUSE_F32, N, 0, H, W, 0); /* instance norm of no channels */
     expect_accepted(__LINE__);
@@ -1453,6 +1491,16 @@ static void test_small_functions(void)
     CHECK(normfuse_sample_quantum(&f.t[X], &quantum) == NORMFUSE_UNSUPPORTED, "strides");
     f.axes[X].shape[1] = 0;
     CHECK(normfuse_sample_quantum(&f.t[X], &quantum) == NORMFUSE_OK && quantum >= 1, "empty x");
+    /* Of any number of samples, none included, in either layout. */
+    for (int last = 0; last < 2; last++) {
+        int64_t quanta[2];
+        for (int64_t n = 0; n < 2; n++) {
+            shape(X, NORMFUSE_F32, last == 1, 4, (int64_t[]){4 * n, 9, 40, 40});
+            CHECK(normfuse_sample_quantum(&f.t[X], &quanta[n]) == NORMFUSE_OK, "%s", normfuse_last_error());
+        }
+        CHECK(quanta[0] == quanta[1], "%d samples are a quantum where there are none, else %d", (int)quanta[0],
+              (int)quanta[1]);
+    }
 
 #ifndef NORMFUSE_HAVE_CUDA
     fresh(GROUP, FORWARD);
@@ -1667,6 +1715,17 @@ static void test_merge(void)
     CHECK(sums[0][0] == untouched, "a refused merge wrote");
     in_axes.shape[0] = 0;
     CHECK(normfuse_sums_merge(&sums_in_tensor, &sums_tensor, NULL) == NORMFUSE_OK && sums[0][0] == 0, "no shards");
+    /* Of no norm groups */
+    for (int64_t width = 2; width <= 3; width++) {
+        normfuse_axes none[3];
+        const normfuse_tensor from = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 3, (int64_t[]){2, 0, width}, &none[0]),
+                              to = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 2, (int64_t[]){0, width}, &none[1]),
+                              of = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 2, (int64_t[]){0, 3}, &none[2]);
+        CHECK((width == 3 ? normfuse_stats_merge : normfuse_sums_merge)(&from, &to, NULL) == NORMFUSE_OK, "no groups: %s",
+              normfuse_last_error());
+        CHECK(width == 3 || normfuse_sums_merge_per_value(&from, &of, &to, NULL) == NORMFUSE_OK, "no groups: %s",
+              normfuse_last_error());
+    }
 }
 
 /* ---- folding --------------------------------------------------------------------------------------------------- */

@@ -47,6 +47,47 @@ static const struct normfuse_cuda_text stand_ins[] = {
                   "}\n"},
     {NULL, NULL}};
 
+/* ---- what may be refused ---------------------------------------------------------------------------------------- */
+
+/* The linker puts these in the place of libc's (--wrap): the refused_at-th call fails. */
+static _Atomic(int) asked, refused_at;
+
+static bool is_refused(int error)
+{
+    if (atomic_load(&refused_at) == 0 || atomic_fetch_add(&asked, 1) + 1 != atomic_load(&refused_at))
+        return false;
+    errno = error;
+    return true;
+}
+
+#define WRAPPED(LIST)                                                                                                  \
+    LIST(void *, malloc, (size_t bytes), (bytes), NULL, ENOMEM)                                                        \
+    LIST(void *, calloc, (size_t count, size_t bytes), (count, bytes), NULL, ENOMEM)                                   \
+    LIST(void *, realloc, (void *block, size_t bytes), (block, bytes), NULL, ENOMEM)                                   \
+    LIST(char *, strdup, (const char *text), (text), NULL, ENOMEM)                                                     \
+    LIST(void *, dlopen, (const char *path, int flags), (path, flags), NULL, ENOENT)                                   \
+    LIST(int, pthread_create,                                                                                          \
+         (pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument),                \
+         (thread, attributes, start, argument), EAGAIN, EAGAIN)                                                        \
+    LIST(int, open, (const char *path, int flags, mode_t mode), (path, flags, mode), -1, EMFILE)                       \
+    LIST(int, openat, (int folder, const char *path, int flags, mode_t mode), (folder, path, flags, mode), -1, EMFILE) \
+    LIST(ssize_t, read, (int file, void *to, size_t bytes), (file, to, bytes), -1, EIO)                                \
+    LIST(ssize_t, write, (int file, const void *from, size_t bytes), (file, from, bytes), -1, ENOSPC)                  \
+    LIST(int, fsync, (int file), (file), -1, EIO)                                                                      \
+    LIST(int, renameat, (int from, const char *old, int to, const char *name), (from, old, to, name), -1, EACCES)      \
+    LIST(DIR *, fdopendir, (int file), (file), NULL, ENOMEM)
+#define WRAP(type, name, parameters, arguments, failure, error)                                                        \
+    type __real_##name parameters;                                                                                     \
+    type __wrap_##name parameters;                                                                                     \
+    type __wrap_##name parameters                                                                                      \
+    {                                                                                                                  \
+        return is_refused(error) ? failure : __real_##name arguments;                                                  \
+    }
+WRAPPED(WRAP)
+#undef WRAP
+
+/* ---- a run ------------------------------------------------------------------------------------------------------ */
+
 static char folder[PATH_BYTES]; /* of this run: caches, logs */
 
 static struct normfuse_cuda_signature signature_of(int32_t activation)
@@ -339,10 +380,11 @@ static void copy_file(const char *from, const char *to)
 
 static bool compiler_is_in(const char *part)
 {
-    char words[PATH_BYTES + 400];
+    normfuse_compiler_information info = {.struct_bytes = sizeof info};
     normfuse_cuda_forget_compiler();
-    normfuse_cuda_describe_compiler(13000, words, sizeof words);
-    return CHECK(strstr(words, path_of(part)) != NULL, "'%s' is not in: %s", part, words);
+    normfuse_cuda_describe_compiler(13000, &info);
+    return CHECK(strstr(info.compiler, path_of(part)) != NULL && info.version == 13000, "'%s' is not in: %s", part,
+                 info.compiler);
 }
 
 /* In a child, in which no NVRTC is loaded yet. */
@@ -361,12 +403,13 @@ static int search_in_order(void)
     compiler_is_in("home/lib64/");
     /* forget_compiler forgets them, too, so it is called before. */
     copy_file(NORMFUSE_FAKE_NVRTC, path_of("given/libnvrtc.so.13"));
-    char words[PATH_BYTES + 400];
+    normfuse_compiler_information info = {.struct_bytes = sizeof info};
     normfuse_cuda_forget_compiler();
     CHECK(normfuse_use_compiler(path_of("none/libnvrtc.so.13")) == NORMFUSE_OK, "%s", normfuse_last_error());
     CHECK(normfuse_use_compiler(path_of("given/libnvrtc.so.13")) == NORMFUSE_OK, "%s", normfuse_last_error());
-    normfuse_cuda_describe_compiler(13000, words, sizeof words);
-    CHECK(strncmp(words, "NVRTC 13.0, ", 12) == 0 && strstr(words, "/given/") != NULL, "%s", words);
+    normfuse_cuda_describe_compiler(13000, &info);
+    CHECK(strncmp(info.compiler, "NVRTC 13.0, ", 12) == 0 && strstr(info.compiler, "/given/") != NULL, "%s",
+          info.compiler);
     copy_file(NORMFUSE_FAKE_NVRTC, path_of("loaded/libnvrtc-1a2b.so.13.0"));
     void *const loaded = dlopen(path_of("loaded/libnvrtc-1a2b.so.13.0"), RTLD_NOW | RTLD_LOCAL);
     CHECK(loaded != NULL, "%s", dlerror());
@@ -493,6 +536,51 @@ static void test_driver_failures(void)
     CHECK(fake_driver.specialized == 0 && fake_driver_depth() == 0, "%d libraries are loaded", fake_driver.specialized);
     fake_driver.device[0].function_result = CUDA_SUCCESS;
     WORKS(0, 2);
+}
+
+/* A call of which the at-th request is refused; whether there was such a one. */
+static bool refuse_request(int at, const char *kind, normfuse_status *status)
+{
+    const struct normfuse_cuda_signature signature = signature_of(0);
+    const struct normfuse_cuda_device *const device = device_of(0);
+    CUkernel kernel;
+    asked = 0;
+    refused_at = at;
+    *status = normfuse_cuda_specialized("test", device, &signature, &kernel);
+    refused_at = 0;
+    CHECK(*status == NORMFUSE_OK || *status == NORMFUSE_OUT_OF_MEMORY || *status == NORMFUSE_NO_COMPILER,
+          "%s, request %d: %d %s", kind, at, (int)*status, normfuse_last_error());
+    CHECK(files_of(".part", NULL) == 0, "%s, request %d: a temporary file is left", kind, at);
+    CHECK(specialize(0) == NORMFUSE_OK, "%s, request %d, later: %s", kind, at, normfuse_last_error());
+    return atomic_load(&asked) >= at;
+}
+
+/* Each thing that a first call asks the system for is refused in turn: it does without or says so, and the next call
+ * works. */
+static void test_refusals(void)
+{
+    normfuse_status status;
+    int requests = 0, refused = 0;
+    for (bool is_any = true; is_any && requests < 100;) {
+        begin();
+        is_any = refuse_request(requests + 1, "without a cache", &status);
+        requests += is_any;
+        refused += status != NORMFUSE_OK;
+        restart();
+        CHECK(specialize(0) == NORMFUSE_OK, "request %d, in another process: %s", requests, normfuse_last_error());
+    }
+    CHECK(requests >= 15 && requests < 100 && refused >= 4, "%d requests, of which %d ended a call", requests, refused);
+    requests = refused = 0;
+    for (bool is_any = true; is_any && requests < 100;) {
+        begin();
+        WORKS(0, 1);
+        restart();
+        is_any = refuse_request(requests + 1, "from the cache", &status);
+        requests += is_any;
+        refused += status != NORMFUSE_OK;
+    }
+    /* Without memory to note the kernel in; all else is about the cache, which is left aside then. */
+    CHECK(requests >= 5 && requests < 100 && refused == 1, "%d requests, of which %d ended a call", requests, refused);
 }
 
 /* ---- the cache -------------------------------------------------------------------------------------------------- */
@@ -762,6 +850,30 @@ static void test_full(void)
     CHECK(normfuse_cuda_cache_count(&kernels, &bytes) == NULL && kernels == 0 && bytes == 0, "no folder");
 }
 
+static void test_info(void)
+{
+    normfuse_compiler_information info = {.struct_bytes = sizeof info - 1};
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_compiler_info(NULL), "info is NULL");
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_compiler_info(&info), "struct_bytes");
+    begin();
+    info.struct_bytes = sizeof info;
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.version == 13000 && info.cache_kernels == 0 &&
+              strcmp(info.cache, path_of("cache")) == 0 && info.cache_problem[0] == '\0',
+          "%s; %s, %s", info.compiler, info.cache, info.cache_problem);
+    WORKS(0, 1);
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.cache_kernels == 1 && info.cache_bytes > 100, "%d kernels",
+          (int)info.cache_kernels);
+    CHECK(chmod(path_of("cache"), 0777) == 0, "chmod");
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && strstr(info.cache_problem, "other users") != NULL, "%s",
+          info.cache_problem);
+    setenv("NORMFUSE_CACHE_DIR", "", 1);
+    setenv("NORMFUSE_NVRTC", "", 1);
+    normfuse_cuda_forget_compiler();
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.version == 0 && info.cache[0] == '\0' &&
+              info.cache_problem[0] != '\0' && strcmp(info.compiler, "none: NORMFUSE_NVRTC is empty") == 0,
+          "%s; %s", info.compiler, info.cache_problem);
+}
+
 /* ---- threads and processes -------------------------------------------------------------------------------------- */
 
 static int specialize_in_child(void)
@@ -964,6 +1076,107 @@ static void test_prepare(void)
     REFUSED(NORMFUSE_NO_COMPILER, normfuse_prepare(0), "normfuse_prepare: ", "NVRTC");
 }
 
+/* A call of the public interface whose tensors are nowhere. */
+static normfuse_status prepare_call(int32_t device_type, bool backward, const void *sync)
+{
+    const int64_t sizes[] = {2, 8, 5, 7}, channels[] = {8}, groups[] = {2, 4};
+    normfuse_axes axes[4];
+    normfuse_tensor big[3], small[2], saved[2];
+    for (int i = 0; i < 3; i++)
+        big[i] = normfuse_tensor_contiguous((void *)((uintptr_t)(i + 1) << 32), NORMFUSE_F32, 4, sizes, &axes[0]);
+    for (int i = 0; i < 2; i++) {
+        small[i] = normfuse_tensor_contiguous((void *)((uintptr_t)(i + 5) << 32), NORMFUSE_F32, 1, channels, &axes[1]);
+        saved[i] = normfuse_tensor_contiguous((void *)((uintptr_t)(i + 8) << 32), NORMFUSE_F32, 2, groups, &axes[2]);
+    }
+    normfuse_tensor *const all[] = {&big[0], &big[1], &big[2], &small[0], &small[1], &saved[0], &saved[1]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        all[i]->device.device_type = device_type;
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 4, .eps = 1e-5};
+    const normfuse_exec exec = {.struct_bytes = sizeof exec,
+                                .flags = NORMFUSE_PREPARE,
+                                .sync = (void *)(uintptr_t)sync,
+                                .sync_bytes = sync != NULL ? 65536 : 0};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
+                                      .x = &big[0],
+                                      .y = backward ? NULL : &big[1],
+                                      .dy = backward ? &big[1] : NULL,
+                                      .dx = backward ? &big[2] : NULL,
+                                      .pre_bias = &small[0],
+                                      .dpre_bias = backward ? &small[1] : NULL,
+                                      .u = backward ? NULL : &big[2],
+                                      .mean = &saved[0],
+                                      .rstd = &saved[1]};
+    return backward ? normfuse_group_norm_backward(&options, &tensors, &exec)
+                    : normfuse_group_norm_forward(&options, &tensors, &exec);
+}
+
+/* Memory that is not there is not touched, and nothing is launched. */
+static void test_prepared_calls(void)
+{
+    begin();
+    for (int backward = 0; backward < 2; backward++)
+        for (int has_sync = 0; has_sync < 2; has_sync++) {
+            const void *const sync = has_sync ? (const void *)((uintptr_t)1 << 40) : NULL;
+            CHECK(prepare_call(NORMFUSE_CPU, backward != 0, sync) == NORMFUSE_OK, "%s", normfuse_last_error());
+            CHECK(prepare_call(NORMFUSE_CUDA, backward != 0, sync) == NORMFUSE_OK, "%s", normfuse_last_error());
+        }
+    const int64_t shards[] = {2, 4, 3}, one[] = {4, 3};
+    normfuse_axes axes[2];
+    normfuse_tensor in = normfuse_tensor_contiguous((void *)((uintptr_t)1 << 32), NORMFUSE_F64, 3, shards, &axes[0]);
+    normfuse_tensor out = normfuse_tensor_contiguous((void *)((uintptr_t)2 << 32), NORMFUSE_F64, 2, one, &axes[1]);
+    normfuse_exec exec = {.struct_bytes = sizeof exec, .flags = NORMFUSE_PREPARE};
+    for (int32_t device_type = NORMFUSE_CPU; device_type <= NORMFUSE_CUDA; device_type++) {
+        in.device.device_type = out.device.device_type = device_type;
+        CHECK(normfuse_stats_merge(&in, &out, &exec) == NORMFUSE_OK, "%s", normfuse_last_error());
+    }
+    CHECK(fake_driver.launches == 0 && compilations() == 0, "%d launches", fake_driver.launches);
+    exec.flags = 2;
+    REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_stats_merge(&in, &out, &exec), "exec.flags");
+    /* What a call would be refused for, it is refused for here. */
+    fake_driver.devices = 0;
+    fake_driver_use();
+    REFUSED(NORMFUSE_BAD_ARGUMENT, prepare_call(NORMFUSE_CUDA, false, NULL), "no CUDA device");
+}
+
+/* ---- what is printed -------------------------------------------------------------------------------------------- */
+
+/* In a child, whose environment nothing of the library has read yet. */
+static int compile_aloud(void)
+{
+    setenv("NORMFUSE_VERBOSE", "compile", 1);
+    setenv("TMPDIR", folder, 1);
+    const int file = open(path_of("said"), O_WRONLY | O_CREAT, 0600);
+    if (file < 0 || dup2(file, STDERR_FILENO) < 0 || specialize(0) != NORMFUSE_OK)
+        return 1;
+    restart();
+    return specialize(0) != NORMFUSE_OK;
+}
+
+static void test_verbose(void)
+{
+    static char said[8192], source[4096];
+    char path[PATH_BYTES] = "", command[3 * PATH_BYTES];
+    begin();
+    CHECK(in_child(compile_aloud) == 0, "the child");
+    FILE *file = fopen(path_of("said"), "r");
+    CHECK(file != NULL && fread(said, 1, sizeof said - 1, file) > 0 && fclose(file) == 0, "nothing was said");
+    static const char *const wanted[] = {"normfuse: compile: normfuse_single_forward_f32 for sm_90: compiled in ",
+                                         " by NVRTC 13.0, " NORMFUSE_FAKE_NVRTC "\n",
+                                         "42 registers, 8 bytes spilled; source ",
+                                         "ptxas info    : Used 42 registers",
+                                         "for sm_90: from the cache, made by NVRTC 13.0\n"};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        CHECK(strstr(said, wanted[i]) != NULL, "'%s' is not in: %s", wanted[i], said);
+    const char *const place = strstr(said, "; source ");
+    if (!CHECK(place != NULL && sscanf(place, "; source %511s", path) == 1, "no source in: %s", said))
+        return;
+    file = fopen(path, "r");
+    CHECK(file != NULL && fread(source, 1, sizeof source - 1, file) > 0 && fclose(file) == 0, "no file %s", path);
+    CHECK(strstr(source, "#include \"single.cuh\"") != NULL, "the source is %s", source);
+    snprintf(command, sizeof command, "grep -q scaled \"$(dirname '%s')/scale.cuh\"", path);
+    CHECK(system(command) == 0, "its headers are not beside it");
+}
+
 /* ---- a real NVRTC ----------------------------------------------------------------------------------------------- */
 
 static void test_nvrtc(const char *path)
@@ -1014,7 +1227,8 @@ int main(int count, char **words)
         return 1;
     }
     setenv("FAKE_NVRTC_LOG", path_of("log"), 1);
-    test_search(); /* before any NVRTC is loaded */
+    test_verbose(); /* before the environment is read */
+    test_search();  /* before any NVRTC is loaded */
     test_hash();
     test_text();
     test_compiler_failures();
@@ -1023,17 +1237,20 @@ int main(int count, char **words)
     test_many();
     test_capture_and_reset();
     test_driver_failures();
+    test_refusals();
     test_cache_paths();
     test_bad_folders();
     test_read_only();
     test_bad_files();
     test_full();
+    test_info();
     test_killed();
     test_processes();
     test_threads();
     test_fork();
     test_cancellation();
     test_prepare();
+    test_prepared_calls();
     remove_all(folder);
     return harness_close();
 }

@@ -525,6 +525,11 @@ void test_information()
     std::size_t bytes = 0;
     CHECK(outcome_of([] { return nf::sync_bytes(0); }).status == normfuse_sync_bytes(0, &bytes), "sync_bytes");
     CHECK(outcome_of([] { return nf::prepare(1 << 20); }).status == normfuse_prepare(1 << 20), "prepare");
+    CHECK(outcome_of([] { return nf::use_compiler(nullptr); }).status == NORMFUSE_BAD_ARGUMENT, "use_compiler");
+    normfuse_compiler_information compiler{};
+    compiler.struct_bytes = sizeof compiler;
+    CHECK(outcome_of([] { return nf::compiler_info(); }).status == normfuse_compiler_info(&compiler), "compiler_info");
+    CHECK(outcome_of([] { return nf::prepare(-1, nullptr, nullptr); }).status == normfuse_prepare(-1), "prepare");
 }
 
 } // namespace

@@ -3001,36 +3001,187 @@ static normfuse_tensors in_place(const normfuse_tensor *x, const normfuse_tensor
     return tensors;
 }
 
-/* Tensors without elements may have no memory. */
+/* ---- tensors without elements --------------------------------------------------------------------------------- */
+
+enum { EMPTY_TENSORS = 32 };
+
+/* The tensors of one call; those without elements have no memory. */
+struct empty_call {
+    normfuse_axes axes[EMPTY_TENSORS];
+    normfuse_tensor tensors[EMPTY_TENSORS];
+    int count;
+    bool channels_last;
+};
+
+static const normfuse_tensor *add_tensor(struct empty_call *call, normfuse_type type, int32_t ndim, const int64_t *sizes)
+{
+    int64_t elements = 1;
+    for (int32_t a = 0; a < ndim; a++)
+        elements *= sizes[a];
+    const int i = call->count++;
+    void *const data = elements > 0 ? (void *)((uintptr_t)(i + 1) << 36) : NULL;
+    call->tensors[i] = (call->channels_last && ndim == 3 && type == NORMFUSE_F32
+                            ? normfuse_tensor_channels_last
+                            : normfuse_tensor_contiguous)(data, type, ndim, sizes, &call->axes[i]);
+    call->tensors[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+    return &call->tensors[i];
+}
+
+/* Every entry point of one operator, by struct empty_part. */
+struct empty_part {
+    bool backward, sharded, second; /* second: ..._apply, ..._backward_apply */
+};
+
+static normfuse_status call_empty(int op, int64_t groups, uint32_t flags, const struct empty_part *part,
+                                  const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
+{
+    const normfuse_group_norm_options group = {
+        .struct_bytes = sizeof group, .flags = flags, .groups = groups, .eps = 1e-5, .momentum = 0.1};
+    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .flags = flags, .eps = 1e-5, .momentum = 0.1};
+    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .flags = flags};
+#define WHOLE(name, direction, options)                                                                                \
+    (bytes != NULL ? normfuse_##name##_##direction##_scratch_bytes(options, tensors, exec, bytes)                      \
+                   : normfuse_##name##_##direction(options, tensors, exec))
+#define ANY(name, options)                                                                                             \
+    (bytes != NULL || !part->sharded                                                                                   \
+         ? (part->backward ? WHOLE(name, backward, options) : WHOLE(name, forward, options))                           \
+     : part->backward ? (part->second ? normfuse_##name##_backward_apply : normfuse_##name##_backward_sums)(           \
+                            options, tensors, exec)                                                                    \
+                      : (part->second ? normfuse_##name##_apply : normfuse_##name##_stats)(options, tensors, exec))
+    return op < 2    ? ANY(group_norm, &group)
+           : op == 2 ? ANY(batch_norm, &batch)
+                     : (part->backward ? WHOLE(affine, backward, &affine) : WHOLE(affine, forward, &affine));
+#undef ANY
+#undef WHOLE
+}
+
+/* op: group norm, instance norm, batch norm, affine. sizes: N, C, positions, of which one at least is 0. */
+static void run_empty(int op, const struct empty_part *part, const int64_t *sizes, bool has_running, bool evaluates,
+                      bool channels_last)
+{
+    char name[160];
+    snprintf(name, sizeof name, "operator %d, %s%s%s of %lldx%lldx%lld%s%s%s", op, part->backward ? "backward" : "forward",
+             part->sharded ? " of shards" : "", part->second ? ", its second part" : "", (long long)sizes[0],
+             (long long)sizes[1], (long long)sizes[2], has_running ? " running" : "", evaluates ? " eval" : "",
+             channels_last ? " nhwc" : "");
+    const bool is_norm = op < 3, has_statistics = is_norm && !evaluates;
+    const int64_t groups = op == 0 ? 2 : sizes[1], sets = op < 2 ? sizes[0] * groups : sizes[1];
+    const int64_t triples[] = {sets, 3}, pairs[] = {op < 2 ? sizes[0] * sizes[1] : sizes[1], 2};
+    struct empty_call call = {.channels_last = channels_last};
+    normfuse_tensors tensors = {.struct_bytes = sizeof tensors};
+    bool writes = false; /* something that has elements */
+#define BIG(field) tensors.field = add_tensor(&call, NORMFUSE_F32, 3, sizes)
+#define SMALL(field, ndim, of) tensors.field = add_tensor(&call, NORMFUSE_F32, ndim, of)
+#define OUTPUT(field, ndim, of)                                                                                        \
+    SMALL(field, ndim, of);                                                                                            \
+    writes = writes || tensors.field->data != NULL
+    const bool only_stats = part->sharded && !part->backward && !part->second;
+    const bool only_sums = part->sharded && part->backward && !part->second;
+    BIG(x);
+    if (is_norm)
+        BIG(pre_add);
+    if (!only_stats) {
+        BIG(post_add);
+        SMALL(weight, 1, &sizes[1]);
+        SMALL(bias, 1, &sizes[1]);
+    }
+    if (part->backward) {
+        BIG(dy);
+        if (!only_sums) {
+            BIG(dx);
+            OUTPUT(dweight, 1, &sizes[1]);
+            OUTPUT(dbias, 1, &sizes[1]);
+        }
+        if (has_statistics) {
+            SMALL(mean, 1, &sets);
+            SMALL(rstd, 1, &sets);
+        }
+    } else if (!only_stats) {
+        BIG(y);
+        if (has_statistics) {
+            OUTPUT(mean, 1, &sets);
+            OUTPUT(rstd, 1, &sets);
+        }
+    }
+    if (op < 2 && !only_stats) {
+        SMALL(scale, 2, sizes);
+        SMALL(shift, 2, sizes);
+        if (part->backward && !only_sums) {
+            OUTPUT(dscale, 2, sizes);
+            OUTPUT(dshift, 2, sizes);
+        }
+    }
+    if (has_running) {
+        SMALL(running_mean, 1, &sizes[1]);
+        SMALL(running_var, 1, &sizes[1]);
+        writes = writes || (part->second && sets > 0);
+    }
+    if (part->sharded) {
+        *(part->backward ? &tensors.sums : &tensors.stats) =
+            add_tensor(&call, NORMFUSE_F64, 2, part->backward ? pairs : triples);
+        writes = writes || (!part->second && (part->backward ? pairs : triples)[0] > 0);
+    }
+#undef OUTPUT
+#undef SMALL
+#undef BIG
+    const uint32_t flags = evaluates ? NORMFUSE_EVALUATE : 0;
+    for (int has_sync = 0; has_sync < 2; has_sync++) {
+        normfuse_exec exec = {.struct_bytes = sizeof exec};
+        if (has_sync) {
+            exec.sync = (void *)((uintptr_t)1 << 45);
+            exec.sync_bytes = NORMFUSE_CUDA_SYNC_BYTES;
+        }
+        CHECK(call_empty(op, groups, flags, part, &tensors, &exec, &exec.scratch_bytes) == NORMFUSE_OK,
+              "%s: scratch: %s", name, normfuse_last_error());
+        exec.scratch = exec.scratch_bytes > 0 ? (void *)scratch_address : NULL;
+        fake_driver.launches = 0;
+        CHECK(call_empty(op, groups, flags, part, &tensors, &exec, NULL) == NORMFUSE_OK, "%s: %s", name,
+              normfuse_last_error());
+        CHECK(writes ? fake_driver.launches > 0 : fake_driver.launches == 0, "%s: %d kernels", name,
+              fake_driver.launches);
+        for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++)
+            CHECK(fake_driver.launch[i].grid > 0, "%s: %s has no blocks", name, fake_driver.launch[i].name);
+    }
+}
+
+/* Every entry point, of tensors without samples, channels or positions, or without several of these. */
 static void test_empty(void)
+{
+    static const struct empty_part parts[] = {{false, false, false}, {true, false, false}, {false, true, false},
+                                              {false, true, true},   {true, true, false},  {true, true, true}};
+    fake_driver_reset();
+    fake_driver_use();
+    for (int op = 0; op < 4; op++)
+        for (size_t i = 0; i < (op == 3 ? 2 : sizeof parts / sizeof *parts); i++)
+            for (int lacks = 1; lacks < 8; lacks++)
+                for (int mode = 0; mode < (op == 0 || op == 3 ? 1 : 3); mode++) {
+                    const struct empty_part *const part = &parts[i];
+                    const int64_t sizes[] = {lacks & 1 ? 0 : 2, lacks & 2 ? 0 : 6, lacks & 4 ? 0 : 5};
+                    const bool evaluates = mode == 2, updates = mode == 1;
+                    if ((evaluates && part->sharded) || (updates && (part->backward || (part->sharded && !part->second))))
+                        continue;
+                    run_empty(op, part, sizes, mode > 0, evaluates, false);
+                    run_empty(op, part, sizes, mode > 0, evaluates, true);
+                }
+}
+
+/* Shards that there are none of, and of norm groups that there are none of. */
+static void test_empty_merges(void)
 {
     fake_driver_reset();
     fake_driver_use();
-    for (int i = 0; i < 48; i++) {
-        const bool backward = i % 2 != 0, residual = i / 2 % 2 != 0, last = i / 4 % 2 != 0, no_samples = i / 8 % 2 != 0;
-        const int op = i / 16;
-        const int64_t sizes[] = {no_samples ? 0 : 2, 8, no_samples ? 5 : 0};
-        normfuse_axes axes;
-        normfuse_tensor x =
-            (last ? normfuse_tensor_channels_last : normfuse_tensor_contiguous)(NULL, NORMFUSE_F32, 3, sizes, &axes);
-        x.device = (normfuse_device){NORMFUSE_CUDA, 0};
-        const int64_t groups[] = {sizes[0] * 2}, channels[] = {8};
-        normfuse_axes of_sets;
-        normfuse_tensor sets =
-            normfuse_tensor_contiguous((void *)0x100000000000, NORMFUSE_F32, 1, op == 0 ? groups : channels, &of_sets);
-        sets.device = x.device;
-        struct plan_case test = {.op = op, .groups = 2, .backward = backward};
-        normfuse_tensors tensors = in_place(&x, op == 2 ? NULL : &sets, backward);
-        tensors.post_add = residual ? &x : NULL;
-        const normfuse_exec exec = {.struct_bytes = sizeof exec};
-        size_t bytes = 0;
-        CHECK(call_plan_case(&test, &tensors, &exec, &bytes) == NORMFUSE_OK, "empty problem %d: %s", i,
-              normfuse_last_error());
-        const normfuse_exec with_scratch = {
-            .struct_bytes = sizeof with_scratch, .scratch = (void *)scratch_address, .scratch_bytes = bytes};
-        const normfuse_status status = call_plan_case(&test, &tensors, &with_scratch, NULL);
-        CHECK(status == NORMFUSE_OK, "empty problem %d: %s", i, normfuse_last_error());
-    }
+    for (int lacks = 1; lacks < 4; lacks++)
+        for (int64_t width = 2; width <= 3; width++) {
+            const int64_t of_in[] = {lacks & 1 ? 0 : 2, lacks & 2 ? 0 : 6, width};
+            struct empty_call call = {.count = 0};
+            const normfuse_tensor *const in = add_tensor(&call, NORMFUSE_F64, 3, of_in),
+                                  *const out = add_tensor(&call, NORMFUSE_F64, 2, of_in + 1);
+            fake_driver.launches = 0;
+            CHECK((width == 3 ? normfuse_stats_merge : normfuse_sums_merge)(in, out, NULL) == NORMFUSE_OK,
+                  "%dx%d: %s", (int)of_in[0], (int)of_in[1], normfuse_last_error());
+            CHECK(fake_driver.launches == (of_in[1] > 0), "%dx%d: %d kernels", (int)of_in[0], (int)of_in[1],
+                  fake_driver.launches);
+        }
 }
 
 /* More problems than are remembered, so that some are asked for again after they were given up. */
@@ -3217,6 +3368,7 @@ int main(int count, char **arguments)
         harness_skip("drawn plans: one thread makes them, and ThreadSanitizer looks for races");
     }
     test_empty();
+    test_empty_merges();
     test_plans_remembered();
     test_samples_apart();
     test_plan_of_parameters();

@@ -9,7 +9,7 @@ A fenced block says its language, and each language has a test:
   c, cpp   a program (it has a main) is compiled and run, one that includes <cuda.h> on the stand-in for a GPU
            (fake_gpu.c), which computes nothing; anything else stands line for line in a file that the page links to
   cmake    stands line for line in a project of tests/consumers
-  sh       normfuse and python -m normfuse run (bench and check as --list). A block with cc runs whole, in a home where the
+  sh       normfuse and python -m normfuse run (bench, check and compile as --list). A block with cc runs whole, in a home where the
            library is installed, and so does what it compiled. make knows the target and files that are named exist;
            make, pip and cmake themselves run in the checks of wheels, of an installed tree and of a release
   console  lines after "$ " run, and print what follows; a line "..." stands for any lines
@@ -36,7 +36,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md",
     sorted((ROOT / "docs").rglob("*.md"))
 LANGUAGES = {"python", "output", "c", "cpp", "cmake", "sh", "console", "text"}
 # What begins a line that somebody would type.
-COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|info)|make |pip |python3? |cmake |g?cc |cargo )")
+COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|compile|info)|make |pip |python3? |cmake |g?cc |cargo )")
 
 
 def name_of(page):
@@ -354,7 +354,7 @@ def test_sh(page, tmp_path):
             if "device=cuda" in rest and rest[0] == "run":
                 continue
             rest = [word if not word.startswith("@") else f"@{ROOT / word[1:]}" for word in rest if not word.startswith(">")]
-            rest += ["--list"] if rest and rest[0] in ("bench", "check") else []
+            rest += ["--list"] if rest and rest[0] in ("bench", "check", "compile") else []
             done = subprocess.run(["normfuse", *rest], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, timeout=60)
             assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-500:]}"
@@ -552,7 +552,7 @@ def test_messages_are_those_of_the_code():
 def test_statuses_are_those_of_the_header():
     header = dict(re.findall(r"^    (NORMFUSE_[A-Z_]+) = (\d+)", (ROOT / "include/normfuse.h").read_text(), re.M))
     table = re.findall(r"^\| `(NORMFUSE_[A-Z_]+)` \| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.M)
-    assert len(table) == 11 and all(header[name] == number for name, number in table)
+    assert len(table) == 12 and all(header[name] == number for name, number in table)
 
 
 def test_environment_variables_are_on_their_page():

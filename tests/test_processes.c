@@ -23,7 +23,10 @@ static void run_one(int64_t task)
     case 7: CHECK(false, "task 7 is wrong"); return;
     case 50: raise(SIGKILL); return;
     case 51: harness_skip("task 51"); return;
-    case 120: raise(SIGTERM); return;
+    case 120:
+        signal(SIGTERM, SIG_DFL);
+        raise(SIGTERM);
+        return;
     case 250: _Exit(3);
     case TASKS - 1: /* the last one, while others wait for nothing */
         for (;;)

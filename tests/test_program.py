@@ -13,6 +13,7 @@ import ctypes
 import json
 import math
 import os
+import pathlib
 import re
 import resource
 import shutil
@@ -27,7 +28,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from terminal import on_a_terminal
+from terminal import default_signal, on_a_terminal
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = os.path.abspath(os.environ.get("NORMFUSE_PROGRAM", os.path.join(ROOT, "build", "normfuse")))
@@ -533,13 +534,24 @@ def test_nan_stays_in_its_group(folder):
     assert np.array_equal(y[0], clean[0]) and np.array_equal(y[1, :2], clean[1, :2])
 
 
-@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "affine"])
-def test_empty_batch(folder, op):
-    np.save("x.npy", np.zeros((0, 4, 3), np.float32))
-    words = ["groups=2"] if op == "group_norm" else []
-    succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx", "dx.npy")
-    assert np.load("y.npy").shape == np.load("dx.npy").shape == (0, 4, 3)
-    assert np.array_equal(np.load("dw.npy"), np.zeros(4, np.float32))
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=str)
+@pytest.mark.parametrize("words", [["group_norm", "groups=2"], ["instance_norm"], ["instance_norm", "running"], ["affine"],
+                                   ["batch_norm"], ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],
+                         ids=" ".join)
+def test_empty(folder, words, shape):
+    np.save("x.npy", np.zeros(shape, np.float32))
+    np.save("mean.npy", np.zeros(shape[1]))
+    np.save("var.npy", np.ones(shape[1]))
+    op, *words = words
+    if "running" in words:
+        words.remove("running")
+        words += ["--running-mean", "mean.npy", "--running-var", "var.npy"]
+    for block in ([], ["--block-bytes", "1"]):
+        succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx", "dx.npy",
+                *block)
+        assert np.load("y.npy").shape == np.load("dx.npy").shape == shape
+        assert np.array_equal(np.load("dw.npy"), np.zeros(shape[1], np.float32))
+        assert (np.load("mean.npy") == 0).all() and (np.load("var.npy") == 1).all()
 
 
 def write_empty(shape):
@@ -1065,8 +1077,7 @@ ENDING = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGAL
 def test_a_signal_leaves_nothing_behind(folder, failing, calls):
     def start():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # nohup and a shell's background job have some of them ignored.
-        signal.signal(number, signal.SIG_DFL)
+        default_signal(number)
 
     for name in ENDING:
         number = getattr(signal, name)
@@ -1202,6 +1213,9 @@ USAGE = [
     (["check", "--random", "3", "--min-bytes", "1K"], "between 16384"),
     (["check", "--random", "3", "--max-bytes", "1MiX"], "not a number of bytes"),
     (["bench", "affine", "1x4", "--max-bytes", "1M"], "need --random"),
+    (["compile", "affine", "1x4"], "--gpu is missing"),
+    (["compile", "affine", "1x4", "--gpu", "7.5"], "--gpu 7.5 is none of"),
+    (["compile", "--gpu", "9.0"], "no problem"),
 ]
 
 
@@ -1214,7 +1228,7 @@ def test_usage_errors(folder, words, message):
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize("command", ["info", "run", "check", "bench"])
+@pytest.mark.parametrize("command", ["info", "run", "check", "bench", "compile"])
 def test_help(command):
     text = succeed(command, "--help")
     assert text == succeed(command, "some", "words", "-h") == succeed("--help", command)
@@ -1231,7 +1245,7 @@ def test_help(command):
 
 def test_main_help_and_version():
     text = succeed("--help")
-    for word in ("info", "run", "check", "bench", "NORMFUSE_VERBOSE", "EXIT STATUS", "groups=G", "@FILE"):
+    for word in ("info", "run", "check", "bench", "compile", "NORMFUSE_CACHE_DIR", "EXIT STATUS", "groups=G", "@FILE"):
         assert word in text
     header = open(os.path.join(ROOT, "include", "normfuse.h")).read()
     version = ".".join(re.search(rf"VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH"))
@@ -1244,7 +1258,8 @@ def test_main_help_and_version():
 def test_info():
     row = json.loads(succeed("info", "--json"))
     assert set(row) == {"version", "commit", "isas_built", "isas_usable", "isa", "threads", "l1_bytes", "l2_bytes",
-                        "llc_bytes", "cpu", "compiler", "cuda", "gpu", "driver", "cc", "gpu_l2_bytes",
+                        "llc_bytes", "cpu", "compiler", "cuda", "nvrtc", "kernel_cache", "kernel_cache_problem",
+                        "kernel_cache_kernels", "kernel_cache_bytes", "gpu", "driver", "cc", "gpu_l2_bytes",
                         "gpu_memory_bytes"}
     assert row["isa"] in row["isas_usable"] and set(row["isas_usable"]) <= set(row["isas_built"])
     assert "scalar" in row["isas_built"]
@@ -1473,7 +1488,7 @@ def test_bench_page_appears_whole_or_not_at_all(folder):
         result = subprocess.run([PROGRAM, "bench", "affine", "2x8x5", "--html", "report.html"], stdout=full, stderr=subprocess.PIPE)
     assert result.returncode == 3
     child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 2x64x64x64 groups=8", "--samples", "1000000", "--html", "report.html"],
-                             stdout=subprocess.DEVNULL)
+                             stdout=subprocess.DEVNULL, preexec_fn=lambda: default_signal(signal.SIGINT))
     time.sleep(0.3)
     child.send_signal(signal.SIGINT)
     assert child.wait(20) == -signal.SIGINT
@@ -1524,6 +1539,44 @@ def test_cuda_is_refused_without_a_gpu(folder):
     refuse(3, message, "check", "group_norm 1x4 groups=2", "group_norm 1x4 groups=2 device=cuda")
     refuse(3, message, "run", "group_norm", "x.npy", "groups=2", "device=cuda", "-o", "y.npy")
     assert os.listdir() == ["x.npy"]
+
+
+# ---- compile ---------------------------------------------------------------------------------------------------------
+
+NVRTC = os.path.join(ROOT, "build/release/fake/libnvrtc.so.13")
+
+
+@pytest.mark.skipif(not os.path.exists(NVRTC), reason="needs build/release/fake/libnvrtc.so.13")
+def test_compile(folder):
+    environment = {"NORMFUSE_NVRTC": NVRTC, "NORMFUSE_CACHE_DIR": os.path.abspath("cache")}
+    problems = ["batch_norm 1x64x64", "group_norm 2x8x4x4 groups=2 dir=bwd act=silu +post_add dtype=bf16",
+                "affine 2x8x16 layout=nhwc"]
+
+    def counts(*words, env=environment):
+        found = re.fullmatch(r"(\S+) holds (\d+) kernels, (\d+) of them new, \S+ MiB\n", succeed("compile", *words, env=env))
+        return found[1], int(found[2]), int(found[3])
+
+    where, kernels, new = counts(*problems, "--gpu", "9.0", "-o", "here")
+    assert where == "here" and kernels == new == len(list(pathlib.Path("here").glob("*.kernel")))
+    # What is there is not compiled again, and needs no NVRTC.
+    assert counts(*problems, "--gpu", "9.0", "-o", "here", env={"NORMFUSE_NVRTC": ""}) == ("here", kernels, 0)
+    where, of_another, new = counts(*problems, "--gpu", "8.0", "-o", "here")
+    assert of_another == kernels + new
+    assert counts(*problems, "--gpu", "9.0")[0] == os.path.abspath("cache")
+    assert counts("--random", "30", "--max-bytes", "1MiB", "--gpu", "12.0")[0] == os.path.abspath("cache")
+    assert succeed("compile", "--list", "affine 2x8x16", "--gpu", "9.0") == "affine 2x8x16\n"
+    row = json.loads(succeed("info", "--json", env=environment))
+    assert row["nvrtc"] == f"NVRTC 13.0, {NVRTC}" and row["kernel_cache"] == os.path.abspath("cache")
+    assert row["kernel_cache_kernels"] >= kernels and row["kernel_cache_problem"] == ""
+    assert f"NVRTC          NVRTC 13.0, {NVRTC}\n" in succeed("info", env=environment)
+    os.mkdir("open")
+    os.chmod("open", 0o777)
+    refuse(3, "open: can be written by other users", "compile", *problems, "--gpu", "9.0", "-o", "open", env=environment)
+    assert "can be written by other users" in succeed("info", env={**environment, "NORMFUSE_CACHE_DIR": "open"})
+    refuse(3, "NORMFUSE_CACHE_DIR: there is none", "compile", *problems, "--gpu", "9.0",
+           env={**environment, "NORMFUSE_CACHE_DIR": ""})
+    if kernels:
+        refuse(3, "NVRTC", "compile", *problems, "--gpu", "9.0", "-o", "other", env={"NORMFUSE_NVRTC": ""})
 
 
 def stand_in():

@@ -2,11 +2,13 @@
  *
  * test_threads.c - the built-in pool: every task runs once, from several callers at once, after fork and in the child;
  * and a call through the public interface gives the same bits in all of these. What calls leave alone, in processes
- * whose first calls they are: signals of the pool's threads, the floating-point environment, errno. */
+ * whose first calls they are: signals of the pool's threads, the floating-point environment, errno; and how many threads
+ * a call has by default. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fenv.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -413,6 +415,116 @@ static bool keeps_errno_of_refusals(void)
     return errno == 77 && normfuse_info(NULL) == NORMFUSE_BAD_ARGUMENT && errno == 77;
 }
 
+/* ---- how many threads ---------------------------------------------------------------------------------------------- */
+
+/* What the first call of a process finds. The linker puts the functions below in the place of libc's (--wrap). */
+static struct machine {
+    size_t possible_cpus; /* sets of fewer bits are refused; 0: the machine as it is */
+    int allowed_cpus;
+    const char *files[8][2]; /* paths and texts: all that there are in /sys/fs/cgroup, and /proc/self/cgroup */
+} machine;
+
+FILE *__real_fopen(const char *path, const char *mode);
+int __real_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
+FILE *__wrap_fopen(const char *path, const char *mode);
+int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
+
+FILE *__wrap_fopen(const char *path, const char *mode)
+{
+    if (machine.possible_cpus == 0 || (strncmp(path, "/sys/fs/cgroup", 14) != 0 && strcmp(path, "/proc/self/cgroup") != 0))
+        return __real_fopen(path, mode);
+    for (size_t i = 0; i < sizeof machine.files / sizeof *machine.files; i++)
+        if (machine.files[i][0] && strcmp(machine.files[i][0], path) == 0)
+            return fmemopen((void *)(uintptr_t)machine.files[i][1], strlen(machine.files[i][1]), "r");
+    errno = ENOENT;
+    return NULL;
+}
+
+int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set)
+{
+    if (machine.possible_cpus == 0)
+        return __real_sched_getaffinity(process, bytes, set);
+    if (bytes * 8 < machine.possible_cpus) {
+        errno = EINVAL;
+        return -1;
+    }
+    memset(set, 0, bytes);
+    for (int i = 0; i < machine.allowed_cpus; i++) /* the last ones */
+        CPU_SET_S(machine.possible_cpus - 1 - (size_t)i, bytes, set);
+    return 0;
+}
+
+static int32_t wanted_threads;
+
+static bool counts_threads(void)
+{
+    unsetenv("NORMFUSE_NUM_THREADS");
+    const int32_t count = normfuse_threads_default();
+    if (count != wanted_threads)
+        fprintf(stderr, "# %d threads, expected %d\n", (int)count, (int)wanted_threads);
+    return count == wanted_threads;
+}
+
+#define SELF "/proc/self/cgroup"
+#define ROOT "/sys/fs/cgroup"
+
+static void test_counts(void)
+{
+    static const struct {
+        const char *name;
+        int32_t threads;
+        struct machine machine;
+    } cases[] = {
+        {"no cgroups", 40, {64, 40, {{NULL, NULL}}}},
+        {"1024 CPUs", 1000, {1024, 1000, {{NULL, NULL}}}},
+        {"1025 possible CPUs", 40, {1025, 40, {{NULL, NULL}}}},
+        {"8192 possible CPUs, with a quota", 3, {8192, 900, {{ROOT "/cpu.max", "300000 100000\n"}}}},
+        {"65536 possible CPUs, more than threads", 1024, {65536, 5000, {{NULL, NULL}}}},
+        {"more than any machine has", 1, {(size_t)1 << 40, 5, {{NULL, NULL}}}},
+        {"v2: the mount", 2, {64, 40, {{SELF, "0::/\n"}, {ROOT "/cpu.max", "200000 100000\n"}}}},
+        {"v2: no process file", 2, {64, 40, {{ROOT "/cpu.max", "200000 100000\n"}}}},
+        {"v2: less than a CPU", 1, {64, 40, {{SELF, "0::/\n"}, {ROOT "/cpu.max", "20000 100000\n"}}}},
+        {"v2: no limit", 40, {64, 40, {{SELF, "0::/a\n"}, {ROOT "/a/cpu.max", "max 100000\n"}}}},
+        {"v2: below the mount", 3, {64, 40, {{SELF, "0::/system.slice/a.service\n"},
+                                            {ROOT "/system.slice/a.service/cpu.max", "300000 100000\n"}}}},
+        {"v2: above, the cgroup itself has none", 5,
+         {64, 40, {{SELF, "0::/system.slice/a.service\n"}, {ROOT "/system.slice/a.service/cpu.max", "max 100000\n"},
+                   {ROOT "/system.slice/cpu.max", "500000 100000\n"}}}},
+        {"v2: the smallest of three", 2,
+         {64, 40, {{SELF, "0::/a/b\n"}, {ROOT "/a/b/cpu.max", "700000 100000\n"}, {ROOT "/a/cpu.max", "100000 50000\n"},
+                   {ROOT "/cpu.max", "900000 100000\n"}}}},
+        {"v2: another's quota", 40, {64, 40, {{SELF, "0::/a\n"}, {ROOT "/b/cpu.max", "100000 100000\n"}}}},
+        {"v2: a path that the mount does not show", 4,
+         {64, 40, {{SELF, "0::/docker/123/x\n"}, {ROOT "/cpu.max", "400000 100000\n"}}}},
+        {"v2: a path with colons and spaces", 4,
+         {64, 40, {{SELF, "0::/a:b c/d\n"}, {ROOT "/a:b c/d/cpu.max", "400000 100000\n"}}}},
+        {"v2 beside v1", 6, {64, 40, {{SELF, "3:memory:/m\n0::/a\n"}, {ROOT "/unified/a/cpu.max", "600000 100000\n"}}}},
+        {"v1: the mount", 2, {64, 40, {{ROOT "/cpu/cpu.cfs_quota_us", "200000\n"}, {ROOT "/cpu/cpu.cfs_period_us", "100000\n"}}}},
+        {"v1: below the mount", 3,
+         {64, 40, {{SELF, "5:cpuset:/a\n4:cpu,cpuacct:/user.slice/job\n0::/\n"},
+                   {ROOT "/cpu/user.slice/job/cpu.cfs_quota_us", "300000\n"},
+                   {ROOT "/cpu/user.slice/job/cpu.cfs_period_us", "100000\n"}, {ROOT "/cpu/cpu.cfs_quota_us", "-1\n"},
+                   {ROOT "/cpu/cpu.cfs_period_us", "100000\n"}}}},
+        {"v1: above, in a folder of the controllers' names", 7,
+         {64, 40, {{SELF, "4:cpuacct,cpu:/a/b\n"}, {ROOT "/cpuacct,cpu/a/cpu.cfs_quota_us", "350000\n"},
+                   {ROOT "/cpuacct,cpu/a/cpu.cfs_period_us", "50000\n"},
+                   {ROOT "/cpuacct,cpu/a/b/cpu.cfs_quota_us", "-1\n"},
+                   {ROOT "/cpuacct,cpu/a/b/cpu.cfs_period_us", "100000\n"}}}},
+        {"v1: of cpuset and cpuacct", 40,
+         {64, 40, {{SELF, "4:cpuset:/a\n3:cpuacct:/a\n"}, {ROOT "/cpu/a/cpu.cfs_quota_us", "100000\n"},
+                   {ROOT "/cpu/a/cpu.cfs_period_us", "100000\n"}}}},
+        {"v1: no period", 40, {64, 40, {{ROOT "/cpu/cpu.cfs_quota_us", "200000\n"}, {ROOT "/cpu/cpu.cfs_period_us", "0\n"}}}},
+        {"lines that are none", 2,
+         {64, 40, {{SELF, "nothing\n7:cpu\n:\n0::/a"}, {ROOT "/a/cpu.max", "200000 100000"}, {ROOT "/cpu.max", "words\n"}}}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        machine = cases[i].machine;
+        wanted_threads = cases[i].threads;
+        in_child(cases[i].name, counts_threads);
+    }
+    machine = (struct machine){0};
+}
+
 /* ---- cancellation, fork ----------------------------------------------------------------------------------------- */
 
 static atomic_bool came_back;
@@ -451,6 +563,7 @@ static void *call_until_stopped(void *context)
 
 static bool works_in_child(void)
 {
+    signal(SIGALRM, SIG_DFL);
     alarm(20);
     return normalizes(3) && each_runs_once(4);
 }
@@ -484,6 +597,7 @@ int main(void)
     in_child("errno: operators first", keeps_errno_of_calls);
     in_child("errno: sizes first", keeps_errno_of_sizes);
     in_child("errno: refusals", keeps_errno_of_refusals);
+    test_counts();
     CHECK(compute(wanted, &(const normfuse_exec){.struct_bytes = sizeof(normfuse_exec), .threads = 1}),
           "the standard environment");
     CHECK(normalizes(1), "one thread");

@@ -131,7 +131,8 @@ static void lean_group_norm_backward(uint64_t *s)
 {
     *s++ = big();
     *s++ = big();
-    *s++ = as_value(tensor(1, (const int64_t[]){N * GROUPS * 12}, FAKE_UINT8));
+    *s++ = by_group(FAKE_F64);
+    *s++ = by_group(FAKE_F32);
     *s++ = channels();
     *s++ = channels();
     *s++ = GROUPS;
@@ -217,11 +218,11 @@ static const struct {
     int inputs, outputs;
     bool is_parallel;
 } operators[] = {
-    {"normfuse", "lean_group_norm", lean_group_norm, 7, 2, true},
+    {"normfuse", "lean_group_norm", lean_group_norm, 7, 3, true},
     {"normfuse", "group_norm", group_norm, 14, 4, true},
     {"normfuse", "group_norm_backward", group_norm_backward, 17, 8, true},
     {"normfuse", "batch_norm", batch_norm, 14, 4, true},
-    {"normfuse", "lean_group_norm_backward", lean_group_norm_backward, 9, 3, true},
+    {"normfuse", "lean_group_norm_backward", lean_group_norm_backward, 10, 3, true},
     {"aten", "native_group_norm_backward", native_group_norm_backward, 10, 3, true},
     {"aten", "native_batch_norm", native_batch_norm, 8, 3, true},
     {"aten", "native_batch_norm", native_batch_norm_of_one_value, 8, 3, false},
@@ -284,7 +285,7 @@ static void test_numbers(void)
         lean_group_norm(stack);
         stack[cases[i].argument] = cases[i].value;
         state->raised = 0;
-        torch->kernel_of("lean_group_norm")(stack, 7, 2);
+        torch->kernel_of("lean_group_norm")(stack, 7, 3);
         CHECK(state->raised == 1 && strstr(state->message, cases[i].words) != NULL && state->live == 0,
               "argument %d of %llu: raised %d times, %s, %d left", cases[i].argument,
               (unsigned long long)cases[i].value, state->raised, state->message, state->live);
@@ -300,7 +301,7 @@ static void test_groups_without_channels(void)
         uint64_t stack[MAX_ARGUMENTS] = {as_value(tensor(3, (const int64_t[]){16, 0, 5}, FAKE_F32)), 0, 0, groups[i],
                                           number(1e-5), 0, number(0.0)};
         state->raised = 0;
-        torch->kernel_of("lean_group_norm")(stack, 7, 2);
+        torch->kernel_of("lean_group_norm")(stack, 7, 3);
         CHECK(state->raised == 1 && strstr(state->message, "too many groups") != NULL && state->live == 0,
               "%llu groups: raised %d times, %s", (unsigned long long)groups[i], state->raised, state->message);
     }
@@ -313,7 +314,7 @@ static void test_values(void)
     torch->state->library = "normfuse";
     lean_group_norm(stack);
     stack[5] = 0;
-    torch->kernel_of("lean_group_norm")(stack, 7, 2);
+    torch->kernel_of("lean_group_norm")(stack, 7, 3);
     const float *const y = torch->data((void *)(uintptr_t)stack[0]);
     double worst = 0.0;
     for (int i = 0; i < N * C * H * W; i++) {
@@ -323,8 +324,8 @@ static void test_values(void)
         worst = fmax(worst, fabs((double)y[i] - want));
     }
     CHECK(worst < 1e-6, "y is off by %g", worst);
-    torch->release((void *)(uintptr_t)stack[0]);
-    torch->release((void *)(uintptr_t)stack[1]);
+    for (int i = 0; i < 3; i++)
+        torch->release((void *)(uintptr_t)stack[i]);
 }
 
 /* Nothing stays registered where a registration fails. */

@@ -34,7 +34,7 @@ _normfuse()
 
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-            info | run | check | bench)
+            info | run | check | bench | compile)
                 command=$word
                 break
                 ;;
@@ -42,7 +42,7 @@ _normfuse()
     done
     case $command in
         "")
-            COMPREPLY=($(compgen -W "info run check bench --help --version" -- "$current"))
+            COMPREPLY=($(compgen -W "info run check bench compile --help --version" -- "$current"))
             return
             ;;
         info) options="--json --help" words="" ;;
@@ -55,13 +55,14 @@ _normfuse()
             ;;
         check) options="--random --seed --min-bytes --max-bytes --list --threads --json --help" ;;
         bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --html --help" ;;
+        compile) options="--random --seed --min-bytes --max-bytes --list --gpu --output --help" ;;
     esac
-    if [[ $command == check || $command == bench ]]; then
+    if [[ $command == check || $command == bench || $command == compile ]]; then
         words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device= +pre_add
             +u +post_add +scale +one_slope +mixed"
     fi
     case $previous in
-        --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | -n | -r | -s) return ;;
+        --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | --gpu | -g | -n | -r | -s) return ;;
         --json | --quiet | --sync | --warm | --list | --help | -j | -q | -w | -l) ;;
         --* | -o | -b)
             compopt -o filenames 2>/dev/null

@@ -7,7 +7,7 @@ import sys
 import numpy
 
 from . import __version__
-from ._library import Information, call, library
+from ._library import CompilerInformation, Information, call, library
 
 
 def torch_binding() -> str:
@@ -28,10 +28,15 @@ def info() -> None:
     def text(words: bytes) -> str:
         return words.decode("utf-8", "replace")
 
+    compiler = CompilerInformation()
+    kernels = [] if library.normfuse_compiler_info(compiler) else [
+        ("nvrtc", text(compiler.compiler)),
+        ("kernels", f"{compiler.cache_kernels} in {text(compiler.cache)}" if not compiler.cache_problem else
+         f"kept nowhere: {text(compiler.cache)} {text(compiler.cache_problem)}")]
     rows = [("version", __version__), ("library", str(library.path)), ("cpu", text(facts.cpu)),
             ("isa", f"{text(facts.isa)} (usable: {text(facts.isas_usable)}; built: {text(facts.isas_built)})"),
             ("caches", f"{facts.l1_bytes} {facts.l2_bytes} {facts.llc_bytes} bytes"), ("threads", str(facts.threads)),
-            ("compiler", text(facts.compiler)), ("cuda", text(facts.cuda)), ("python", platform.python_version()),
+            ("compiler", text(facts.compiler)), ("cuda", text(facts.cuda)), *kernels, ("python", platform.python_version()),
             ("numpy", numpy.__version__), ("torch", torch_binding())]
     for name, value in rows:
         print(f"{name:9} {value}")

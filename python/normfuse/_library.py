@@ -13,6 +13,7 @@ import operator
 import os
 import pathlib
 import re
+import sys
 from ctypes import (POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64,
                     c_void_p)
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
@@ -110,6 +111,7 @@ class AffineOptions(Sized):
                 ("act_param", c_double)]
 
 
+PROGRESS = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_int32)
 PARALLEL_FOR = ctypes.CFUNCTYPE(None, c_void_p, c_int64, c_void_p, c_void_p)
 
 
@@ -124,6 +126,11 @@ class Information(Sized):
     _fields_ = [("struct_bytes", c_uint32), ("threads", c_int32), ("version", c_char_p), ("isas_built", c_char_p),
                 ("isas_usable", c_char_p), ("isa", c_char_p), ("l1_bytes", c_int64), ("l2_bytes", c_int64),
                 ("llc_bytes", c_int64), ("cpu", c_char_p), ("compiler", c_char_p), ("cuda", c_char_p)]
+
+
+class CompilerInformation(Sized):
+    _fields_ = [("struct_bytes", c_uint32), ("version", c_int32), ("compiler", c_char_p), ("cache", c_char_p),
+                ("cache_problem", c_char_p), ("cache_kernels", c_int64), ("cache_bytes", c_int64)]
 
 
 def _axes(name: str, values: Sequence[int]) -> Any:
@@ -150,7 +157,9 @@ _SIGNATURES = {
     "normfuse_version": (c_char_p, []),
     "normfuse_info": (c_int32, [POINTER(Information)]),
     "normfuse_prepare": (c_int32, [c_int32]),
+    "normfuse_prepare_with": (c_int32, [c_int32, PROGRESS, c_void_p]),
     "normfuse_use_compiler": (c_int32, [c_char_p]),
+    "normfuse_compiler_info": (c_int32, [POINTER(CompilerInformation)]),
     "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
     # Of src/torch.h
     "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),
@@ -214,6 +223,21 @@ def _load() -> Any:
 
 
 library = _load()
+
+# Where the packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12 have NVRTC, below a folder of sys.path.
+_COMPILERS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
+
+
+def _name_compilers() -> None:
+    """Tells the library where Python's packages have NVRTC, the newer one first: it takes what the driver takes."""
+    found = [path for name in _COMPILERS for path in
+             [next((path for path in (os.path.join(folder, name) for folder in sys.path if folder)
+                    if os.path.isfile(path)), None)] if path is not None]
+    for path in found:
+        library.normfuse_use_compiler(os.fsencode(path))  # refused only without CUDA or memory
+
+
+_name_compilers()
 
 # ---- statuses -------------------------------------------------------------------------------------------------------
 

@@ -145,11 +145,11 @@ def act(name, parameter, z):
 
 
 def slope(name, parameter, z):
-    """The derivative; at kinks PyTorch's choice."""
+    """The derivative; at kinks PyTorch's choice. At NaN those that compare z pass dy on, others are NaN."""
     if name == "relu":
-        return (z > 0) * 1.0
+        return numpy.where(z <= 0, 0.0, 1.0)
     if name in ("leaky_relu", "prelu"):
-        return numpy.where(z > 0, 1, parameter)
+        return numpy.where(z <= 0, parameter, 1)
     if name == "silu":
         return _sigmoid(z) * (1 + z * _sigmoid(-z))
     if name == "gelu":
@@ -166,7 +166,7 @@ def slope(name, parameter, z):
         t = numpy.tanh(numpy.logaddexp(0, z))
         return t + z * _sigmoid(z) * (1 - t * t)
     if name == "relu6":
-        return ((z > 0) & (z < 6)) * 1.0
+        return numpy.where((z <= 0) | (z >= 6), 0.0, 1.0)
     return numpy.ones_like(z)
 
 

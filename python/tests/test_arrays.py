@@ -307,6 +307,106 @@ def test_empty(operator, sizes):
         y = normfuse.instance_norm(x, weight=weight, use_input_stats=not case.problem.evaluate, **running)
     assert y.shape == sizes
     assert (running["running_mean"] == 0).all() and (running["running_var"] == 1).all()
+    for layout in ("nchw", "nhwc"):
+        gradients = empty_gradients(operator, sizes, layout)
+        assert gradients.dx.shape == numpy.moveaxis(x, 1, -1 if layout == "nhwc" else 1).shape
+        names = (["dscale", "dbias"] if operator.startswith("affine") else ["dweight", "dbias"] if operator.startswith("batch")
+                 else ["dweight", "dbias", "dscale", "dshift"])
+        assert all((getattr(gradients, name) == 0).all() for name in names)
+
+
+def empty_gradients(operator, sizes, layout):
+    """All gradients of a tensor without elements."""
+    n, c = sizes[:2]
+    x = numpy.empty(sizes if layout == "nchw" else (n, *sizes[2:], c), "f4")
+    weight = numpy.ones((n, c) if operator == "affine_per_sample" else c, "f4")
+    if operator.startswith("affine"):
+        return normfuse.channel_affine_backward(x, x, weight, weight, layout=layout)
+    words = {"layout": layout, "running_mean": numpy.zeros(c), "running_var": numpy.ones(c)}
+    if operator.startswith("batch"):
+        saved = [None, None] if operator.endswith("eval") else [numpy.zeros(c, "f4"), numpy.ones(c, "f4")]
+        words = words if operator.endswith("eval") else {"layout": layout}
+        return normfuse.batch_norm_backward(x, x, *saved, weight, weight, training=not operator.endswith("eval"), **words)
+    scale = numpy.ones((n, c), "f4")
+    groups = max(c // 2, 1) if operator == "group_norm" else c
+    saved = [numpy.zeros((n, groups), "f4"), numpy.ones((n, groups), "f4")]
+    if operator == "group_norm":
+        return normfuse.group_norm_backward(x, x, *saved, groups, weight, weight, scale=scale, shift=scale, layout=layout)
+    if operator.endswith("eval"):
+        saved = [None, None]
+    else:
+        words = {"layout": layout}
+    return normfuse.instance_norm_backward(x, x, *saved, weight, weight, scale=scale, shift=scale,
+                                           use_input_stats=not operator.endswith("eval"), **words)
+
+
+@pytest.mark.parametrize("sizes", [(0, 6, 4, 4), (2, 6, 0, 4), (2, 0, 4, 4)])
+def test_empty_parts(sizes):
+    """Statistics of parts without values, their join, and what is made of them."""
+    n, c = sizes[:2]
+    x, groups = numpy.empty(sizes, "f4"), max(c // 2, 1)
+    parts = [normfuse.group_norm_stats(x, groups) for _ in range(2)]
+    joined = normfuse.stats_merge(parts)
+    assert joined.shape == (n, groups, 3) and (joined == 0).all()
+    y, mean, rstd = normfuse.group_norm_apply(x, joined, groups, numpy.ones(c), return_statistics=True)
+    assert y.shape == sizes and mean.shape == rstd.shape == (n, groups)
+    assert (mean == 0).all() and numpy.allclose(rstd, 1 / numpy.sqrt(1e-5))
+
+
+# ---- backwards of u --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_backward_of_u_has_the_z_of_its_forward(layout):
+    """u is rounded far more than x here: half of the signs of z are others without."""
+    random = numpy.random.default_rng(5)
+    shape = (4, 8, 3) if layout == "nchw" else (4, 3, 8)
+    x, pre_add = ((0.02 * random.standard_normal(shape)).astype("f2") for _ in range(2))
+    pre_bias, ones = (100 * random.standard_normal(8)).astype("f4"), numpy.ones(shape, "f2")
+    words = {"activation": "relu", "layout": layout}
+    for added in ({}, {"pre_add": pre_add}):
+        y, u, mean, rstd = normfuse.group_norm(x, 8, numpy.ones(8), numpy.zeros(8), eps=1e-9, pre_bias=pre_bias, return_sum=True,
+                                               return_statistics=True, **added, **words)
+        positive = (y > 0).sum((0, 2) if layout == "nchw" else (0, 1))
+        call = (mean, rstd, 8, numpy.ones(8), numpy.zeros(8))
+        of_u = normfuse.group_norm_backward(ones, u, *call, **words)
+        assert numpy.array_equal(of_u.dbias, positive)
+        of_x = normfuse.group_norm_backward(ones, x, *call, pre_bias=pre_bias, **added, **words)
+        # With pre_add a backward rounds as its forward did; pre_bias alone is not rounded.
+        assert numpy.array_equal(of_x.dbias, positive) == bool(added)
+        if added:
+            assert numpy.array_equal(of_x.dx, of_u.dx)
+
+
+# ---- gradients of each sample ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("wanted", [("dscale",), ("dshift",), ("dscale", "dshift"), ("dscale", "dshift", "dweight", "dbias")],
+                         ids="+".join)
+def test_gradients_of_each_sample_in_evaluation(layout, dtype, wanted):
+    """dscale and dshift of an evaluating instance norm, whether scale and shift are given or not, of any size."""
+    random = numpy.random.default_rng(7)
+    for n, c, s in itertools.product((1, 2, 5), (1, 2, 33), (1, 2, 3, 7, 16, 17, 49, 1000)):
+        x, dy = (random.standard_normal((n, c, s)) for _ in range(2))
+        x, dy = x.astype(dtype), dy.astype(dtype)
+        mean, var, weight, bias = (random.uniform(0.5, 1.5, c) for _ in range(4))
+        normalized = (x.astype("f8") - mean[:, None]) / numpy.sqrt(var[:, None] + 1e-5)
+        for given in ((), ("scale",), ("shift",), ("scale", "shift")):
+            values = {name: random.standard_normal((n, c)) for name in given}
+            arrays = [numpy.ascontiguousarray(numpy.moveaxis(a, 1, 1 if layout == "nchw" else -1)) for a in (dy, x)]
+            shapes = {"dscale": (n, c), "dshift": (n, c), "dweight": c, "dbias": c}
+            out = normfuse.instance_norm_backward(
+                *arrays, None, None, weight, bias, running_mean=mean, running_var=var, use_input_stats=False, layout=layout,
+                **values, **{name: numpy.full(shapes[name], 777.0) if name in wanted else False for name in shapes})
+            factor = 1 + values.get("scale", numpy.zeros((n, c)))
+            sums, products = dy.astype("f8").sum(-1), (dy.astype("f8") * normalized).sum(-1)
+            expected = {"dshift": sums, "dscale": weight * products + bias * sums, "dweight": (factor * products).sum(0),
+                        "dbias": (factor * sums).sum(0)}
+            for name in wanted:
+                numpy.testing.assert_allclose(getattr(out, name), expected[name], rtol=1e-5,
+                                              atol=1e-4 if dtype == "f4" else 1e-9, err_msg=f"{name} {n}x{c}x{s} {given}")
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------

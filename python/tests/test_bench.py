@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = ROOT / "build/normfuse"
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
 import peers  # noqa: E402
-from terminal import on_a_terminal  # noqa: E402
+from terminal import default_signal, on_a_terminal  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="build/normfuse is not built")
 PROBLEMS = ["group_norm 2x64x8x8 groups=8", "batch_norm 4x8x10x10 act=relu dir=bwd"]
@@ -99,7 +99,8 @@ def test_a_terminal_has_a_bar(tmp_path, bare):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_keeps_the_rows(tmp_path, bare, number):
     child = subprocess.Popen(words(tmp_path, f"@{ROOT / 'bench/bars.txt'}", python=bare), stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True, start_new_session=True)
+                             stderr=subprocess.PIPE, text=True, start_new_session=True,
+                             preexec_fn=lambda: default_signal(number))
     log, end = tmp_path / "peers.log", time.monotonic() + 60
     while not log.exists() or log.read_text().count("groups=32") < 2:  # lines of two problems that are measured
         assert child.poll() is None and time.monotonic() < end

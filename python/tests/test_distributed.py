@@ -354,6 +354,68 @@ def compiled_whole():
         assert torch.equal(compiled, eager) and torch.equal(a.grad, b.grad)
 
 
+# Kind, arguments, whether it trains, and what its call may be given beyond the input.
+OF_DTENSORS = [("GroupNorm", (2, 4), True, ("pre_bias", "pre_add", "post_add", "scale")),
+               ("BatchNorm2d", (4,), True, ("pre_bias", "pre_add", "post_add")),
+               ("BatchNorm2d", (4,), False, ("pre_bias", "pre_add", "post_add")),
+               ("InstanceNorm2d", (4, 1e-5, 0.1, True), True, ("post_add",)),
+               ("InstanceNorm2d", (4, 1e-5, 0.1, True, True), True, ("post_add",)),
+               ("ChannelAffine", (4,), True, ("post_add",))]
+
+
+@case
+def dtensors():
+    """Replicated and cut along each axis of a mesh, evenly and not, beside the whole."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+    def whole(tensor):
+        return getattr(tensor, "full_tensor", lambda: tensor)()
+
+    world = dist.get_world_size()
+    mesh = init_device_mesh(DEVICE, (2, 2) if world == 4 else (world,))
+    for kind, args, training, additions in OF_DTENSORS:
+        for added, activation in [(None, None), (None, "prelu"), *((added, "silu") for added in additions)]:
+            for axis, samples in ((None, 4), (0, 4), (0, 3), (1, 4), (2, 4)):
+                torch.manual_seed(0)
+                options = {"activation": activation, "num_parameters": 4 if activation == "prelu" else 1}
+                layer = getattr(nft, kind)(*args, **options).double().to(DEVICE).train(training)
+                for parameter in layer.parameters():
+                    nn.init.uniform_(parameter)
+                stock = copy.deepcopy(layer)
+                distribute_module(layer, mesh)
+                given = {"input": torch.randn(samples, 4, 6, 5, dtype=torch.float64, device=DEVICE)}
+                if added is not None:
+                    shape = {"pre_bias": (4,), "scale": (samples, 4)}.get(added, (samples, 4, 6, 5))
+                    given[added] = torch.randn(shape, dtype=torch.float64, device=DEVICE)
+                dy = torch.randn_like(given["input"])
+                cut = [Replicate() if axis is None else Shard(axis), *[Replicate()] * (mesh.ndim - 1)]
+                parts = {name: distribute_tensor(t, mesh, cut if t.dim() == 4 else [Replicate()] * mesh.ndim)
+                         for name, t in given.items()}
+                for tensors in (given, parts):
+                    for tensor in tensors.values():
+                        tensor.requires_grad_()
+                y, want = layer(**parts), stock(**given)
+                y.backward(distribute_tensor(dy, mesh, cut))
+                want.backward(dy)
+                found = [[output, *(t.grad for t in (*tensors.values(), *norm.parameters())), *norm.buffers()]
+                         for output, tensors, norm in ((y, parts, layer), (want, given, stock))]
+                for a, b in zip(*found):
+                    assert torch.allclose(whole(a), b, rtol=1e-11, atol=1e-11), (kind, training, added, activation)
+                if kind in ("GroupNorm", "ChannelAffine") and axis == 0:
+                    assert y.placements[0] == Shard(0)
+                with torch.no_grad():
+                    assert torch.allclose(whole(layer(**parts)), stock(**given), rtol=1e-11, atol=1e-11)
+    layer = distribute_module(nft.BatchNorm2d(4), mesh)
+    layer.running_mean = distribute_tensor(torch.zeros(4), mesh, [Shard(0)] * mesh.ndim)
+    try:
+        layer(distribute_tensor(torch.randn(2, 4, 3, 3), mesh, [Replicate()] * mesh.ndim))
+    except RuntimeError as error:
+        assert "running statistics that are DTensors" in str(error)
+    else:
+        raise AssertionError("running statistics in parts and whole were taken")
+
+
 @case
 def a_model_trains():
     """Gradients added up over the processes are those of one process with the whole batch."""

@@ -751,3 +751,55 @@ def test_forward_mode(name):
     with torch.autograd.forward_ad.dual_level():
         dual = function(torch.autograd.forward_ad.make_dual(x, v))
         torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent)
+
+
+# ---- activations where numbers end ----------------------------------------------------------------------------------
+
+STOCK_ACTIVATIONS = {
+    "relu": stock.relu, "relu6": stock.relu6, "leaky_relu": stock.leaky_relu, "silu": stock.silu, "gelu": stock.gelu,
+    "gelu_tanh": functools.partial(stock.gelu, approximate="tanh"), "hardswish": stock.hardswish, "elu": stock.elu,
+    "mish": stock.mish, "prelu": lambda x: stock.prelu(x, torch.full((1,), 0.25, dtype=x.dtype, device=x.device))}
+PRODUCTS = ("silu", "gelu", "gelu_tanh", "mish")  # with z, which is infinite
+
+
+def values_and_gradients(function, value, dtype):
+    """All y, and all gradients where dy is 2: torch's depend on where in a vector an element lies."""
+    found = set(), set()
+    for shape in ((1, 1, 1), (1, 1, 3), (1, 2, 16), (2, 3, 67), (2, 5, 4, 4), (7, 35)):
+        x = torch.full(shape, value, dtype=dtype, device=DEVICE, requires_grad=True)
+        y = function(x)
+        y.backward(torch.full_like(y, 2))
+        for of, result in zip(found, (y, x.grad)):
+            of.update(result.detach().double().cpu().flatten().tolist())
+    return found
+
+
+def is_among(value, others, dtype):
+    rtol = 16 * torch.finfo(dtype).eps
+    return any((value != value and other != other) or value == other or abs(value - other) <= rtol * abs(other)
+               for other in others)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", STOCK_ACTIVATIONS)
+def test_activations_at_special_values(name, dtype):
+    """Beside torch's, whose derivatives at NaN are not the same everywhere; docs/numerics.md says where ours differ."""
+    words = {"slope": torch.full((1,), 0.25, dtype=dtype, device=DEVICE)} if name == "prelu" else {}
+
+    def ours(x):
+        return nft.channel_affine(x, None, None, activation=name, **words)
+
+    for value in (float("nan"), float("inf"), -float("inf"), 0.0, -0.0):
+        ys, gradients = values_and_gradients(ours, value, dtype)
+        stock_ys, stock_gradients = values_and_gradients(STOCK_ACTIVATIONS[name], value, dtype)
+        if abs(value) == float("inf") and name in PRODUCTS:
+            stock_ys |= {0.0} if value < 0 else set()
+            stock_gradients |= {0.0 if value < 0 else 2.0, float("inf"), -float("inf")}
+        if value != value and name in ("leaky_relu", "prelu"):
+            assert gradients == {2.0} and all(is_among(found, {2 * 0.01, 2 * 0.25}, dtype) for found in stock_gradients)
+            stock_gradients = {2.0}
+        assert all(is_among(found, stock_ys, dtype) for found in ys), (value, ys, stock_ys)
+        assert all(is_among(found, stock_gradients, dtype) for found in gradients), (value, gradients, stock_gradients)
+        if value != value:  # the same wherever an element lies
+            passes = name in ("relu", "relu6", "leaky_relu", "prelu", "hardswish")
+            assert gradients == {2.0} if passes else all(found != found for found in gradients)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """normfuse.jax: outputs and gradients within the bounds of docs/numerics.md, from float64; jit, vmap, second derivatives,
 two devices; Flax's layers beside those in their place; errors while tracing. NORMFUSE_TEST_DEVICE is where the arrays are:
-"cpu", which is two devices here, or "cuda"."""
+"cpu", which is four devices here, or "cuda"."""
 import os
 import re
 import sys
@@ -11,7 +11,7 @@ import pytest
 from device import DEVICE, ON_CUDA
 
 if "jax" not in sys.modules:
-    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2").strip()
+    os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4").strip()
     os.environ["JAX_PLATFORMS"] = DEVICE
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
@@ -404,26 +404,42 @@ def test_sharded_batch_norm(mesh, bias_shape):
 
 
 def test_shared_statistics_under_shard_map(mesh):
+    """Gradients of parameters are a device's share where JAX does not know what is the same on all devices: their sum is
+    the gradient of one device that has the whole batch, as that of the formula. test_jax_devices.py has more."""
     x, weight = values(0, (4, 6, 5, 8), scale=2, shift=3), values(1, 8)
 
     def function(x, weight, axis):
         y, mean, _ = nfj.batch_norm(x, jnp.zeros(8), jnp.ones(8), weight, training=True, axis_name=axis)
         return y, mean
     rows, all_ = PartitionSpec("data"), PartitionSpec()
-    shared = jax.jit(jax.shard_map(lambda x, w: function(x, w, "data"), mesh=mesh, in_specs=(rows, all_),
-                                   out_specs=(rows, all_), check_vma=False))
-    for got, want in zip(shared(x, weight), function(x, weight, None)):
-        numpy.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
+    for check in (False, True):
+        shared = jax.jit(jax.shard_map(lambda x, w: function(x, w, "data"), mesh=mesh, in_specs=(rows, all_),
+                                       out_specs=(rows, all_), check_vma=check))
+        for got, want in zip(shared(x, weight), function(x, weight, None)):
+            numpy.testing.assert_allclose(got, want, atol=2e-6, rtol=2e-6)
 
-    def gradients(x, weight, pre_bias, axis):
-        loss = lambda *a: jnp.sum(jnp.sin(nfj.batch_norm(  # noqa: E731
-            a[0], weight=a[1], pre_bias=a[2], training=True, axis_name=axis)) * a[0])
-        return jax.grad(loss, (1, 2))(x, weight, pre_bias)
+    def formula(x, weight, pre_bias, axis):
+        u = x + pre_bias
+        mean = u.mean((0, 1, 2)) if axis is None else jax.lax.pmean(u.mean((0, 1, 2)), axis)
+        variance = jnp.square(u - mean).mean((0, 1, 2))
+        variance = variance if axis is None else jax.lax.pmean(variance, axis)
+        return (u - mean) / jnp.sqrt(variance + 1e-5) * weight
+
+    def ours(x, weight, pre_bias, axis):
+        return nfj.batch_norm(x, weight=weight, pre_bias=pre_bias, training=True, axis_name=axis)
+
+    def gradients(function, axis):
+        return jax.grad(lambda x, *a: jnp.sum(jnp.sin(function(x, *a, axis)) * x), (1, 2))
+    want = gradients(formula, None)(x, weight, weight)
     for check in (False, True):  # whether JAX knows what is the same on all devices, and sums what is not
-        shared = jax.jit(jax.shard_map(lambda *a: gradients(*a, "data"), mesh=mesh, in_specs=(rows, all_, all_),
-                                       out_specs=(all_, all_), check_vma=check))
-        for got, want in zip(shared(x, weight, weight), gradients(x, weight, weight, None)):
-            numpy.testing.assert_allclose(got, want, atol=2e-4, rtol=2e-5)
+        for function in (formula, ours):
+            def step(*a, function=function, check=check):
+                made = gradients(function, "data")(*a)
+                return made if check else jax.lax.psum(made, "data")
+            shared = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(rows, all_, all_), out_specs=(all_, all_),
+                                           check_vma=check))
+            for got, value in zip(shared(x, weight, weight), want):
+                numpy.testing.assert_allclose(got, value, atol=2e-4, rtol=2e-5)
 
 
 @pytest.mark.parametrize("adds", [True, False])
@@ -437,7 +453,8 @@ def test_shared_statistics_with_the_sum(mesh, adds):
 
     def gradient(x, pre_bias, axis):
         loss = lambda b: sum(jnp.sum(jnp.sin(value.astype("float32"))) for value in function(x, b, axis))  # noqa: E731
-        return jax.grad(loss)(pre_bias)
+        made = jax.grad(loss)(pre_bias)  # of one device, the share
+        return made if axis is None else jax.lax.psum(made, axis)
     rows, all_ = PartitionSpec("data"), PartitionSpec()
     for call, out in ((function, (rows, rows)), (gradient, all_)):
         shared = jax.jit(jax.shard_map(lambda *a: call(*a, "data"), mesh=mesh, in_specs=(rows, all_), out_specs=out,

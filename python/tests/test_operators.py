@@ -49,9 +49,6 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
     def triples(mean, rstd, count):
         return torch.stack([torch.full_like(mean, count), mean, count * (rstd.double() ** -2 - 1e-5)], -1).contiguous()
 
-    def packed(mean, rstd):
-        return torch.cat([mean.double().flatten().view(torch.uint8), rstd.flatten().view(torch.uint8)])
-
     group_stats, channel_stats = triples(*group_saved, by_group.shape[2]), triples(*channel_saved, n * 15)
     if requires_grad:
         for value in (x, weight, bias, scale, shift, of_samples, of_channels, pre_add, post_add, dy, du, slope):
@@ -89,16 +86,16 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
                                       bias, of_channels, post_add, slope, *act, ALL),
         "lean_group_norm": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
-        "lean_group_norm_backward": (dy, x, packed(*group_saved), weight, bias, groups, *act, 7),
+        "lean_group_norm_backward": (dy, x, *group_saved, weight, bias, groups, *act, 7),
         "lean_batch_norm": (x, weight, bias, *running, 0.1, 1e-5, *act),
         "lean_batch_norm_forward_only": (x, weight, bias, *running, 0.1, 1e-5, *act),
         "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
-        "lean_batch_norm_backward": (dy, x, packed(*channel_saved), weight, bias, *act, 7),
+        "lean_batch_norm_backward": (dy, x, *channel_saved, weight, bias, *act, 7),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
         "lean_batch_norm_stats": (x,),
         "lean_batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, 0.1, 1e-5, *act),
-        "lean_batch_norm_backward_sums": (dy, x, packed(*channel_saved), weight, bias, *act),
-        "lean_batch_norm_backward_apply": (dy, x, packed(*channel_saved), tensor(c, 2), tensor(3 * c, 2), channel_stats,
+        "lean_batch_norm_backward_sums": (dy, x, *channel_saved, weight, bias, *act),
+        "lean_batch_norm_backward_apply": (dy, x, *channel_saved, tensor(c, 2), tensor(3 * c, 2), channel_stats,
                                            weight, bias, *act, 7),
     }[name]
 
@@ -408,7 +405,7 @@ def test_each_bit_of_wanted(name):
     """One bit, one gradient, and the same as among all of them."""
     args = arguments(name, F64, activation=PRELU if name in TAKES_SLOPE else SILU)
     everything = getattr(ops, name)(*args)
-    names = _operators._OUTPUT_NAMES[name]
+    names = _operators.OUTPUT_NAMES[name]
     bits = {"dx": 1, "dweight": 2, "dbias": 4, "dscale": 8, "dshift": 16, "dpost_add": 32,
             "dslope": _operators.WANT_SLOPE, "dpre_bias": 1 | _operators.WANT_PRE_BIAS}  # which is of dx
     for output in [name for name in names if name != "sums"]:

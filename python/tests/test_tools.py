@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What PyTorch's tools make of layers and of converted models: torch.export and its decompositions, ONNX, torch.fx,
-torch.jit, torch.ao, checkpointing, parametrizations, FSDP, hooks. Models are f64: see test_convert.py."""
+torch.jit, torch.ao, checkpointing, parametrizations, FSDP, hooks, functionalize,
+compiled autograd. Models are f64: see test_convert.py."""
+import contextlib
 import copy
 import io
+import sys
+import types
+import warnings
 from typing import Optional
 
 import pytest
@@ -23,6 +28,14 @@ def seed():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
 
 
 class Block(nn.Module):
@@ -399,3 +412,205 @@ def test_fully_shard_between_convert_and_revert(tmp_path):
         assert not nft.convert(converted).left and close(converted(x), stock(x))
     finally:
         torch.distributed.destroy_process_group()
+
+
+# ---- hooks on saved tensors, torch.func.functionalize, compiled autograd --------------------------------------------
+
+
+def to_8_bits(tensor):
+    largest = tensor.abs().max() if tensor.numel() else tensor.sum()
+    return tensor.dtype, largest, (tensor / largest.clamp(min=1e-30) * 127).round().to(torch.int8)
+
+
+def from_8_bits(packed):
+    dtype, largest, values = packed
+    return (values.double() / 127 * largest.double()).to(dtype)
+
+
+LAYERS = {"group norm": lambda nn: nn.GroupNorm(2, 8), "batch norm": lambda nn: nn.BatchNorm2d(8),
+          "evaluation": lambda nn: nn.BatchNorm2d(8).eval(),
+          "instance norm": lambda nn: nn.InstanceNorm2d(8, affine=True),
+          "with statistics": lambda nn: nn.InstanceNorm2d(8, affine=True, track_running_stats=True)}
+
+
+def gradients_with_hooks(layer, pack, unpack):
+    torch.manual_seed(3)
+    x = torch.randn(4, 8, 6, 6).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        y = layer.to(DEVICE)(x.to(DEVICE))
+    (y * torch.linspace(0, 1, y.numel(), device=DEVICE).view_as(y)).sum().backward()
+    return [x.grad.cpu(), *(p.grad.cpu() for p in layer.parameters())]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_hooks_that_round_saved_tensors(name):
+    """Mean and rstd are tensors of their own: rounded, they are off by what 8 bits are, as stock's."""
+    ours, stock = LAYERS[name](nft), LAYERS[name](nn)
+    exact = gradients_with_hooks(stock, lambda t: t, lambda t: t)
+    stock.zero_grad()
+    theirs = gradients_with_hooks(stock, to_8_bits, from_8_bits)
+    rounded = gradients_with_hooks(ours, to_8_bits, from_8_bits)
+    for want, stocks, got in zip(exact, theirs, rounded):
+        assert (got - want).norm() <= 1.1 * (stocks - want).norm() + 0.01 * want.norm()
+
+
+@pytest.mark.parametrize("back", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["group norm", "batch norm", "instance norm"])
+def test_hooks_that_give_another_dtype_back(name, back):
+    """Statistics may come back as any floating-point type."""
+    layer = LAYERS[name](nft).float()
+    with default_dtype(torch.float32):
+        want = gradients_with_hooks(layer, lambda t: t, lambda t: t)
+        layer.zero_grad()
+        got = gradients_with_hooks(layer, lambda t: t if t.numel() > 64 or t.requires_grad else t.to(back), lambda t: t)
+    for a, b in zip(want, got):
+        assert close(a, b, 1e-2 if back == torch.float16 else 1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_functionalize(name):
+    """Statistics among the inputs and outside, with a gradient inside and around."""
+    functional = torch.func.functionalize
+    ours, stock = LAYERS[name](nft).to(DEVICE), LAYERS[name](nn).to(DEVICE)
+    x = torch.randn(3, 8, 5, 5, device=DEVICE)
+    weights = torch.linspace(0, 1, x.numel(), device=DEVICE).view_as(x)
+    # torch.func.grad refuses the counter of a batch norm, stock's too.
+    for transform in (functional, *(() if name == "batch norm" else (
+            lambda layer: functional(torch.func.grad(lambda t: (layer(t) * weights).sum())),
+            lambda layer: torch.func.grad(functional(lambda t: (layer(t) * weights).sum()))))):
+        assert close(transform(ours)(x), transform(stock)(x))
+        assert all(close(a, b) for a, b in zip(ours.state_dict().values(), stock.state_dict().values()))
+    for layer in (ours, stock):
+        state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        assert close(functional(lambda s, t: torch.func.functional_call(layer, s, (t,)))(state, x), layer(x))
+    assert all(close(a, b) for a, b in zip(ours.state_dict().values(), stock.state_dict().values()))
+
+
+ADDED = {"nothing": {}, "post_add": {"post_add": (2, 8, 5, 5)}, "pre_add": {"pre_add": (2, 8, 5, 5)},
+         "pre_bias": {"pre_bias": (8,)}}
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu", "prelu"])
+@pytest.mark.parametrize("name", [*LAYERS, "affine"])
+def test_compiled_autograd(name, activation):
+    """The backward of an eager forward in one graph: the gradients have the bits of eager ones."""
+    make = {**LAYERS, "affine": lambda nft: nft.ChannelAffine(8)}[name]
+    for added, shapes in ADDED.items():
+        if name == "affine" and added.startswith("pre"):
+            continue
+        found = []
+        for compiled in (False, True):
+            torch._dynamo.reset()
+            torch.manual_seed(1)
+            layer = make(nft)
+            layer._set_activation(activation, None, 8 if activation == "prelu" else 1, 8)
+            leaves = [torch.randn(shape).to(DEVICE).requires_grad_() for shape in ((2, 8, 5, 5), *shapes.values())]
+            layer = layer.to(DEVICE)
+            y = layer(leaves[0], **dict(zip(shapes, leaves[1:])))
+            loss = (y * torch.linspace(0, 1, y.numel(), device=DEVICE).view_as(y)).sum()
+            if compiled:
+                with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+                    loss.backward()
+            else:
+                loss.backward()
+            found.append([*(leaf.grad for leaf in leaves), *(p.grad for p in layer.parameters())])
+        assert all(torch.equal(a, b) for a, b in zip(*found)), added
+
+
+# ---- what reads a norm or looks its class up ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"])
+def test_evaluation_does_not_ask_for_the_counter(kind):
+    layer, stock = getattr(nft, kind)(4).eval(), getattr(nn, kind)(4).eval()
+    x = torch.randn(2, 4, *(3,) * (int(kind[-2]) - (kind[-2] == "1")))
+    for norm in (layer, stock):
+        del norm.num_batches_tracked
+    assert close(layer(x), stock(x))
+    for norm in (layer.train(), stock.train()):
+        with pytest.raises(AttributeError, match="num_batches_tracked"):
+            norm(x)
+    for norm in (layer, stock):
+        norm.track_running_stats = False
+    assert close(layer(x), stock(x))
+
+
+MAKERS = {"fuse_conv_bn_eval": lambda norm: nn.utils.fusion.fuse_conv_bn_eval(nn.Conv2d(4, 4, 1).eval(), norm),
+          "convert_sync_batchnorm": nn.SyncBatchNorm.convert_sync_batchnorm}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_makers_of_layers_refuse_an_activation(name):
+    """They read a batch norm's parameters and would leave its activation out."""
+    for activation in ("relu", "prelu"):
+        with pytest.raises(TypeError, match=f"{name} knows nothing of the activation, '{activation}'"):
+            MAKERS[name](nft.BatchNorm2d(4, activation=activation).eval())
+    norm = shuffled(nft.BatchNorm2d(4)).eval()
+    made = MAKERS[name](norm)
+    assert made is not norm
+    relu = nft.BatchNorm2d(4, eps=0.25, activation="relu")
+    assert relu.eps == 0.25 and copy.deepcopy(relu).eps == 0.25
+    relu.eps = 0.5
+    x = torch.randn(2, 4, 3, 3)
+    assert close(relu(x), torch.relu(nn.BatchNorm2d(4, eps=0.5)(x)))
+
+
+def test_linear_layers_refuse_an_activation():
+    with pytest.raises(TypeError, match="fuse_linear_bn_eval"):
+        nn.utils.fusion.fuse_linear_bn_eval(nn.Linear(3, 4).eval(), nft.BatchNorm1d(4, activation="relu").eval())
+
+
+def test_tables_of_exact_classes_have_ours(monkeypatch):
+    """torch.ao's, where they have stock's; and those of another tool, made for this test as Opacus has them."""
+    from torch.ao.quantization import fuser_method_mappings, quantization_mappings
+
+    from normfuse.torch import _registries
+
+    class ModuleValidator:
+        VALIDATORS = {nn.BatchNorm2d: lambda layer: ["no"], nn.Linear: lambda layer: []}
+        FIXERS = {nn.BatchNorm2d: lambda layer, **options: nn.GroupNorm(2, layer.num_features)}
+
+    name = "opacus.validators.module_validator"
+    module = types.ModuleType(name)
+    module.ModuleValidator = ModuleValidator
+    monkeypatch.setitem(sys.modules, name, module)
+    for _ in range(2):
+        _registries.add_classes()
+        static = quantization_mappings.DEFAULT_STATIC_QUANT_MODULE_MAPPINGS
+        for kind in ("BatchNorm2d", "GroupNorm", "InstanceNorm3d"):
+            assert static[getattr(nft, kind)] is static[getattr(nn, kind)]
+        fused = fuser_method_mappings._DEFAULT_OP_LIST_TO_FUSER_METHOD
+        assert fused[nn.Conv2d, nft.BatchNorm2d, nn.ReLU] is fused[nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
+        assert nft.BatchNorm2d in quantization_mappings.get_default_qconfig_propagation_list()
+        assert ModuleValidator.VALIDATORS[nft.BatchNorm2d](None) == ["no"]
+        assert set(ModuleValidator.VALIDATORS) == {nn.BatchNorm2d, nft.BatchNorm2d, nn.Linear}
+        fix = ModuleValidator.FIXERS[nft.BatchNorm2d]
+        assert type(fix(nft.BatchNorm2d(4), num_groups=2)) is nn.GroupNorm
+        with pytest.raises(TypeError, match="knows nothing of the activation"):
+            fix(nft.BatchNorm2d(4, activation="relu"))
+
+
+@pytest.mark.skipif(ON_CUDA, reason="the same on a GPU")
+@pytest.mark.parametrize("training", [False, True])
+def test_observers_of_a_converted_model(training):
+    from torch.ao import quantization
+    found = []
+    for made in pair(training):
+        default = quantization.get_default_qat_qconfig if training else quantization.get_default_qconfig
+        made.qconfig = default("fbgemm")
+        prepared = (quantization.prepare_qat if training else quantization.prepare)(made)
+        found.append(sorted(name for name, _ in prepared.named_modules() if "activation_post_process" in name))
+    assert found[0] == found[1] and any("bn1" in name for name in found[0])
+
+
+@pytest.mark.skipif(ON_CUDA, reason="the same on a GPU")
+def test_convolutions_of_a_converted_model_are_fused():
+    from torch.ao import quantization
+    converted, stock = pair()
+    x = image()
+    for made in (converted, stock):
+        quantization.fuse_modules(made[3], ["conv1", "bn1", "relu"], inplace=True)
+    assert type(converted[3].bn1) is nn.Identity
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a block that was changed may say so
+        assert close(converted(x), stock(x))

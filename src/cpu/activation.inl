@@ -182,7 +182,7 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
 }
 
 /* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = prelu'(0) = slope,
- * elu'(0) = alpha. */
+ * elu'(0) = alpha. What they are at NaN stands in activation.h. */
 FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
 {
     const V zero = C(0.0), one = C(1.0);
@@ -216,7 +216,7 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
         const V inner = OP(select_lt)(z, C(3.0), OP(mul)(dy, slope), dy);
         return OP(select_le)(z, C(-3.0), zero, inner);
     }
-    case NORMFUSE_ELU: return OP(select_le)(z, zero, OP(mul)(dy, OP(mul)(param, OP(exp)(z))), dy);
+    case NORMFUSE_ELU: return OP(select_lt)(zero, z, dy, OP(mul)(dy, OP(mul)(param, OP(exp)(z))));
     case NORMFUSE_MISH: {
         /* t + z*t', t = w/(w + 2), t' = 4e(1 + e)/(w + 2)^2 */
         const V e = OP(mish_exp)(z), w = OP(mul)(e, OP(add)(e, C(2.0)));

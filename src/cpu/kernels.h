@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "exact_math.h"
+
 /* The arguments of every pass; each reads those that its comment in the list below names. Strides are in elements,
  * between rows. */
 struct normfuse_pass {

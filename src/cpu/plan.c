@@ -55,7 +55,7 @@ static int64_t samples_of_block(int64_t c, int64_t s, size_t type_bytes)
 /* Columns that a channel has: each of the few values of its rows, where sets are channels, or nothing. */
 static int64_t spreading(const struct normfuse_problem *p)
 {
-    const bool shared = !p->weight.batch && !p->bias.batch && !p->dweight.batch && !p->dbias.batch;
+    const bool shared = !p->weights_samples;
     const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
     return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
 }
@@ -105,7 +105,7 @@ static int64_t bundle_groups_of(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t values = larger(1, p->s * plan->group_channels);
-    if (plan->none || plan->staged || (!plan->batch && (p->s == 0 || values > CHUNK_VALUES))) /* groups: of one chunk */
+    if (plan->none || plan->staged || (!plan->batch && values > CHUNK_VALUES)) /* groups: of one chunk */
         return 1;
     return larger(1, smaller(smaller(MAX_BUNDLED, plan->groups), BUNDLED_BYTES / (values * (int64_t)plan->type_bytes)));
 }
@@ -119,9 +119,9 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->is_double = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->is_double ? 8 : 4;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
-    plan->constant = plan->none && !p->pre_bias.batch && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
+    plan->constant = plan->none && !(p->pre_bias.data && p->biases_samples) && !p->weights_samples && !p->scale.data && !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
-    const bool is_shared = plan->constant && !p->dweight.batch && !p->dbias.batch && (p->columns || plan->spread > 1) &&
+    const bool is_shared = plan->constant && !has_sample_parameters(p) && (p->columns || plan->spread > 1) &&
                            (p->s <= SPREAD_WIDTH || samples_of_block(p->c, p->s, 4) > 1);
     plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
@@ -233,8 +233,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
             &plan->pieces);
         plan->partial_doubles = plan->partial_sums * (plan->backward && !plan->batch ? plan->bundle_channels * plan->parts : plan->entries * plan->pieces);
     }
-    const bool own = p->weight.batch || p->bias.batch || p->dweight.batch || p->dbias.batch; /* each sample has its own gradients */
-    plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !own && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
+    plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !p->weights_samples && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
                                                           : plan->updates_running);
     plan->block_samples = plan->sums_samples || plan->sums_slopes ? samples_of_block(p->c, p->s, plan->type_bytes)
                                              : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));

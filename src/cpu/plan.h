@@ -180,6 +180,12 @@ struct plan {
     int64_t tasks, bundles_per_task, group_ranges, blocks_per_task;
 };
 
+/* Whether a sample has weights or gradients of its own. */
+static inline bool has_sample_parameters(const struct normfuse_problem *p)
+{
+    return p->weights_samples || p->dscale.data || p->dshift.data;
+}
+
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

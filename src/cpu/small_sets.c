@@ -173,8 +173,7 @@ static void load_u(const struct plan *plan, const struct small_worker *w, const 
 /* Whether samples have parameters, or gradients of them, of their own. */
 static bool is_per_sample(const struct normfuse_problem *p)
 {
-    return p->scale.data || p->shift.data || p->dscale.data || p->dshift.data || p->weight.batch || p->bias.batch || p->dweight.batch ||
-           p->dbias.batch;
+    return p->scale.data || p->shift.data || has_sample_parameters(p);
 }
 
 static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)

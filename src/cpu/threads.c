@@ -7,7 +7,9 @@
 #endif
 #include "cpu/threads.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -76,30 +78,113 @@ void normfuse_flag_raise(_Atomic int32_t *flag)
 
 /* ---- how many ---------------------------------------------------------------------------------------------------- */
 
-/* Reads "quota period" of cgroup v2, or the two files of v1; 0: no limit found. */
+enum { PATH_BYTES = 4096 };
+
+/* Whether the file `folder`/`name` begins with `count` numbers. */
+static bool read_numbers(const char *folder, const char *name, double *numbers, int count)
+{
+    char path[PATH_BYTES + 64], text[64];
+    FILE *const file = snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path ? fopen(path, "re") : NULL;
+    bool good = file && fgets(text, sizeof text, file);
+    const char *begin = text;
+    for (int i = 0; good && i < count; i++) {
+        char *end;
+        numbers[i] = strtod(begin, &end);
+        good = end != begin;
+        begin = end;
+    }
+    if (file)
+        fclose(file);
+    return good;
+}
+
+/* The quota of one cgroup in CPUs: "quota period" of v2, or the two files of v1; INFINITY: it has none. */
+static double quota_of(const char *folder, bool is_v2)
+{
+    double numbers[2];
+    const bool is_known = is_v2 ? read_numbers(folder, "cpu.max", numbers, 2)
+                                : read_numbers(folder, "cpu.cfs_quota_us", &numbers[0], 1) &&
+                                      read_numbers(folder, "cpu.cfs_period_us", &numbers[1], 1);
+    return is_known && numbers[0] > 0 && numbers[1] > 0 ? numbers[0] / numbers[1] : INFINITY;
+}
+
+/* The smallest quota of the cgroups from `mount`/`path` up to `mount`. Cgroups that the mount does not show, as in a
+ * container, have none. */
+static double quota_along(const char *mount, const char *path, bool is_v2)
+{
+    char folder[PATH_BYTES];
+    const size_t root = strlen(mount);
+    const int length = snprintf(folder, sizeof folder, "%s%s", mount, path);
+    if (length < 0 || length >= (int)sizeof folder)
+        return quota_of(mount, is_v2);
+    double least = INFINITY;
+    for (char *end = folder + length; end; end = strlen(folder) > root ? strrchr(folder, '/') : NULL) {
+        *end = '\0';
+        least = fmin(least, quota_of(folder, is_v2));
+    }
+    return least;
+}
+
+/* The same of one hierarchy, whose folder is named after its controllers; v2's has none. */
+static double quota_in(const char *controllers, const char *path)
+{
+    if (*controllers == '\0')
+        return fmin(quota_along("/sys/fs/cgroup", path, true), quota_along("/sys/fs/cgroup/unified", path, true));
+    char mount[256];
+    const int length = snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", controllers);
+    return fmin(quota_along("/sys/fs/cgroup/cpu", path, false),
+                length > 0 && length < (int)sizeof mount ? quota_along(mount, path, false) : INFINITY);
+}
+
+static bool has_cpu(const char *controllers)
+{
+    for (const char *name = controllers; name; name = strchr(name, ',')) {
+        name += *name == ',';
+        if (strncmp(name, "cpu", 3) == 0 && (name[3] == ',' || name[3] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+/* The CPUs that cgroups leave to this process: those of its path in /proc/self/cgroup, whose lines are
+ * "number:controllers:path", and all above them. Where no path is known, of the mounts. INFINITY: no limit. */
 static double quota_cpus(void)
 {
-    char text[64];
-    double quota = 0, period = 0;
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (file) {
-        if (fgets(text, sizeof text, file) && strncmp(text, "max", 3) != 0) {
-            char *end;
-            quota = strtod(text, &end);
-            period = strtod(end, NULL);
-        }
-        fclose(file);
-    } else if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "re"))) {
-        if (fgets(text, sizeof text, file))
-            quota = strtod(text, NULL);
-        fclose(file);
-        if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re"))) {
-            if (fgets(text, sizeof text, file))
-                period = strtod(text, NULL);
-            fclose(file);
-        }
+    double least = fmin(quota_in("", ""), quota_in("cpu", ""));
+    char line[PATH_BYTES + 256];
+    FILE *const file = fopen("/proc/self/cgroup", "re");
+    while (file && fgets(line, sizeof line, file)) {
+        char *const controllers = strchr(line, ':'), *const path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path)
+            continue;
+        path[strcspn(path, "\n")] = '\0';
+        *path = '\0';
+        if (controllers[1] == '\0' || has_cpu(controllers + 1))
+            least = fmin(least, quota_in(controllers + 1, path + 1));
     }
-    return quota > 0 && period > 0 ? quota / period : 0;
+    if (file)
+        fclose(file);
+    return least;
+}
+
+/* The CPUs that this thread may run on. The kernel refuses a set that is smaller than the CPUs that are possible. */
+static int32_t affinity_cpus(void)
+{
+    enum { MOST_CPUS = 1 << 20 };
+    cpu_set_t usual;
+    int error = sched_getaffinity(0, sizeof usual, &usual) == 0 ? 0 : errno;
+    if (error == 0)
+        return CPU_COUNT(&usual);
+    int32_t n = 1;
+    for (size_t cpus = 2 * CPU_SETSIZE; error == EINVAL && cpus <= MOST_CPUS; cpus *= 2) {
+        const size_t bytes = CPU_ALLOC_SIZE(cpus);
+        cpu_set_t *const set = malloc(bytes);
+        error = !set ? ENOMEM : sched_getaffinity(0, bytes, set) == 0 ? 0 : errno;
+        if (error == 0)
+            n = CPU_COUNT_S(bytes, set);
+        free(set);
+    }
+    return n;
 }
 
 static int32_t count_threads(void)
@@ -111,10 +196,9 @@ static int32_t count_threads(void)
         if (!*end && n >= 1)
             return n < NORMFUSE_MAX_THREADS ? (int32_t)n : NORMFUSE_MAX_THREADS;
     }
-    cpu_set_t set;
-    int32_t n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int32_t n = affinity_cpus();
     const double quota = quota_cpus();
-    if (quota > 0 && quota < n)
+    if (quota < n)
         n = quota < 1 ? 1 : (int32_t)quota;
     return n < 1 ? 1 : n < NORMFUSE_MAX_THREADS ? n : NORMFUSE_MAX_THREADS;
 }

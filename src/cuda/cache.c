@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -57,6 +58,18 @@ static const char *distrust(const struct stat *status)
     return (status->st_mode & (S_IWGRP | S_IWOTH)) != 0 ? "can be written by other users" : NULL;
 }
 
+/* glibc has functions for this since 2.33 alone, and wheels run on older ones. The kernel's struct is libc's where there
+ * is CUDA: x86-64 and aarch64. */
+static bool get_status(int file, struct stat *status)
+{
+    return syscall(SYS_newfstatat, file, "", status, AT_EMPTY_PATH) == 0;
+}
+
+static bool get_status_of(int in, const char *name, struct stat *status)
+{
+    return syscall(SYS_newfstatat, in, name, status, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 static void make_folders(char *path)
 {
     for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
@@ -86,7 +99,7 @@ static int open_folder(bool makes, const char **problem)
         *problem = errno == ENOTDIR || errno == ELOOP ? "is a symbolic link, or no folder" : "cannot be opened";
         return -1;
     }
-    *problem = fstat(folder, &status) != 0 ? "cannot be opened" : distrust(&status);
+    *problem = !get_status(folder, &status) ? "cannot be opened" : distrust(&status);
     if (*problem == NULL)
         return folder;
     close(folder);
@@ -144,7 +157,7 @@ static bool read_code(int file, const struct normfuse_cuda_key *key, struct norm
     struct stat status;
     struct header header;
     unsigned char stored[NORMFUSE_DIGEST_BYTES], digest[NORMFUSE_DIGEST_BYTES];
-    if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || distrust(&status) != NULL ||
+    if (!get_status(file, &status) || !S_ISREG(status.st_mode) || distrust(&status) != NULL ||
         !read_all(file, &header, sizeof header) || memcmp(header.magic, magic, sizeof magic) != 0 ||
         memcmp(&header.key, key, sizeof *key) != 0 || header.bytes <= 0 || header.bytes > MAX_CODE_BYTES ||
         status.st_size != (off_t)sizeof header + header.bytes + NORMFUSE_DIGEST_BYTES)
@@ -222,7 +235,7 @@ static void list_folder(int folder, bool cleans, struct listing *listing)
     for (const struct dirent *found = readdir(open); found != NULL; found = readdir(open)) {
         const bool is_kernel = ends_with(found->d_name, ending);
         if ((!is_kernel && !ends_with(found->d_name, temporary_ending)) ||
-            fstatat(folder, found->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode))
+            !get_status_of(folder, found->d_name, &status) || !S_ISREG(status.st_mode))
             continue;
         if (!is_kernel) {
             if (cleans && now - status.st_mtime > TEMPORARY_SECONDS)

@@ -10,6 +10,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +127,9 @@ struct compiler {
 #undef MEMBER
     char path[PATH_BYTES];
 };
+
+/* Why the last kernel is not in the cache; NULL: it is, or there was none. */
+static _Atomic(const char *) not_stored;
 
 enum { MAX_GIVEN = 8 };
 
@@ -299,14 +303,25 @@ normfuse_status normfuse_cuda_use_compiler(const char *call, const char *path)
     return status;
 }
 
-void normfuse_cuda_describe_compiler(int32_t driver, char *text, size_t bytes)
+void normfuse_cuda_describe_compiler(int32_t driver, normfuse_compiler_information *info)
 {
+    static _Thread_local char compiler[PATH_BYTES + 64], cache[NORMFUSE_CACHE_PATH_BYTES];
     struct search search = {.driver = driver};
-    if (get_compiler(&search))
-        snprintf(text, bytes, "NVRTC %d.%d, %s", (int)search.compiler.version / 1000,
-                 (int)search.compiler.version % 1000 / 10, search.compiler.path);
-    else
-        snprintf(text, bytes, "none: %s", search.problem);
+    info->version = 0;
+    if (get_compiler(&search)) {
+        info->version = search.compiler.version;
+        snprintf(compiler, sizeof compiler, "NVRTC %d.%d, %s", (int)info->version / 1000,
+                 (int)info->version % 1000 / 10, search.compiler.path);
+    } else {
+        snprintf(compiler, sizeof compiler, "none: %s", search.problem);
+    }
+    const bool has_cache = normfuse_cuda_cache_path(cache);
+    const char *problem = normfuse_cuda_cache_count(&info->cache_kernels, &info->cache_bytes);
+    if (problem == NULL)
+        problem = atomic_load(&not_stored);
+    info->compiler = compiler;
+    info->cache = cache;
+    info->cache_problem = !has_cache ? "there is none" : problem != NULL ? problem : "";
 }
 
 void normfuse_cuda_forget_compiler(void)
@@ -536,8 +551,11 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
     const double begin = seconds();
     run_compiler(&search.compiler, source, name, compilation, &log);
     const double taken = seconds() - begin;
-    const char *const not_stored =
-        compilation->status == NORMFUSE_OK ? normfuse_cuda_cache_write(&key, &compilation->code) : NULL;
+    const char *problem = NULL;
+    if (compilation->status == NORMFUSE_OK) {
+        problem = normfuse_cuda_cache_write(&key, &compilation->code);
+        atomic_store(&not_stored, problem);
+    }
     if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_COMPILE)) {
         keep_source(source, &key, name, path, sizeof path);
         fprintf(stderr, "normfuse: compile: %s for sm_%d: %s in %.0f ms by NVRTC %d.%d, %s\n", name,
@@ -546,8 +564,8 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
                 search.compiler.path);
         fprintf(stderr, "normfuse: compile: %s: %d registers, %d bytes spilled; source %s%s%s\n", name,
                 (int)compilation->code.registers, (int)compilation->code.spilled,
-                path[0] != '\0' ? path : "not kept", not_stored != NULL ? "; not in the cache, which " : "",
-                not_stored != NULL ? not_stored : "");
+                path[0] != '\0' ? path : "not kept", problem != NULL ? "; not in the cache: it " : "",
+                problem != NULL ? problem : "");
         if (log != NULL && log[0] != '\0')
             fprintf(stderr, "%s%s", log, log[strlen(log) - 1] == '\n' ? "" : "\n");
     }

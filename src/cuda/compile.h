@@ -43,8 +43,8 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation);
 /* normfuse_use_compiler. */
 normfuse_status normfuse_cuda_use_compiler(const char *call, const char *path);
 
-/* Which NVRTC a compilation would take, in words, for normfuse_info: "NVRTC 13.0, /path", or why there is none. */
-void normfuse_cuda_describe_compiler(int32_t driver, char *text, size_t bytes);
+/* normfuse_compiler_info, but for its checks. */
+void normfuse_cuda_describe_compiler(int32_t driver, normfuse_compiler_information *info);
 
 /* For tests: looks for NVRTC anew. No other call of the library may be running. */
 void normfuse_cuda_forget_compiler(void);

@@ -205,7 +205,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
     const int64_t sets = sets_of(p), d = group_of(p);
-    const bool empty = p->n == 0 || p->s == 0;
+    const bool empty = normfuse_is_empty(p);
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
     if (p->sets == NORMFUSE_SETS_NONE)
@@ -373,7 +373,7 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     memset(of, 0, sizeof *of);
 #define KEEP(name) key->name = problem->name;
     KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
-    KEEP(has_running_momentum) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
+    KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
 #undef KEEP
     key->x = problem->x; /* strides are those of all */
 #define KEEP(name) key->name.data = place_of(problem->name.data);

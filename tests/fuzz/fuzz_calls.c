@@ -10,9 +10,9 @@
  *   accepted   it breaks none of the header's rules that are known here; outputs meet nothing but their in-place pairs;
  *              no byte has changed that is not an output's; the results have the bits of the same call by one thread on
  *              copies of the tensors without gaps and overlaps
- *   copies     the same bits from several threads at once, and in parts: of samples, and statistics or sums first
- *
- * Whether the bits are right is for fuzz_problem_line.c, which has a reference. */
+ *   copies     results as near to call_reference.c's, in long double, as roundings allow, where the values are ordinary; the
+ *              same bits from several threads at once, and in parts: of samples, and statistics or sums first
+ *   scratch    of exactly the bytes that were asked for, and no byte behind them is written */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -23,57 +23,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call_reference.h"
 #include "normfuse.h"
 #include "problem.h"
 #include "tests/ref/reference.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+void fuzz_report(void);
 
-/* In the order of normfuse_tensors. */
-enum {
-    X,
-    PRE_ADD,
-    POST_ADD,
-    WEIGHT,
-    BIAS,
-    SCALE,
-    SHIFT,
-    Y,
-    U,
-    MEAN,
-    RSTD,
-    RUNNING_MEAN,
-    RUNNING_VAR,
-    DY,
-    DU,
-    DX,
-    DWEIGHT,
-    DBIAS,
-    DSCALE,
-    DSHIFT,
-    DPOST_ADD,
-    STATS,
-    SUMS,
-    PRE_BIAS,
-    DPRE_BIAS,
-    SLOPE,
-    DSLOPE,
-    SLOTS
-};
-enum { GROUP, BATCH, AFFINE };
-/* In the order of enum normfuse_call. */
-enum { FORWARD, BACKWARD, STATS_OF, APPLY, BACKWARD_SUMS, BACKWARD_APPLY, FORWARD_SCRATCH, BACKWARD_SCRATCH };
 enum {
     AXES = 8,
     MOST_BYTES = 1 << 19,   /* of a tensor; one that reaches further has no memory, and its call is checked, not run */
     SHARED_BYTES = 1 << 14,
     SHARED_OFFSETS = 256,   /* a shared tensor begins up to so many elements late */
     SHARED_SHIFTS = 8,      /* and an output that overlaps it partly up to so many later */
-    FILLER = 0xA5,          /* the bytes between elements */
+    FILLER = 0xA5,          /* the bytes between elements, and behind scratch */
+    SCRATCH_GUARD = 64,
     CALLERS = 3
 };
 
-#define BIT(slot) (UINT32_C(1) << (slot))
 #define PRE (BIT(PRE_ADD) | BIT(PRE_BIAS))
 #define FORWARD_INPUTS (BIT(X) | PRE | BIT(POST_ADD) | BIT(WEIGHT) | BIT(BIAS) | BIT(SCALE) | BIT(SHIFT) | BIT(SLOPE))
 #define SAVED (BIT(MEAN) | BIT(RSTD))
@@ -109,7 +77,7 @@ static void stop(const char *what, int slot);
 
 /* ---- choices -------------------------------------------------------------------------------------------------- */
 
-static const uint8_t *input;
+static const uint8_t *input, *input_begin;
 static size_t input_left;
 
 /* 0 to below. */
@@ -140,17 +108,6 @@ static double any_double(void)
 }
 
 /* ---- options -------------------------------------------------------------------------------------------------- */
-
-/* A call of any operator: what their options have in common. */
-struct call {
-    unsigned operator, call;
-    uint32_t options_bytes_more, flags;
-    int64_t groups;
-    double eps;
-    int32_t activation, reserved;
-    double act_param, momentum;
-    int64_t batches_seen, set_values;
-};
 
 union options {
     normfuse_group_norm_options group;
@@ -255,17 +212,14 @@ static const char *broken_rules[SLOTS + 1]; /* by a tensor; the last: by options
 static ptrdiff_t offsets[MOST_BYTES / 2]; /* see list_elements */
 
 static struct call drawn;
-
-static normfuse_type type_of(const normfuse_tensor *tensor)
-{
-    return tensor->dtype.code == 4      ? NORMFUSE_BF16
-           : tensor->dtype.bits == 64 ? NORMFUSE_F64
-           : tensor->dtype.bits == 32 ? NORMFUSE_F32
-                                      : NORMFUSE_F16;
-}
+static int64_t calls_accepted, calls_compared, values_compared; /* with the reference */
 
 static void stop(const char *what, int slot)
 {
+    fputs("the input, a line of fuzz_calls.txt: ", stderr);
+    for (const uint8_t *byte = input_begin; byte < input; byte++)
+        fprintf(stderr, "\\x%02x", *byte);
+    fputs("\n", stderr);
     static const char *const operators[] = {"group_norm", "batch_norm", "affine"};
     fprintf(stderr, "%s, call %u, flags 0x%x, groups %lld, tensors 0x%x: %s (tensor %d); last error: %s\n",
             operators[drawn.operator], drawn.call, drawn.flags, (long long)drawn.groups, present, what, slot,
@@ -280,11 +234,6 @@ static void stop(const char *what, int slot)
         fprintf(stderr, "%s\n", block_of[other] == SLOTS ? ", shared" : block_of[other] == other ? "" : ", in place");
     }
     abort();
-}
-
-static bool is_big(int slot)
-{
-    return slot <= POST_ADD || slot == Y || slot == U || (slot >= DY && slot <= DX) || slot == DPOST_ADD;
 }
 
 __extension__ typedef __int128 wide;
@@ -780,10 +729,11 @@ static void check_parts(const struct call *call, const struct copies *whole, con
 
 /* ---- one input ------------------------------------------------------------------------------------------------ */
 
-static void check_results(const struct call *call, uint32_t outputs, unsigned more)
+/* kind: as fill has it; what is not ordinary has no reference. */
+static void check_results(const struct call *call, uint32_t outputs, unsigned kind, unsigned more)
 {
     struct normfuse_problem problem;
-    struct copies copies;
+    struct copies copies, before;
     const normfuse_tensors original = list_of(tensors, present);
     if (look(call, &original, &problem) != NORMFUSE_OK)
         stop("what was accepted is refused", -1);
@@ -806,6 +756,17 @@ static void check_results(const struct call *call, uint32_t outputs, unsigned mo
     for (int slot = 0; slot < SLOTS; slot++)
         if (outputs >> slot & 1)
             compare(&tensors[slot], &copies.tensors[slot], slot, "other bits than those of copies");
+    struct difference difference;
+    calls_accepted++;
+    calls_compared += kind <= 1;
+    if (kind <= 1 && copy_tensors(&before, &problem)) {
+        if (!call_reference_agrees(call, present, before.tensors, copies.tensors, &difference, &values_compared)) {
+            fprintf(stderr, "[%lld, %lld, %lld]: got %.17g, want %.17g within %.3g\n", (long long)difference.n,
+                    (long long)difference.c, (long long)difference.s, difference.got, difference.want, difference.bound);
+            stop("far from the reference", difference.slot);
+        }
+        free_copies(&before);
+    }
     if (more % 8 == 7)
         check_callers(call, &copies, &problem, outputs);
     if (call->call <= BACKWARD && more / 8 != 0 && problem.n * problem.c * problem.s != 0)
@@ -852,6 +813,8 @@ static void draw_tensors(struct call *call)
     if (!has_slope)
         mask &= ~(BIT(SLOPE) | BIT(DSLOPE));
     const bool drops_running = take(2);
+    if (evaluates && drops_running) /* which it needs: what is of each sample is dropped, and its gradients are not */
+        mask &= ~(BIT(SCALE) | BIT(SHIFT));
     for (int slot = 0; slot < SLOTS; slot++) {
         bool is_given = mask >> slot & 1;
         const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
@@ -934,9 +897,15 @@ static void draw_options(struct call *call)
         broken_rules[SLOTS] = "options.set_values";
 }
 
+void fuzz_report(void)
+{
+    printf("# %lld calls were run, %lld of them beside the reference, %lld values\n", (long long)calls_accepted,
+           (long long)calls_compared, (long long)values_compared);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    input = data;
+    input = input_begin = data;
     input_left = size;
     is_out_of_reach = false;
     present = 0;
@@ -955,10 +924,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     draw_options(&call);
     draw_tensors(&call);
     drawn = call;
-    const unsigned kind = take(8), more = take(64);
+    if (is_out_of_reach && call.call == APPLY) /* which reads counts while it checks its arguments */
+        present &= ~BIT(STATS);
+    const unsigned kind = take(8), values = kind < 5 ? 0 : kind - 4, more = take(64);
     for (int slot = 0; slot < SLOTS; slot++)
         if (present >> slot & 1)
-            fill(slot, kind < 5 ? 0 : kind - 4);
+            fill(slot, values);
 
     normfuse_tensors given = list_of(tensors, present);
     if (rarely())
@@ -989,9 +960,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (own_scratch >= 6 && asked == NORMFUSE_OK && scratch_bytes < MOST_BYTES) {
         const size_t offset = own_scratch == 7 && rarely() ? 8 : 0;
         exec.scratch_bytes = scratch_bytes;
-        if (posix_memalign(&scratch, 64, scratch_bytes + offset) != 0)
+        if (posix_memalign(&scratch, 64, scratch_bytes + offset + SCRATCH_GUARD) != 0)
             stop("no memory", -1);
         exec.scratch = (char *)scratch + offset;
+        memset((char *)exec.scratch + scratch_bytes, FILLER, SCRATCH_GUARD);
         if (offset != 0 && call.call < FORWARD_SCRATCH && !is_out_of_reach)
             broken_rules[SLOTS] = "exec.scratch that is not aligned";
     }
@@ -1016,6 +988,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (runs && status == NORMFUSE_OK && asked != NORMFUSE_OK)
         stop("a call was accepted, and its question for scratch refused", -1);
 
+    for (size_t i = 0; scratch != NULL && i < SCRATCH_GUARD; i++)
+        if (((const unsigned char *)exec.scratch)[scratch_bytes + i] != FILLER)
+            stop("a call wrote behind its scratch", -1);
+
     const bool ran = runs && status == NORMFUSE_OK;
     uint32_t outputs = ran ? present & calls[call.call].writes : 0;
     if ((call.flags & NORMFUSE_EVALUATE) != 0)
@@ -1031,7 +1007,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 stop(ran ? "a byte was written that is no output's" : "a refused call wrote", b);
     }
     if (ran)
-        check_results(&call, outputs, more);
+        check_results(&call, outputs, values, more);
     for (int block = 0; block <= SLOTS; block++) {
         free(blocks[block].bytes);
         free(blocks[block].before);

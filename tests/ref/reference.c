@@ -65,7 +65,7 @@ double reference_slope(int activation, double parameter, double z)
     double s, t, rest;
     switch (activation) {
     case NORMFUSE_RELU: return z <= 0 ? 0 : 1; /* NaN passes dy on */
-    case NORMFUSE_LEAKY_RELU: return z > 0 ? 1 : parameter;
+    case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_PRELU: return z <= 0 ? parameter : 1; /* NaN passes dy on */
     case NORMFUSE_SILU: s = sigmoid(z, &rest); return s + vanishing(z, s * rest);
     case NORMFUSE_GELU: return normal_cdf(z) + vanishing(z, one_over_sqrt_two_pi * exp(-0.5 * z * z));
@@ -75,7 +75,7 @@ double reference_slope(int activation, double parameter, double z)
         s = t * rest;
         return t + (s == 0 ? 0 : z * s * 2 * sqrt_two_over_pi * (1 + 3 * 0.044715 * z * z));
     case NORMFUSE_HARDSWISH: return z <= -3 ? 0 : z < 3 ? z / 3 + 0.5 : 1;
-    case NORMFUSE_ELU: return z <= 0 ? parameter * exp(z) : 1;
+    case NORMFUSE_ELU: return z > 0 ? 1 : parameter * exp(z); /* of NaN a NaN */
     case NORMFUSE_RELU6: return z <= 0 || z >= 6 ? 0 : 1;
     case NORMFUSE_MISH:
         t = tanh(softplus(z));

@@ -20,10 +20,12 @@ from typing import Any, Optional
 
 try:
     import jax
+    from jax.export import is_symbolic_dim
 except ImportError as error:
     raise ImportError("normfuse.jax needs JAX: pip install normfuse[jax]") from error
 
 from .. import _activation, _library
+from ._call import all_varying, axes_of, refuse_symbolic_axes
 from ._gradients import Settings, apply
 
 __all__ = ["batch_norm", "channel_affine", "group_norm", "instance_norm"]
@@ -49,16 +51,24 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
             if name in given and given[name].shape == shape:
                 given[name] = given[name].reshape(folded)
     channels = shape[-1 if channels_last else 1] if x.ndim > 1 else 0
+    if is_symbolic_dim(channels):
+        raise NotImplementedError("normfuse.jax: the number of channels must be known while tracing; export it as a "
+                                  "number")
+    axes = axes_of(axis_name)
+    if axes and any(map(is_symbolic_dim, shape)):
+        refuse_symbolic_axes()
     # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.
-    if channels and not evaluate and axis_name is None:
-        if operator == "batch_norm" and x.size == channels:
+    if channels and not evaluate:
+        if operator == "batch_norm" and x.size == channels and all(size == 1 for _, size in axes):
             raise ValueError("batch_norm forward: x: expected more than 1 value per channel when training")
         if operator == "instance_norm" and "running_mean" in given and x.size == channels * shape[0]:
             raise ValueError("instance_norm forward: running_var takes the unbiased variance, which needs more than 1 "
                              "value per channel")
-    if "running_mean" in given and not evaluate:
-        given.update((name, jax.lax.stop_gradient(given[name])) for name in ("running_mean", "running_var")
-                     if name in given)
+    running = {name: given.pop(name) for name in ("running_mean", "running_var") if name in given}
+    if evaluate:
+        given = all_varying({**given, **running})
+    else:
+        given = {**all_varying(given), **{name: jax.lax.stop_gradient(value) for name, value in running.items()}}
     if activation == "prelu":
         raise ValueError("activation is 'prelu', whose slope the functions of JAX do not take")
     fields = _activation(activation, act_param)
@@ -66,7 +76,7 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     if operator == "instance_norm":
         operator, groups = "group_norm", channels
     made = apply(Settings(operator, channels_last, _library.integer("num_groups", groups), float(eps), float(momentum),
-                          flags, fields["activation"], float(fields["act_param"]), return_sum, axis_name), given)
+                          flags, fields["activation"], float(fields["act_param"]), return_sum, axes), given)
     results = [made[name].reshape(shape) for name in ("y", "u") if name in made]
     results += [jax.lax.stop_gradient(made[name]) for name in ("running_mean", "running_var") if name in made]
     return results[0] if len(results) == 1 else tuple(results)
@@ -127,8 +137,10 @@ def batch_norm(x: Array, running_mean: Optional[Array] = None, running_var: Opti
     training            normalize with the statistics of x, and return the updates of running_mean and running_var, if
                         given, behind y (and u): (1 - momentum) * running + momentum * new, of the unbiased variance.
                         Otherwise running_mean and running_var are what x is normalized with; they have no gradient
-    axis_name           in training, under shard_map or pmap: the axes whose devices share the statistics. Under jit
-                        with a sharded batch nothing is needed
+    axis_name           in training, under shard_map, pmap or vmap: the axis, or a tuple of them, whose devices share the
+                        statistics. Gradients of weight, bias and pre_bias are then a device's share, as those of other
+                        parameters: their sum over the devices is the gradient. Under jit with a sharded batch nothing
+                        is needed
 
     The other arguments are group_norm's."""
     arrays = dict(x=x, weight=weight, bias=bias, pre_bias=pre_bias, pre_add=pre_add, post_add=post_add,

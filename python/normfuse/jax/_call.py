@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import jax
 import jax.custom_batching
 import numpy
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.export import is_symbolic_dim
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -32,6 +34,8 @@ PARAMETER_OF = {"dweight": "weight", "dbias": "bias", "dscale": "scale", "dshift
 # float64 whatever jax_enable_x64 is: uint32 with a last axis of 2.
 WIDE = {"mean", "stats", "sums"}
 TARGET = "normfuse"
+# Names of axes of a mesh, pmap or vmap, and their sizes.
+Axes = Tuple[Tuple[Any, int], ...]
 
 
 class Call(NamedTuple):
@@ -74,13 +78,17 @@ def ordered(names: Any) -> Tuple[str, ...]:
 # ---- shapes ---------------------------------------------------------------------------------------------------------
 
 
+def _channels(call: Call, shape: Tuple[Any, ...]) -> Any:
+    return shape[-1 if call.channels_last else 1] if len(shape) > 1 else 0
+
+
 def _shapes(call: Call, avals: Sequence[Any]) -> List[Tuple[Tuple[int, ...], Any]]:
     """(shape, dtype) of each output."""
     given = dict(zip(call.inputs, avals))
     if call.operation.endswith("_merge"):
         return [(avals[0].shape[1:], avals[0].dtype)]
     x = given["x"]
-    channels = x.shape[-1 if call.channels_last else 1] if x.ndim > 1 else 0
+    channels = _channels(call, x.shape)
     sets = (x.shape[0], call.groups) if call.operator == "group_norm" and x.ndim else (channels,)
     single = numpy.dtype("float64" if x.dtype == numpy.float64 else "float32")
 
@@ -95,6 +103,16 @@ def _shapes(call: Call, avals: Sequence[Any]) -> List[Tuple[Tuple[int, ...], Any
                 "stats": ((channels, 3, 2), numpy.dtype("uint32")), "sums": ((channels, 2, 2), numpy.dtype("uint32"))
                 }[name] if name not in given else (given[name].shape, given[name].dtype)
     return [one(name) for name in call.outputs]
+
+
+def _numbers(avals: Sequence[Any]) -> List[Any]:
+    """The arrays' shapes in numbers: each size that only the running program knows (jax.export) is a number of its own,
+    for checks that hold for all. The library checks again when it runs."""
+    sizes: Dict[Any, int] = {}
+
+    def number(size: Any) -> int:
+        return sizes.setdefault(size, 1009 + len(sizes)) if is_symbolic_dim(size) else size
+    return [jax.ShapeDtypeStruct(tuple(map(number, aval.shape)), aval.dtype) for aval in avals]
 
 
 def _describe(call: Call, avals: Sequence[Any], device_type: int) -> Tuple[_library.Tensors, List[Any]]:
@@ -158,9 +176,18 @@ def varying_of(aval: Any) -> "frozenset[Any]":
     return getattr(aval, "vma", frozenset()) if kind is None else kind.varying
 
 
+def all_varying(arrays: Dict[str, Any]) -> Dict[str, Any]:
+    """Arrays that vary over the mesh axes that any of them varies over. JAX then sums the gradient of an array that was
+    the same on all devices."""
+    varying = {name: varying_of(jax.typeof(value)) for name, value in arrays.items()}
+    axes: "frozenset[Any]" = frozenset().union(*varying.values())
+    return {name: jax.lax.pcast(value, tuple(axes - varying[name]), to="varying") if axes - varying[name] else value
+            for name, value in arrays.items()}
+
+
 def _abstract(*avals: Any, call: Call) -> List[Any]:
     if call.operation.endswith(("forward", "backward")):
-        _scratch_bytes(call, avals, _library.CPU)
+        _scratch_bytes(call, _numbers(avals), _library.CPU)
     varying = frozenset().union(*(varying_of(aval) for aval in avals))
     if not varying:
         return [jax.core.ShapedArray(shape, dtype) for shape, dtype in _shapes(call, avals)]
@@ -201,6 +228,9 @@ def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
         if not call.operation.endswith("_merge") else {}
     avals = list(ctx.avals_out)
     if is_cuda and not call.operation.endswith("_merge"):
+        if any(is_symbolic_dim(size) for aval in ctx.avals_in for size in aval.shape):
+            raise NotImplementedError("normfuse.jax: on CUDA scratch memory is of a fixed size; export a program for each "
+                                      "shape, with numbers")
         whole = _whole(call)
         given = dict(zip(call.inputs, ctx.avals_in))
         size = _scratch_bytes(whole, [given[name] for name in whole.inputs], _library.CUDA)
@@ -235,75 +265,131 @@ def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
     return ("n", "c") if rank == 2 else ("c",)
 
 
-def synchronized(call: Call, arrays: Dict[str, Any], axes: Any) -> Dict[str, Any]:
-    """A batch norm in training over the samples of all devices along these mesh axes: each computes the statistics of
-    its part, and three (backward: two) numbers a channel are gathered. dpre_bias [C] is that of all devices, too."""
-    devices = jax.lax.psum(1, axes)
-    first, merge, second = (("batch_norm_backward_sums", "sums_merge", "batch_norm_backward_apply") if call.is_backward
-                            else ("batch_norm_stats", "stats_merge", "batch_norm_apply"))
-    part = "sums" if call.is_backward else "stats"
-    early = {"dpost_add"} if call.is_backward else {"u"}
-    needed = set(call.inputs) - {"du"} if call.is_backward else {"x", "pre_add", "pre_bias"} & set(call.inputs)
-    one = call._replace(operation=first, inputs=ordered(needed), outputs=ordered({part} | early & set(call.outputs)))
-    outputs = run(one, arrays)
-    gathered = jax.lax.all_gather(outputs.pop(part), axes)
-    join = Call(merge, (part,), (part,), False)
-    rest = dict(arrays, **run(join, {part: gathered}))
-    late, taken = ordered(set(call.outputs) - early), set(call.inputs) | {part}
-    if "u" in outputs:  # which has what was added, and is rounded
-        rest["x"], taken = outputs["u"], taken - {"pre_add", "pre_bias"}
-    x = arrays["x"]
-    values = x.size // max(x.shape[-1 if call.channels_last else 1], 1) * devices
-    two = call._replace(operation=second, inputs=ordered(taken), outputs=late,
-                        set_values=values if call.is_backward else 0, has_wide_gradients="dpre_bias" in late)
-    outputs.update(run(two, {name: rest[name] for name in two.inputs}))
-    if "dpre_bias" in late:  # the other parameters' are of the merged sums
-        if arrays["pre_bias"].ndim == 1:
-            outputs["dpre_bias"] = jax.lax.psum(outputs["dpre_bias"], axes)
-        outputs.update((name, outputs[name].astype(arrays[PARAMETER_OF[name]].dtype)) for name in late
-                       if name in PARAMETER_OF)
+def refuse_symbolic_axes() -> None:
+    raise NotImplementedError("normfuse.jax: axis_name takes shapes that are known while tracing; export the program with "
+                              "numbers")
+
+
+def axes_of(axis_name: Any) -> Axes:
+    """Those that a name, a tuple of names, or None says."""
+    names = axis_name if isinstance(axis_name, (tuple, list)) else () if axis_name is None else (axis_name,)
+    try:
+        return tuple((name, jax.lax.psum(1, name)) for name in names)
+    except jax.core.InconclusiveDimensionOperation:
+        return refuse_symbolic_axes()  # type: ignore[func-returns-value]
+
+
+def index_along(axes: Axes) -> Any:
+    """This device's position among those that share the statistics."""
+    index = 0
+    for name, size in axes:
+        index = index * size + jax.lax.axis_index(name)
+    return index
+
+
+def _gathered(part: Any, axes: Axes, index: Any) -> Any:
+    """[devices, ...]: the parts of all devices, the same everywhere, which JAX knows of a sum (and not of all_gather).
+    Unlike all_gather, a sum needs no size of an axis: JAX does not have it in a backward under vmap(axis_name)."""
+    own = jax.numpy.arange(math.prod(size for _, size in axes)) == index
+    own = own.reshape(-1, *(1,) * part.ndim)
+    return jax.lax.psum(jax.numpy.where(own, part, jax.numpy.zeros_like(part)), tuple(axis for axis, _ in axes))
+
+
+def synchronized(call: Call, arrays: Dict[str, Any], axes: Axes, index: Any, sums_parameters: bool = False
+                 ) -> Dict[str, Any]:
+    """A batch norm in training over the samples of all devices along these axes: each computes the statistics of its
+    part, and three (backward: two) numbers a channel are gathered. index: index_along(axes).
+
+    Gradients of parameters are this device's share, of its own samples: their sum over the devices is the gradient.
+    With sums_parameters dweight and dbias are that sum, which needs no further communication."""
+    outputs: Dict[str, Any] = {}
+
+    def part(operation: str, wanted: Any, given: Dict[str, Any], **changes: Any) -> None:
+        if wanted:
+            one = call._replace(operation=operation, inputs=ordered(given), outputs=ordered(wanted), **changes)
+            outputs.update(run(one, given))
+
+    def merged(name: str) -> Any:
+        return run(Call(f"{name}_merge", (name,), (name,), False), {name: _gathered(outputs.pop(name), axes, index)})
+
+    x, wanted = arrays["x"], set(call.outputs)
+    if not call.is_backward:
+        running = {"running_mean", "running_var"} & set(arrays)
+        rest = {name: value for name, value in arrays.items() if name not in running}
+        part("batch_norm_stats", {"stats"} | {"u"} & wanted,
+             {name: rest[name] for name in ("x", "pre_add", "pre_bias") if name in rest})
+        stats = merged("stats")
+        if "u" in outputs:  # which has what was added, and is rounded
+            rest["x"] = outputs["u"]
+            rest = {name: value for name, value in rest.items() if name not in ("pre_add", "pre_bias")}
+        part("batch_norm_apply", wanted - {"u"} - running, {**rest, **stats})
+        # Of no samples: the updates depend on what is the same on all devices, and JAX sees it.
+        none = jax.numpy.zeros((0, *x.shape[1:]), x.dtype)
+        part("batch_norm_apply", running, {"x": none, **stats, **{name: arrays[name] for name in running}})
+        return outputs
+
+    values = x.size // max(_channels(call, x.shape), 1) * math.prod(size for _, size in axes)
+    part("batch_norm_backward_sums", {"sums"} | {"dpost_add"} & wanted,
+         {name: value for name, value in arrays.items() if name != "du"})
+    of_parameters = set() if sums_parameters else {"dweight", "dbias"} & wanted
+    part("batch_norm_backward_apply", of_parameters,
+         {**{name: value for name, value in arrays.items() if name != "du"}, "sums": outputs["sums"]}, set_values=values)
+    part("batch_norm_backward_apply", wanted - of_parameters - {"dpost_add"}, {**arrays, **merged("sums")},
+         set_values=values, has_wide_gradients=sums_parameters)
     return outputs
 
 
 @functools.lru_cache(maxsize=None)
-def _partitioned(call: Call, ranks: Tuple[Tuple[int, ...], Tuple[int, ...]]) -> Any:
-    """The call as a function that XLA's partitioner may split along the samples, and along nothing else."""
+def _partitioned(call: Call, ranks: Tuple[Tuple[int, ...], Tuple[int, ...]], has_shardy: bool) -> Any:
+    """The call as a function that XLA's partitioner may split along the samples, and along nothing else. The partitioner
+    before Shardy does not split it: JAX ends the process where that one's shardings have no names."""
     inputs = [_axes(call, name, rank) for name, rank in zip(call.inputs, ranks[0])]
     outputs = [_axes(call, name, rank) for name, rank in zip(call.outputs, ranks[1])]
     trains = call.operator == "batch_norm" and not call.evaluates
     # Running statistics of instance norm are means over the batch.
     is_whole = call.operation not in OPERATIONS[:6] or (call.operator == "group_norm" and "running_mean" in call.outputs)
     factors = dict.fromkeys(factor for axes in (*inputs, *outputs) for factor in axes)  # in order, as Shardy wants them
+    summed = {name for name, axes in zip(call.outputs, outputs) if name in PARAMETER_OF and "n" not in axes}
 
     @custom_partitioning
     def function(*arrays: Any) -> Any:
         return tuple(handler_p.bind(*arrays, call=call))
 
-    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
-        sharding = arguments[call.inputs.index("x" if "x" in call.inputs else call.inputs[0])].sharding
-        if not isinstance(sharding, NamedSharding):
-            raise NotImplementedError(f"normfuse.jax: a sharding without a mesh, {sharding}")
-        samples = sharding.spec[0] if len(sharding.spec) and not is_whole else None
+    def split(mesh: Any, arguments: Any) -> Tuple[Any, Axes]:
+        """How the samples are split: as in a PartitionSpec, and as Axes."""
+        x = arguments[call.inputs.index("x" if "x" in call.inputs else call.inputs[0])]
+        if is_whole or not isinstance(x.sharding, NamedSharding) or not len(x.sharding.spec):
+            return None, ()
+        samples = x.sharding.spec[0]
         names = () if samples is None else samples if isinstance(samples, tuple) else (samples,)
+        axes = tuple((name, mesh.shape[name]) for name in names)
+        # XLA pads samples that the devices do not divide, and the sums would be of the padding, too.
+        if (trains or summed) and x.shape[0] % math.prod(size for _, size in axes):
+            return None, ()
+        return samples, axes
 
-        def placed(axes: Tuple[str, ...]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(samples if axis == "n" else None for axis in axes)))
+    def placed(mesh: Any, samples: Any, arrays: Any) -> Tuple[NamedSharding, ...]:
+        return tuple(NamedSharding(mesh, PartitionSpec(*(samples if axis == "n" else None for axis in axes)))
+                     for axes in arrays)
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
+        samples, axes = split(mesh, arguments)
 
         def part(*arrays: Any) -> Any:
-            if not names:
+            if not axes:
                 return tuple(handler_p.bind(*arrays, call=call))
             if trains:
-                # Parameters' gradients come of the merged sums.
-                made = synchronized(call, dict(zip(call.inputs, arrays)), names)
-                return tuple(made[name] for name in call.outputs)
-            results = handler_p.bind(*arrays, call=call._replace(has_wide_gradients=True))
-            return tuple(
-                jax.lax.psum(result, names).astype(want[1]) if name in PARAMETER_OF and "n" not in axes else result
-                for name, axes, result, want in zip(call.outputs, outputs, results, _shapes(call, arrays)))
-        return mesh, part, tuple(map(placed, outputs)), tuple(map(placed, inputs))
+                made = synchronized(call, dict(zip(call.inputs, arrays)), axes, index_along(axes), sums_parameters=True)
+            else:
+                made = dict(zip(call.outputs, handler_p.bind(*arrays, call=call._replace(has_wide_gradients=True))))
+            for name in ordered(summed - {"dweight", "dbias"} if trains else summed):
+                made[name] = jax.lax.psum(made[name], tuple(axis for axis, _ in axes))
+            return tuple(made[name].astype(want[1]) for name, want in zip(call.outputs, _shapes(call, arrays)))
+        return mesh, part, placed(mesh, samples, outputs), placed(mesh, samples, inputs)
 
     rule = ", ".join(map(" ".join, inputs)) + " -> " + ", ".join(map(" ".join, outputs))
-    function.def_partition(partition, sharding_rule=rule,
+    function.def_partition(partition, decode_shardings=has_shardy, sharding_rule=rule,
+                           infer_sharding_from_operands=lambda mesh, arguments, results: placed(mesh, None, outputs),
                            need_replication_factors=tuple(f for f in factors if is_whole or f != "n"))
     return function
 
@@ -321,7 +407,7 @@ def _bound(call: Call) -> Any:
         if call.operation not in OPERATIONS[:6]:
             return tuple(handler_p.bind(*arrays, call=call))  # a part, of one device
         ranks = (tuple(a.ndim for a in arrays), tuple(len(shape) for shape, _ in _shapes(call, arrays)))
-        return _partitioned(call, ranks)(*arrays)
+        return _partitioned(call, ranks, bool(getattr(jax.config, "jax_use_shardy_partitioner", True)))(*arrays)
 
     @function.def_vmap
     def rule(size: int, is_mapped: Sequence[bool], *arrays: Any) -> Any:

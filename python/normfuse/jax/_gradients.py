@@ -4,6 +4,7 @@ backward of the backward is JAX's, of the formula in jax.numpy."""
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Dict, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .. import _library
-from ._call import PARAMETER_OF, Call, ordered, run, synchronized, varying_of
+from ._call import Axes, Call, index_along, ordered, run, synchronized, varying_of
 
 Arrays = Dict[str, Any]
 
@@ -27,16 +28,14 @@ class Settings(NamedTuple):
     activation: int
     act_param: float
     return_sum: bool
-    axis_name: Any  # batch norm: mesh axes that share the statistics, or None
+    axes: Axes  # batch norm: those whose devices share the statistics
 
 
-def _call(settings: Settings, direction: str, arrays: Arrays, outputs: Any) -> Arrays:
+def _call(settings: Settings, direction: str, arrays: Arrays, outputs: Any, index: Any) -> Arrays:
     call = Call(f"{settings.operator}_{direction}", ordered(arrays), ordered(outputs), settings.channels_last,
                 settings.groups, settings.eps, settings.momentum, settings.flags, settings.activation,
                 settings.act_param)
-    if settings.axis_name is not None:
-        return synchronized(call, arrays, settings.axis_name)
-    return run(call, arrays)
+    return synchronized(call, arrays, settings.axes, index) if settings.axes else run(call, arrays)
 
 
 def _trains(settings: Settings) -> bool:
@@ -49,9 +48,9 @@ def _forward(settings: Settings, arrays: Arrays, saves: bool) -> Arrays:
         outputs.add("u")
     if _trains(settings):
         outputs |= {"running_mean", "running_var"} & set(arrays)
-        if saves or settings.axis_name is not None:
+        if saves or settings.axes:
             outputs |= {"mean", "rstd"}
-    return _call(settings, "forward", arrays, outputs)
+    return _call(settings, "forward", arrays, outputs, index_along(settings.axes))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -81,22 +80,21 @@ def _apply_forward(settings: Settings, given: Any) -> Any:
     # Keys of dicts are static.
     wanted = {name: () for name, primal in given.items() if primal.perturbed and not name.startswith("running")}
     made = {name: made[name] for name in made if name not in saved}
+    if settings.axes:  # which is not to be had in every backward
+        saved = {**saved, "index": index_along(settings.axes)}
     return made, (kept, saved, wanted, dict.fromkeys(arrays, ()), bias_of_u)
 
 
 def _save_forward(settings: Settings, given: Any) -> Any:
     made, residuals = _apply_forward(settings, given)
-    return {**made, **residuals[1]}, residuals
+    return {**made, **{name: value for name, value in residuals[1].items() if name != "index"}}, residuals
 
 
 def _bias_gradient(settings: Settings, dx: Any, pre_bias: Any) -> Any:
     """The sum of dx, of what the library was given u for."""
     channel = dx.ndim - 1 if settings.channels_last else 1
     shared = tuple(a for a in range(dx.ndim) if a != channel and (a > 0 or pre_bias.ndim == 1))
-    gradient = jnp.sum(dx.astype(jnp.promote_types(dx.dtype, jnp.float32)), shared)
-    if settings.axis_name is not None and pre_bias.ndim == 1:
-        gradient = jax.lax.psum(gradient, settings.axis_name)
-    return _sum_over(gradient, pre_bias).astype(pre_bias.dtype)
+    return jnp.sum(dx.astype(jnp.promote_types(dx.dtype, jnp.float32)), shared).astype(pre_bias.dtype)
 
 
 def _apply_backward(settings: Settings, residuals: Any, cotangents: Arrays) -> Any:
@@ -129,20 +127,8 @@ _apply_and_save.defvjp(_save_forward, _apply_backward, symbolic_zeros=True)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def backward(settings: Settings, outputs: Any, kept: Arrays, saved: Arrays, given: Arrays) -> Arrays:
     """The outputs (dx, dweight, ...) of the forward's arrays, what it saved, and dy and du."""
-    made = _call(settings, "backward", {**kept, **saved, **given}, outputs)
-    # Under shard_map a parameter that all devices share has the sum of their gradients.
-    summed = settings.axis_name if isinstance(settings.axis_name, (tuple, list)) else (settings.axis_name,)
-    return {name: _sum_over(value, kept[PARAMETER_OF[name]], frozenset(summed)) if name in PARAMETER_OF else value
-            for name, value in made.items()}
-
-
-def _sum_over(gradient: Any, parameter: Any, summed: frozenset[Any] = frozenset()) -> Any:
-    """The sum over the axes that the parameter does not vary over; over those of `summed` it is the sum already, though
-    JAX does not know that it is the same on all devices."""
-    axes = varying_of(jax.typeof(gradient)) - varying_of(jax.typeof(parameter))
-    if axes & summed:
-        gradient = jax.lax.pmean(gradient, tuple(axes & summed))
-    return jax.lax.psum(gradient, tuple(axes - summed)) if axes - summed else gradient
+    statistics = {name: value for name, value in saved.items() if name != "index"}
+    return _call(settings, "backward", {**kept, **statistics, **given}, outputs, saved.get("index"))
 
 
 def _backward_forward(settings: Settings, outputs: Any, kept: Arrays, saved: Arrays, given: Arrays) -> Any:
@@ -179,6 +165,29 @@ _ACTIVATIONS = {
 _DEFAULT = {"leaky_relu": 0.01, "elu": 1.0}
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mean(axes: Axes, is_checked: bool, value: Any) -> Any:
+    return jax.lax.psum(value, tuple(name for name, _ in axes)) / math.prod(size for _, size in axes)
+
+
+def _mean_backward(axes: Axes, is_checked: bool, residuals: Any, gradient: Any) -> Any:
+    if is_checked:
+        gradient = gradient / math.prod(size for _, size in axes)
+        return jax.lax.pcast(gradient, tuple(name for name, _ in axes), to="varying"),
+    return _mean(axes, False, gradient),
+
+
+_mean.defvjp(lambda axes, is_checked, value: (_mean(axes, is_checked, value), None), _mean_backward)
+
+
+def _mean_over(axes: Axes, value: Any) -> Any:
+    """pmean, whose own gradient asks JAX for sizes of axes, which it does not have in a backward under vmap(axis_name)."""
+    varying, names = varying_of(jax.typeof(value)), {name for name, _ in axes}
+    if varying & names and names - varying:
+        value = jax.lax.pcast(value, tuple(names - varying), to="varying")
+    return _mean(axes, bool(varying & names), value) if axes else value
+
+
 def formula(settings: Settings, arrays: Arrays) -> Arrays:
     """y and u in jax.numpy: what the library computes, for derivatives that it has not."""
     x = arrays["x"]
@@ -206,12 +215,8 @@ def formula(settings: Settings, arrays: Arrays) -> Arrays:
             mean, variance = spread(arrays["running_mean"]), spread(arrays["running_var"])
         elif settings.operator == "batch_norm":
             axes = tuple(a for a in range(x.ndim) if a != channel)
-            mean = z.mean(axes, keepdims=True)
-            if settings.axis_name is not None:
-                mean = jax.lax.pmean(mean, settings.axis_name)
-            variance = jnp.square(z - mean).mean(axes, keepdims=True)
-            if settings.axis_name is not None:
-                variance = jax.lax.pmean(variance, settings.axis_name)
+            mean = _mean_over(settings.axes, z.mean(axes, keepdims=True))
+            variance = _mean_over(settings.axes, jnp.square(z - mean).mean(axes, keepdims=True))
         else:
             grouped = jnp.moveaxis(z, channel, 1).reshape(x.shape[0], settings.groups, -1)
             mean = grouped.mean(2)

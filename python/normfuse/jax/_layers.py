@@ -3,12 +3,15 @@
 Flax."""
 from __future__ import annotations
 
+import math
 from typing import Any, Iterable, Optional, Tuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from . import batch_norm, group_norm
+from ._call import axes_of
 
 
 def refuse(layer: Any, option: str, value: Any, reason: str) -> None:
@@ -60,7 +63,22 @@ def batch(layer: Any, x: Any, running: Tuple[Any, Any], scale: Any, bias: Any, d
         return batch_norm(x, *running, scale, bias, eps=layer.epsilon, **words).astype(dtype), None, None
     channels = x.shape[-1 if order == "nhwc" else 1]
     wide = jnp.promote_types(x.dtype, jnp.float32)
+    values = x.size // channels * math.prod(size for _, size in axes_of(axis_name)) if channels else 0
+    if channels and not is_symbolic_dim(values) and values < 2:
+        return _batch_of_few(x, values, scale, bias, dtype, layer.epsilon, words)
     y, mean, variance = batch_norm(x, jnp.zeros(channels, wide), jnp.zeros(channels, wide), scale, bias, True, 1.0,
                                    layer.epsilon, axis_name=axis_name, **words)
-    values = x.size // max(channels, 1) * (1 if axis_name is None else jax.lax.psum(1, axis_name))
+    values = jnp.asarray(values, wide)
     return y.astype(dtype), mean, variance * ((values - 1) / values)
+
+
+def _batch_of_few(x: Any, values: int, scale: Any, bias: Any, dtype: Any, eps: float, words: Any
+                  ) -> Tuple[Any, Any, Any]:
+    """What Flax gives where a channel has one value or none: the value is its own mean and the variance 0, which is an
+    evaluation without a gradient of x; a mean and a variance of nothing are NaN."""
+    x = jax.lax.stop_gradient(x)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    channels = x.shape[-1 if words["layout"] == "nhwc" else 1]
+    mean = x.reshape(channels).astype(wide) if values else jnp.full(channels, jnp.nan, wide)
+    variance = mean * 0
+    return batch_norm(x, mean, variance, scale, bias, eps=eps, **words).astype(dtype), mean, variance

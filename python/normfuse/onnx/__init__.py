@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
+import secrets
+import stat
 from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 from .. import _library
@@ -39,7 +40,7 @@ def rewrite(model: bytes, folder: Optional[str] = None) -> Tuple[bytes, List["Ch
 
     folder      where the model's external data is, if it has such data
 
-    ValueError: `model` is not a serialized ONNX model of one graph."""
+    ValueError: `model` is not a serialized ONNX model of one graph, or the graph is malformed; the text names the node."""
     try:
         from . import _rewrite
     except ImportError as error:
@@ -48,25 +49,36 @@ def rewrite(model: bytes, folder: Optional[str] = None) -> Tuple[bytes, List["Ch
 
 
 def rewrite_file(source: Any, output: Any) -> List["Change"]:
-    """`rewrite` of a file into another one, which may be the same. External data is not copied, so a model that has some
-    must stay in its folder: ValueError otherwise."""
+    """`rewrite` of a file into another one, which may be the same: whatever fails, `output` stays as it was. It keeps its
+    permissions, and links to it stay links. External data is not copied, so a model that has some must stay in its
+    folder: ValueError otherwise."""
     source, output = pathlib.Path(source), pathlib.Path(output)
     made, changes = rewrite(source.read_bytes(), str(source.parent))
-    if source.resolve().parent != output.resolve().parent:
+    if source.parent.resolve() != output.parent.resolve():
         from ._rewrite import external_data
         files = external_data(made)
         if files:
             raise ValueError(f"{source} has external data ({', '.join(files)}), found relative to the model's folder; "
                              f"write the output into {source.parent}")
-    handle, temporary = tempfile.mkstemp(dir=output.resolve().parent, prefix=output.name)
+    _write(output.resolve(), made)
+    return changes
+
+
+def _write(path: pathlib.Path, data: bytes) -> None:
+    """Into a new file beside it, which then takes its name."""
+    mode = path.stat().st_mode if path.exists() else None
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is not a file")
+    temporary = path.with_name(f".normfuse-{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(made)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, output)
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o777)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
-    return changes

@@ -6,13 +6,16 @@ A group norm is a GroupNormalization, or as before version 18 of ONNX
     Reshape [0, G, -1], InstanceNormalization with scale 1 and bias 0, Reshape to the shape of x, Mul, Add
 
 with an activation behind it: one node, or Sigmoid and Mul for SiLU. An Add of what differs along N and C alone in front
-of a group norm becomes its skip. Graphs are read through onnx's protobuf classes and
-written as bytes: fields of the model that are not replaced are copied, whatever they hold.
+of a group norm becomes its skip. A node belongs to one pattern at most. Graphs are read through onnx's protobuf classes and
+written as bytes: fields of the model that are not replaced are copied, whatever they hold. A file may hold anything:
+what is malformed is a ValueError, and memory and time grow with the file, not with the sizes that it claims.
 """
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+import math
+import os
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy
 import onnx
@@ -25,10 +28,33 @@ NORMS = ("InstanceNormalization", "GroupNormalization", "BatchNormalization")
 CONSTANT_NODES = ("Constant", "ConstantOfShape", "Identity", "Shape")
 # Larger initializers are no shapes; shape inference does not need their values.
 SMALL_BYTES = 4096
+# Constants of more elements are not read, and new initializers have no more together.
+CONSTANT_ELEMENTS, FILLED_ELEMENTS = 1 << 16, 1 << 20
+MOST_AXES = 32
+# Shape inference enters a function at each of its calls.
+CALLED_NODES = 1 << 20
+# The first version whose operators mean what they mean here: Reshape's shape is an input, Mul and Add broadcast as NumPy.
+FIRST_OPSET = 7
+# From this version of the IR on, an initializer that is an input is a default. Before, every initializer is an input,
+# and constant all the same.
+FIRST_IR_OF_DEFAULTS = 4
+
+# The fewest and the most inputs of the nodes that are looked at.
+INPUTS = {"InstanceNormalization": (3, 3), "GroupNormalization": (3, 3), "BatchNormalization": (5, 5), "Conv": (2, 3),
+          "Reshape": (2, 2), "Mul": (2, 2), "Add": (2, 2), "Clip": (1, 3), "Constant": (0, 0),
+          **dict.fromkeys(("ConstantOfShape", "Identity", "Shape", "Sigmoid", "Relu", "LeakyRelu", "Elu", "HardSwish",
+                           "Mish", "Gelu", "Swish"), (1, 1))}
+# Which of them are vectors, and the fewest axes of the first one.
+VECTORS = {"InstanceNormalization": (1, 2), "GroupNormalization": (1, 2), "BatchNormalization": (1, 2, 3, 4),
+           "Reshape": (1,), "ConstantOfShape": (0,)}
+AXES = {"InstanceNormalization": 2, "GroupNormalization": 2, "BatchNormalization": 1}
+
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+NUMBERS = (*FLOATS, onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 # Field numbers of onnx.proto.
 MODEL_GRAPH, MODEL_OPSET = 7, 8
-GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_VALUE_INFO = 1, 5, 13
+GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_INPUT, GRAPH_VALUE_INFO = 1, 5, 11, 13
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -46,7 +72,8 @@ def _varint(data: memoryview, at: int) -> Tuple[int, int]:
 
 
 def _fields(data: memoryview) -> Iterator[Tuple[int, memoryview, memoryview]]:
-    """(number, the field with its tag, its payload) of each field of a serialized message."""
+    """(number, the field with its tag, its payload) of each field of a serialized message; number 0 for what is neither
+    bytes nor a message, whatever its number."""
     at = 0
     while at < len(data):
         tag, begin = _varint(data, at)
@@ -62,7 +89,7 @@ def _fields(data: memoryview) -> Iterator[Tuple[int, memoryview, memoryview]]:
             raise ValueError("not a serialized ONNX model: a field of an unknown kind")
         if end > len(data):
             raise ValueError("not a serialized ONNX model: a field is cut off")
-        yield tag >> 3, data[at:end], data[begin:end]
+        yield tag >> 3 if kind == 2 else 0, data[at:end], data[begin:end]
         at = end
 
 
@@ -81,41 +108,170 @@ def _encode(number: int, payload: bytes) -> bytes:
 
 # ---- the graph ------------------------------------------------------------------------------------------------------
 
-def _subgraphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _names_within(graph: Any) -> Iterator[str]:
-    """What a subgraph reads, its own names too."""
-    for node in graph.node:
-        yield from node.input
-        for inner in _subgraphs(node):
-            yield from _names_within(inner)
-    for output in graph.output:
-        yield output.name
-
-
-def _norms_within(nodes: Any) -> Iterator[Any]:
-    for node in nodes:
-        if node.op_type in NORMS and node.domain in DEFAULT_DOMAINS:
-            yield node
-        for inner in _subgraphs(node):
-            yield from _norms_within(inner.node)
-
-
-def _attribute(node: Any, name: str, default: Any = None) -> Any:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return onnx.helper.get_attribute_value(attribute)
-    return default
+def _label(node: Any) -> str:
+    return node.name or next(filter(None, node.output), node.op_type)
 
 
 def _is(node: Any, *types: str) -> bool:
     return node is not None and node.op_type in types and node.domain in DEFAULT_DOMAINS
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _nodes_within(nodes: Any) -> Iterator[Any]:
+    for node in nodes:
+        yield node
+        for inner in _subgraphs(node):
+            yield from _nodes_within(inner.node)
+
+
+def _names(graph: Any) -> Iterator[str]:
+    """Every name of a value, those of subgraphs too."""
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        yield value.name
+    for tensor in graph.sparse_initializer:
+        yield tensor.values.name
+    for node in graph.node:
+        yield from node.input
+        yield from node.output
+        for inner in _subgraphs(node):
+            yield from _names(inner)
+
+
+def _norms_within(nodes: Any) -> Iterator[Any]:
+    return (node for node in _nodes_within(nodes) if _is(node, *NORMS))
+
+
+def _attribute(node: Any, name: str, kind: int, default: Any = None) -> Any:
+    """ValueError where it is of another kind, or there twice."""
+    found = [attribute for attribute in node.attribute if attribute.name == name]
+    if not found:
+        return default
+    if len(found) > 1 or found[0].type != kind:
+        raise ValueError(f"node {_label(node)!r}: the attribute {name} is there twice, or of another type than ONNX says")
+    return onnx.helper.get_attribute_value(found[0])
+
+
+def _integer(node: Any, name: str, default: Any = None) -> Any:
+    return _attribute(node, name, onnx.AttributeProto.INT, default)
+
+
+def _float(node: Any, name: str, default: Any = None) -> Any:
+    return _attribute(node, name, onnx.AttributeProto.FLOAT, default)
+
+
+@dataclasses.dataclass
+class Survey:
+    """Who makes and who reads the values of a graph."""
+    given: Set[str]  # inputs and initializers
+    makers: Dict[str, int]  # the node that makes a value
+    reads: List[Set[str]]  # of each node and its subgraphs
+    outside: Set[str]  # what is read, and made by nothing in the graph
+    is_sorted: bool  # whether nodes read only what is made before them
+
+
+def _survey(graph: Any) -> Survey:
+    """ValueError: a value is made twice, or needs itself."""
+    tensors = [tensor.name for tensor in graph.initializer] + [tensor.values.name for tensor in graph.sparse_initializer]
+    inputs = [value.name for value in graph.input]
+    for names in (inputs, tensors):
+        if len(set(names)) != len(names):
+            raise ValueError(f"the graph {graph.name!r} has two inputs or two initializers of one name")
+    given, makers = {*inputs, *tensors}, {}
+    for i, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in given or name in makers:
+                raise ValueError(f"node {_label(node)!r}: its output {name!r} is made elsewhere too")
+            makers[name] = i
+    reads = [{*filter(None, node.input), *(name for inner in _subgraphs(node) for name in _survey(inner).outside)}
+             for node in graph.node]
+    is_sorted = all(makers.get(name, -1) < i for i, names in enumerate(reads) for name in names)
+    if not is_sorted:
+        _check_cycles(graph.node, makers, reads)
+    outside = {name for names in (*reads, [value.name for value in graph.output]) for name in names
+               if name not in given and name not in makers}
+    return Survey(given, makers, reads, outside, is_sorted)
+
+
+def _check_cycles(nodes: Any, makers: Dict[str, int], reads: Sequence[Set[str]]) -> None:
+    needs = [{makers[name] for name in names if name in makers} for names in reads]
+    needed_by: List[List[int]] = [[] for _ in needs]
+    for i, others in enumerate(needs):
+        for other in others:
+            needed_by[other].append(i)
+    left = [len(others) for others in needs]
+    ready = [i for i, count in enumerate(left) if count == 0]
+    for i in ready:  # which grows
+        for user in needed_by[i]:
+            left[user] -= 1
+            if left[user] == 0:
+                ready.append(user)
+    stuck = {i for i, count in enumerate(left) if count}
+    if stuck:
+        i, passed = min(stuck), set()
+        while i not in passed:
+            passed.add(i)
+            i = min(needs[i] & stuck)
+        raise ValueError(f"node {_label(nodes[i])!r}: it needs its own output")
+
+
+def _check_calls(model: Any) -> None:
+    """ValueError: functions of the model call themselves, or one another so often that reading them would not end."""
+    functions = {(function.domain, function.name, function.overload): function for function in model.functions}
+    nodes_of: Dict[Tuple[str, str, str], int] = {}  # that a call becomes
+
+    def calls(nodes: Any) -> Iterator[Tuple[str, str, str]]:
+        return ((node.domain, node.op_type, node.overload) for node in _nodes_within(nodes))
+
+    entered: Set[Tuple[str, str, str]] = set()
+    stack = list(functions)
+    while stack:
+        key = stack[-1]
+        called = [] if key in nodes_of else list(calls(functions[key].node))
+        waiting = [other for other in called if other in functions and other not in nodes_of]
+        if waiting and key in entered:
+            raise ValueError(f"the function {key[1]!r} calls itself")
+        if waiting:
+            entered.add(key)
+            stack += set(waiting)
+            continue
+        nodes_of.setdefault(key, sum(1 + nodes_of.get(other, 0) for other in called))
+        stack.pop()
+    if sum(nodes_of.get(key, 0) for key in calls(model.graph.node)) > CALLED_NODES or \
+            any(count > CALLED_NODES for count in nodes_of.values()):
+        raise ValueError(f"calls of the model's functions become more than {CALLED_NODES} nodes")
+
+
+def _check_inputs(node: Any) -> None:
+    fewest, most = INPUTS[node.op_type]
+    if not fewest <= len(node.input) <= most or not all(node.input[:fewest]):
+        inputs = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        raise ValueError(f"node {_label(node)!r}: {node.op_type} must have {inputs} inputs")
+    if not node.output or not node.output[0]:
+        raise ValueError(f"node {_label(node)!r}: {node.op_type} must have an output")
+
+
+def _check_tensor(tensor: Any, owner: str) -> None:
+    """That a tensor has as many elements as its sizes say."""
+    if len(tensor.dims) > MOST_AXES or any(size < 0 for size in tensor.dims):
+        raise ValueError(f"{owner} has more than {MOST_AXES} axes or a negative size")
+    if tensor.data_type not in NUMBERS or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return
+    if tensor.HasField("raw_data"):
+        elements, rest = divmod(len(tensor.raw_data), _element_bytes(tensor.data_type))
+    else:
+        elements, rest = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))), 0
+    if elements != math.prod(tensor.dims) or rest:
+        raise ValueError(f"{owner} cannot be read: it has {elements} elements of the sizes {list(tensor.dims)}")
+
+
+def _element_bytes(kind: int) -> int:
+    return onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
 
 
 class Graph:
@@ -123,27 +279,77 @@ class Graph:
 
     def __init__(self, model: Any, folder: Optional[str]) -> None:
         graph = model.graph
-        self.folder = folder or ""
+        self.folder = folder
         self.nodes = graph.node
+        self.opset = max((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS), default=1)
+        self.lists_initializers = model.ir_version < FIRST_IR_OF_DEFAULTS
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.inputs = {value.name for value in graph.input}
-        self.opset = max((entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS), default=1)
-        self.producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+        self.outputs = [value.name for value in graph.output]
+        self.obstacle = self._find_obstacle(model)  # why no node is replaced
+        if self.opset >= FIRST_OPSET:
+            for node in graph.node:
+                if _is(node, *INPUTS):
+                    _check_inputs(node)
+        for tensor in graph.initializer:
+            _check_tensor(tensor, f"the tensor {tensor.name!r}")
+        self.survey = _survey(graph)
+        self._check_outside()
+        if not self.survey.is_sorted:
+            self.obstacle = self.obstacle or "a node of the graph comes before what it reads"
         self.consumers: Dict[str, List[int]] = {}
-        self.kept = {value.name for value in graph.output}  # used by what is no node of this graph
+        self.kept = {*self.outputs, *_names_beside(model)}  # used by what is no node of this graph
         for i, node in enumerate(graph.node):
-            for name in filter(None, node.input):
+            inputs = list(filter(None, node.input))
+            for name in (*inputs, *self.survey.reads[i].difference(inputs)):
                 self.consumers.setdefault(name, []).append(i)
-            for inner in _subgraphs(node):
-                self.kept.update(_names_within(inner))
+        self.claimed: Set[int] = set()  # nodes of patterns that were found
+        self.names = set(_names(graph))
+        self.sources: Dict[str, str] = {}
+        _check_calls(model)
         self.shapes, self.problem = _infer(model)
+        if self.opset >= FIRST_OPSET:
+            self._check_axes()
+
+    def _find_obstacle(self, model: Any) -> Optional[str]:
+        if self.opset < FIRST_OPSET:
+            return f"before version {FIRST_OPSET} of ONNX operators have other meanings"
+        if any(function.domain in DEFAULT_DOMAINS for function in model.functions):
+            return "functions of the model take the place of ONNX's operators"
+        return None
+
+    def _check_outside(self) -> None:
+        for node, names in zip(self.nodes, self.survey.reads):
+            for name in sorted(names & self.survey.outside):
+                raise ValueError(f"node {_label(node)!r}: nothing makes its input {name!r}")
+        for name in self.survey.outside:
+            raise ValueError(f"nothing makes the output {name!r} of the graph")
+
+    def _check_axes(self) -> None:
+        for node in self.nodes:
+            if not _is(node, *VECTORS):
+                continue
+            for name in (node.input[i] for i in VECTORS[node.op_type]):
+                shape = self.shape(name)
+                if shape is not None and len(shape) != 1:
+                    raise ValueError(f"node {_label(node)!r}: its input {name!r} has {len(shape)} axes, must have 1")
+            shape = self.shape(node.input[0])
+            if shape is not None and len(shape) < AXES.get(node.op_type, 0):
+                raise ValueError(f"node {_label(node)!r}: its input {node.input[0]!r} has {len(shape)} axes, too few")
 
     def producer(self, name: str) -> Any:
-        return self.nodes[self.producers[name]] if name in self.producers else None
+        """The node that makes a value, if no pattern has it."""
+        i = self.survey.makers.get(name)
+        return None if i is None or i in self.claimed else self.nodes[i]
 
     def users(self, name: str) -> List[int]:
-        """The nodes that use a value; none where something else uses it too."""
-        return [] if name in self.kept else self.consumers.get(name, [])
+        """The nodes that use a value; none where something else uses it too, such as a pattern that was found."""
+        users = self.consumers.get(name, [])
+        return [] if name in self.kept or not self.claimed.isdisjoint(users) else users
+
+    def claim(self, nodes: Iterable[int]) -> None:
+        """A pattern has these nodes: no other one gets them."""
+        self.claimed.update(nodes)
 
     def only_user(self, name: str) -> Optional[int]:
         users = self.users(name)
@@ -153,36 +359,102 @@ class Graph:
         """Sizes, names of sizes, None where nothing is known of one; None where the rank is not known."""
         return self.shapes.get(name)
 
+    def source(self, name: str) -> str:
+        """What a chain of Identity copies."""
+        passed = []
+        while name not in self.sources and _is(self.producer(name), "Identity"):
+            passed.append(name)
+            name = self.producer(name).input[0]
+        name = self.sources.get(name, name)
+        self.sources.update(dict.fromkeys(passed, name))
+        return name
+
+    def is_constant(self, name: str) -> bool:
+        """Whether ONNX Runtime takes it for constant, without reading it."""
+        name = self.source(name)
+        if name in self.initializers:
+            return self.lists_initializers or name not in self.inputs
+        return _is(self.producer(name), "Constant")
+
     def constant(self, name: str) -> Optional[numpy.ndarray]:
-        tensor = self.initializers.get(name)
-        if tensor is not None:
-            return None if name in self.inputs else self._read(tensor)
+        """The value of what is constant; None for large ones, which nothing here needs."""
+        name = self.source(name)
         node = self.producer(name)
-        if _is(node, "Identity"):
-            return self.constant(node.input[0])
+        if name in self.initializers:
+            return self._read(self.initializers[name], f"the tensor {name!r}") if self.is_constant(name) else None
         if _is(node, "ConstantOfShape"):
-            sizes = self.constant(node.input[0])
-            value = _attribute(node, "value")
-            return None if sizes is None else numpy.full(sizes, numpy.float32(0) if value is None else self._read(value)[0])
+            return self._fill_of(node)
         if not _is(node, "Constant"):
             return None
-        for key in ("value_float", "value_floats", "value_int", "value_ints"):
-            value = _attribute(node, key)
+        if not node.attribute:
+            raise ValueError(f"node {_label(node)!r}: Constant has no value")
+        for key, kind in (("value_float", "FLOAT"), ("value_floats", "FLOATS"), ("value_int", "INT"), ("value_ints", "INTS")):
+            value = _attribute(node, key, onnx.AttributeProto.AttributeType.Value(kind))
             if value is not None:
-                return numpy.asarray(value)
-        value = _attribute(node, "value")
-        return None if value is None else self._read(value)
+                return numpy.asarray(value, numpy.float32 if "float" in key else numpy.int64)
+        value = _attribute(node, "value", onnx.AttributeProto.TENSOR)
+        return None if value is None else self._read(value, f"the tensor of node {_label(node)!r}")
 
-    def _read(self, tensor: Any) -> numpy.ndarray:
+    def _fill_of(self, node: Any) -> Optional[numpy.ndarray]:
+        """What a ConstantOfShape makes, in the memory of one element."""
+        sizes, given = self.constant(node.input[0]), _attribute(node, "value", onnx.AttributeProto.TENSOR)
+        value = numpy.zeros(1, numpy.float32) if given is None else self._read(given, f"the value of node {_label(node)!r}")
+        if sizes is None or value is None:
+            return None
+        if sizes.ndim != 1 or sizes.dtype.kind != "i" or (sizes < 0).any() or value.size != 1:
+            raise ValueError(f"node {_label(node)!r}: its input is no shape, or its value not one element")
+        shape = tuple(map(int, sizes))
+        if len(shape) > MOST_AXES or math.prod(shape) > CONSTANT_ELEMENTS:
+            return None
+        return numpy.broadcast_to(value.reshape(()), shape)
+
+    def _read(self, tensor: Any, owner: str) -> Optional[numpy.ndarray]:
+        _check_tensor(tensor, owner)
+        if tensor.data_type not in NUMBERS or math.prod(tensor.dims) > CONSTANT_ELEMENTS:
+            return None
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor = self._read_file(tensor, owner)
         try:
-            return numpy_helper.to_array(tensor, self.folder)
-        except Exception as error:  # a file that is missing or too short, of several classes
-            raise ValueError(f"the tensor {tensor.name!r} cannot be read: {error}") from error
+            return numpy_helper.to_array(tensor)
+        except Exception as error:  # values beyond their type, of several classes
+            raise ValueError(f"{owner} cannot be read: {error}") from error
+
+    def _read_file(self, tensor: Any, owner: str) -> Any:
+        """The tensor with its data from a file in the model's folder. No other file is opened, by links neither."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        size = math.prod(tensor.dims) * _element_bytes(tensor.data_type)
+        try:
+            if self.folder is None:
+                raise ValueError("it is in a file, and no folder is given")
+            folder = os.path.realpath(self.folder)
+            path = os.path.realpath(os.path.join(folder, entries.get("location", "")))
+            if os.path.commonpath([folder, path]) != folder or not os.path.isfile(path):
+                raise ValueError(f"{entries.get('location', '')!r} is not a file in the model's folder")
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", size))
+            if length != size or not 0 <= offset <= os.path.getsize(path) - size:
+                raise ValueError(f"it has {size} bytes, and does not lie in {path!r} at {offset} with {length} bytes")
+            with open(path, "rb") as file:
+                file.seek(offset)
+                return onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=file.read(size))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{owner} cannot be read: {error}") from error
 
     def is_filled(self, name: str, value: float) -> Optional[int]:
         """How many elements the constant vector has, if all are `value`."""
         array = self.constant(name)
         return array.size if array is not None and array.ndim == 1 and (array == value).all() else None
+
+
+def _names_beside(model: Any) -> Iterator[str]:
+    """What is used by parts of a model that are no nodes."""
+    for annotation in model.graph.quantization_annotation:
+        yield annotation.tensor_name
+        yield from (entry.value for entry in annotation.quant_parameter_tensor_names)
+    for training in model.training_info:
+        for graph in (training.initialization, training.algorithm):
+            yield from _survey(graph).outside
+        for entry in (*training.initialization_binding, *training.update_binding):
+            yield from (entry.key, entry.value)
 
 
 def _infer(model: Any) -> Tuple[Dict[str, List[Any]], Optional[str]]:
@@ -199,14 +471,19 @@ def _infer(model: Any) -> Tuple[Dict[str, List[Any]], Optional[str]]:
     try:
         light = onnx.shape_inference.infer_shapes(light)
     except Exception as error:  # of onnx's C++, of several classes
-        problem = str(error).strip().splitlines()[0]
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
     shapes: Dict[str, List[Any]] = {tensor.name: list(tensor.dims) for tensor in light.graph.initializer}
     for value in (*light.graph.input, *light.graph.value_info, *light.graph.output):
         kind = value.type.tensor_type
         if kind.HasField("shape"):
-            shapes.setdefault(value.name, [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-                                           for dim in kind.shape.dim])
+            shapes.setdefault(value.name, [_size(dim) for dim in kind.shape.dim])
     return shapes, problem
+
+
+def _size(dim: Any) -> Any:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
 
 
 # ---- patterns -------------------------------------------------------------------------------------------------------
@@ -249,6 +526,8 @@ class Plan:
     replaced: Dict[int, Any] = dataclasses.field(default_factory=dict)  # the new node, at the place of a pattern's last
     removed: Set[int] = dataclasses.field(default_factory=set)
     filled: Dict[Tuple[int, int, float], Any] = dataclasses.field(default_factory=dict)  # new initializers
+    room: int = FILLED_ELEMENTS  # that new initializers may still have
+    unused: Set[str] = dataclasses.field(default_factory=set)  # initializers that go
 
 
 def _is_by_channel(shape: Optional[Sequence[Any]], rank: int, channels: Any) -> bool:
@@ -263,13 +542,13 @@ def _check_groups(graph: Graph, reshape: Any) -> int:
     """The groups of a Reshape [0, G, -1]."""
     sizes = graph.constant(reshape.input[1])
     x = graph.shape(reshape.input[0])
-    if sizes is None or sizes.shape != (3,):
+    if sizes is None or sizes.shape != (3,) or sizes.dtype.kind != "i":
         raise Left("the Reshape before it has no constant shape of 3 axes")
-    known = x is not None and all(isinstance(size, int) for size in x)
+    known = x is not None and len(x) <= MOST_AXES and all(isinstance(size, int) for size in x)
     samples, groups, rest = (int(size) for size in sizes)
-    if not (samples == 0 and not _attribute(reshape, "allowzero", 0) or x is not None and samples == x[0]):
+    if not (samples == 0 and not _integer(reshape, "allowzero", 0) or x is not None and samples == x[0]):
         raise Left("the Reshape before it changes the samples")
-    if rest != -1 and not (known and (samples or x[0]) * groups * rest == numpy.prod(x)):
+    if rest != -1 and not (known and (samples or x[0]) * groups * rest == math.prod(x)):
         raise Left("the shape of the Reshape before it is not [0, groups, -1]")
     if x is None or len(x) < 3 or not isinstance(x[1], int):
         raise Left("the channels of its input are not known")
@@ -281,14 +560,13 @@ def _check_groups(graph: Graph, reshape: Any) -> int:
 def _check_back(graph: Graph, reshape: Any, x: str) -> None:
     """That a Reshape gives the shape of x again."""
     maker = graph.producer(reshape.input[1])
-    if _is(maker, "Shape") and maker.input[0] == x and not _attribute(maker, "start", 0) and \
-            _attribute(maker, "end") is None:
+    if _is(maker, "Shape") and maker.input[0] == x and not _integer(maker, "start", 0) and _integer(maker, "end") is None:
         return
     sizes, wanted = graph.constant(reshape.input[1]), graph.shape(x) or []
-    if sizes is None or sizes.ndim != 1 or len(sizes) != len(wanted):
+    if sizes is None or sizes.ndim != 1 or sizes.dtype.kind != "i" or len(sizes) != len(wanted):
         raise Left("the Reshape behind it is not known to give the shape of its input")
     equal = [int(size) == known for size, known in zip(sizes, wanted)]
-    equal[0] |= int(sizes[0]) == 0 and not _attribute(reshape, "allowzero", 0)
+    equal[0] |= int(sizes[0]) == 0 and not _integer(reshape, "allowzero", 0)
     if not all(equal) and not (equal.count(False) == 1 and int(sizes[equal.index(False)]) == -1):
         raise Left("the Reshape behind it is not known to give the shape of its input")
 
@@ -296,7 +574,7 @@ def _check_back(graph: Graph, reshape: Any, x: str) -> None:
 def _match_reshaped(graph: Graph, plan: Plan, index: int) -> Match:
     """Reshape, InstanceNormalization, Reshape, Mul, Add."""
     norm = graph.nodes[index]
-    before = graph.producers[norm.input[0]]
+    before = graph.survey.makers[norm.input[0]]
     if graph.only_user(norm.input[0]) is None:
         raise Left("what it normalizes is used elsewhere too")
     groups = _check_groups(graph, graph.nodes[before])
@@ -308,21 +586,19 @@ def _match_reshaped(graph: Graph, plan: Plan, index: int) -> Match:
     x = graph.nodes[before].input[0]
     _check_back(graph, graph.nodes[after], x)
     output, nodes, parameters = graph.nodes[after].output[0], [before, index, after], []
-    kind = _type_of(graph, norm.input[1])
     for operation, neutral in (("Mul", 1.0), ("Add", 0.0)):
-        name = _match_parameter(graph, plan, output, operation, x, kind)
-        if name is None:
-            parameters.append(_fill(graph, plan, kind, graph.shape(x)[1], neutral))
-            continue
-        nodes.append(graph.only_user(output))
-        output = graph.nodes[nodes[-1]].output[0]
-        parameters.append(name)
-    attributes = {"groups": groups, "epsilon": _attribute(norm, "epsilon", 1e-5)}
-    return Match("GroupNorm", [x, *parameters], attributes, output, nodes)
+        found = _match_parameter(graph, output, operation, x)
+        parameters.append(neutral if found is None else found)
+        if found is not None:
+            nodes.append(graph.only_user(output))
+            output = graph.nodes[nodes[-1]].output[0]
+    attributes = {"groups": groups, "epsilon": _float(norm, "epsilon", 1e-5)}
+    inputs = [x, *_fill(graph, plan, _type_of(graph, norm.input[1]), graph.shape(x)[1], parameters)]
+    return Match("GroupNorm", inputs, attributes, output, nodes)
 
 
-def _match_parameter(graph: Graph, plan: Plan, value: str, operation: str, x: str, kind: int) -> Optional[str]:
-    """The other input of a Mul or an Add that is the value's only user, if it is by channel or one number."""
+def _match_parameter(graph: Graph, value: str, operation: str, x: str) -> Union[str, float, None]:
+    """The other input of a Mul or an Add that is the value's only user: its name, if it is by channel, or one number."""
     user = graph.only_user(value)
     if user is None or not _is(graph.nodes[user], operation):
         return None
@@ -332,28 +608,33 @@ def _match_parameter(graph: Graph, plan: Plan, value: str, operation: str, x: st
     if _is_by_channel(graph.shape(other), len(shape), shape[1]):
         return other
     number = graph.constant(other)
-    if number is None or number.size != 1 or number.ndim > len(shape):
-        return None
-    return _fill(graph, plan, kind, shape[1], float(number.reshape(())))
+    return None if number is None or number.size != 1 or number.ndim > len(shape) else float(number.reshape(()))
 
 
 def _type_of(graph: Graph, name: str) -> int:
     """The element type of a constant."""
-    if name in graph.initializers:
-        return graph.initializers[name].data_type
-    return onnx.helper.np_dtype_to_tensor_dtype(graph.constant(name).dtype)
+    tensor = graph.initializers.get(graph.source(name))
+    kind = onnx.helper.np_dtype_to_tensor_dtype(graph.constant(name).dtype) if tensor is None else tensor.data_type
+    if kind not in FLOATS:
+        raise Left("its scale is not of a floating-point type")
+    return kind
 
 
-def _fill(graph: Graph, plan: Plan, kind: int, channels: int, value: float) -> str:
-    """The name of a vector of that value, a new initializer."""
-    if (kind, channels, value) not in plan.filled:
-        taken = {*graph.producers, *graph.initializers, *graph.inputs, *graph.consumers, *graph.kept}
+def _fill(graph: Graph, plan: Plan, kind: int, channels: int, parameters: Sequence[Union[str, float]]) -> List[str]:
+    """The names of parameters; for numbers, those of new initializers of that many elements."""
+    wanted = dict.fromkeys((kind, channels, value) for value in parameters if not isinstance(value, str))
+    new = [key for key in wanted if key not in plan.filled]
+    if len(new) * channels > plan.room:
+        raise Left(f"new initializers for {channels} channels would be too large")
+    plan.room -= len(new) * channels
+    for key in new:
         name = f"normfuse_filled_{len(plan.filled)}"
-        while name in taken:
+        while name in graph.names:
             name += "_"
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-        plan.filled[kind, channels, value] = numpy_helper.from_array(numpy.full(channels, value, dtype), name)
-    return plan.filled[kind, channels, value].name
+        values = numpy.full(channels, key[2], onnx.helper.tensor_dtype_to_np_dtype(kind))
+        plan.filled[key] = numpy_helper.from_array(values, name)
+        graph.shapes[name] = [channels]
+    return [value if isinstance(value, str) else plan.filled[kind, channels, value].name for value in parameters]
 
 
 def _match_instance_norm(graph: Graph, plan: Plan, index: int) -> Match:
@@ -364,38 +645,29 @@ def _match_instance_norm(graph: Graph, plan: Plan, index: int) -> Match:
             return _match_reshaped(graph, plan, index)
         except Left as reason:
             note = f"not GroupNorm: {reason}"
-    return Match("InstanceNorm", list(norm.input), {"epsilon": _attribute(norm, "epsilon", 1e-5)}, norm.output[0],
-                 [index], note)
+    return Match("InstanceNorm", list(norm.input), {"epsilon": _float(norm, "epsilon", 1e-5)}, norm.output[0], [index], note)
 
 
 def _match_group_norm(graph: Graph, plan: Plan, index: int) -> Match:
     norm = graph.nodes[index]
-    groups = _attribute(norm, "num_groups")
-    if groups is None:
-        raise Left("it has no num_groups")
-    return Match("GroupNorm", list(norm.input), {"groups": groups, "epsilon": _attribute(norm, "epsilon", 1e-5)},
+    groups = _integer(norm, "num_groups")
+    if groups is None or groups < 1:
+        raise ValueError(f"node {_label(norm)!r}: it has no num_groups above 0")
+    return Match("GroupNorm", list(norm.input), {"groups": groups, "epsilon": _float(norm, "epsilon", 1e-5)},
                  norm.output[0], [index])
-
-
-def _is_constant(graph: Graph, name: str) -> bool:
-    """Whether ONNX Runtime takes it for constant, without reading it."""
-    if name in graph.initializers:
-        return name not in graph.inputs
-    return _is(graph.producer(name), "Constant") or \
-        _is(graph.producer(name), "Identity") and _is_constant(graph, graph.producer(name).input[0])
 
 
 def _match_batch_norm(graph: Graph, plan: Plan, index: int) -> Match:
     norm = graph.nodes[index]
     if graph.opset < 9:
         raise Left("before version 9 of ONNX it has other meanings")
-    if _attribute(norm, "training_mode", 0) or len(list(filter(None, norm.output))) > 1:
+    if _integer(norm, "training_mode", 0) or len(list(filter(None, norm.output))) > 1:
         raise Left("it trains")
     before = graph.producer(norm.input[0])
     if _is(before, "Conv") and graph.only_user(norm.input[0]) is not None and \
-            all(_is_constant(graph, name) for name in (*before.input[1:], *norm.input[1:]) if name):
+            all(graph.is_constant(name) for name in (*before.input[1:], *norm.input[1:]) if name):
         raise Left("ONNX Runtime folds it into the Conv before it")
-    return Match("BatchNorm", list(norm.input), {"epsilon": _attribute(norm, "epsilon", 1e-5)}, norm.output[0], [index])
+    return Match("BatchNorm", list(norm.input), {"epsilon": _float(norm, "epsilon", 1e-5)}, norm.output[0], [index])
 
 
 _MATCHES = {"InstanceNormalization": _match_instance_norm, "GroupNormalization": _match_group_norm,
@@ -417,6 +689,8 @@ def _add_bias(graph: Graph, match: Match) -> None:
     total = match.inputs[0]
     add = graph.producer(total)
     users, known = graph.users(total), [graph.shape(name) for name in match.inputs[1:]]
+    if len(users) > 2:
+        return
     # A Reshape behind the norm may get its sizes of the sum.
     others = [i for i in users if i not in match.nodes and not (
         _is(graph.nodes[i], "Shape") and graph.only_user(graph.nodes[i].output[0]) in match.nodes)]
@@ -426,11 +700,11 @@ def _add_bias(graph: Graph, match: Match) -> None:
         shape = graph.shape(x)
         if shape is None or len(shape) < 3 or not isinstance(shape[1], int) or not _is_bias(graph.shape(bias), shape):
             continue
-        if _is(graph.producer(x), "Conv") and _is_constant(graph, bias):
+        if _is(graph.producer(x), "Conv") and graph.is_constant(bias):
             return  # ONNX Runtime folds it into the Conv
         if all(sizes is not None and shape[1] in sizes for sizes in known):  # and not by group
             match.operator, match.inputs = "SkipGroupNorm", [x, *match.inputs[1:], bias]
-            match.nodes.append(graph.producers[total])
+            match.nodes.append(graph.survey.makers[total])
         return
 
 
@@ -441,12 +715,13 @@ def _one_node(graph: Graph, node: Any) -> Optional[Tuple[str, Optional[float]]]:
     if _is(node, "Relu", "HardSwish", "Mish"):
         return node.op_type.lower(), None
     if _is(node, "LeakyRelu"):
-        return "leaky_relu", _attribute(node, "alpha", 0.01)
+        return "leaky_relu", _float(node, "alpha", 0.01)
     if _is(node, "Elu"):
-        return "elu", _attribute(node, "alpha", 1.0)
+        return "elu", _float(node, "alpha", 1.0)
     if _is(node, "Gelu"):
-        return ("gelu_tanh" if _attribute(node, "approximate", b"none") == b"tanh" else "gelu"), None
-    if _is(node, "Swish") and _attribute(node, "alpha", 1.0) == 1:
+        approximate = _attribute(node, "approximate", onnx.AttributeProto.STRING, b"none")
+        return {b"none": ("gelu", None), b"tanh": ("gelu_tanh", None)}.get(approximate)
+    if _is(node, "Swish") and _float(node, "alpha", 1.0) == 1:
         return "silu", None
     if _is(node, "Clip") and graph.opset >= 11 and len(node.input) == 3:
         limits = [graph.constant(name) if name else None for name in node.input[1:]]
@@ -489,19 +764,25 @@ def _describe(match: Match) -> str:
 def _replace(graph: Graph, plan: Plan, index: int) -> None:
     """Plans what becomes of the norm at that index."""
     norm = graph.nodes[index]
-    name = norm.name or norm.output[0]
     try:
+        if graph.obstacle is not None:
+            raise Left(graph.obstacle)
         match = _MATCHES[norm.op_type](graph, plan, index)
     except Left as reason:
-        plan.changes.append(Change(name, norm.op_type, None, 0, str(reason)))
+        plan.changes.append(_left(norm, str(reason)))
         return
     _add_activation(graph, match)
     _add_bias(graph, match)
     node = onnx.helper.make_node(match.operator, match.inputs, [match.output], name=norm.name, domain=DOMAIN,
                                  **match.attributes)
     plan.replaced[max(match.nodes)] = node
+    graph.claim(match.nodes)
     plan.removed.update(match.nodes)
-    plan.changes.append(Change(name, norm.op_type, _describe(match), len(match.nodes), match.note))
+    plan.changes.append(Change(_label(norm), norm.op_type, _describe(match), len(match.nodes), match.note))
+
+
+def _left(norm: Any, reason: str) -> Change:
+    return Change(_label(norm), norm.op_type, None, 0, reason)
 
 
 def _plan(model: Any, folder: Optional[str]) -> Tuple[Graph, Plan]:
@@ -510,45 +791,70 @@ def _plan(model: Any, folder: Optional[str]) -> Tuple[Graph, Plan]:
         if _is(node, *NORMS):
             _replace(graph, plan, index)
         for inner in _subgraphs(node):
-            plan.changes += [Change(norm.name or norm.output[0], norm.op_type, None, 0, "it is in a subgraph")
-                             for norm in _norms_within(inner.node)]
+            plan.changes += [_left(norm, "it is in a subgraph") for norm in _norms_within(inner.node)]
     for function in model.functions:
-        plan.changes += [Change(norm.name or norm.output[0], norm.op_type, None, 0, f"it is in the function {function.name}")
-                         for norm in _norms_within(function.node)]
+        plan.changes += [_left(norm, f"it is in the function {function.name}") for norm in _norms_within(function.node)]
+    plan.unused = _unused(graph, plan)
+    lost = _lost(graph, plan)
+    if lost is not None:
+        plan = Plan([change if change.operator is None else Change(change.name, change.kind, None, 0, lost)
+                     for change in plan.changes])
     if graph.problem is not None:
         for change in plan.changes:
             change.note += ("; " if change.note else "") + f"shapes could not be inferred: {graph.problem}"
     return graph, plan
 
 
-def _used(graph: Graph, plan: Plan) -> Set[str]:
-    """What is used once the plan is carried out."""
-    used = set(graph.kept)
-    for i, node in enumerate(graph.nodes):
-        if i not in plan.removed:
-            used.update(node.input)
-    for node in plan.replaced.values():
-        used.update(node.input)
-    return used
-
-
 def _unused(graph: Graph, plan: Plan) -> Set[str]:
     """Initializers that nothing uses any more; plans the removal of nodes that only made constants of the patterns."""
-    while True:
-        used = _used(graph, plan)
-        freed = {name for i in plan.removed for name in graph.nodes[i].input} - used
-        constants = {graph.producers[name] for name in freed if _is(graph.producer(name), *CONSTANT_NODES)}
-        if constants <= plan.removed:
-            return {name for name in freed if name in graph.initializers and name not in graph.inputs}
-        plan.removed |= constants
+    uses: Dict[str, int] = dict.fromkeys(graph.kept, 1)
+    for i, names in enumerate(graph.survey.reads):
+        if i not in plan.removed:
+            for name in names:
+                uses[name] = uses.get(name, 0) + 1
+    for node in plan.replaced.values():
+        for name in node.input:
+            uses[name] = uses.get(name, 0) + 1
+    freed = [name for i in sorted(plan.removed) for name in graph.survey.reads[i]]
+    unused = set()
+    for name in freed:  # which grows
+        maker = graph.survey.makers.get(name)
+        if uses.get(name, 0) > 0:
+            continue
+        if name in graph.initializers and (graph.lists_initializers or name not in graph.inputs):
+            unused.add(name)
+        if maker is None or maker in plan.removed or not _is(graph.nodes[maker], *CONSTANT_NODES):
+            continue
+        plan.removed.add(maker)
+        for other in graph.survey.reads[maker]:
+            uses[other] -= 1
+            freed.append(other)
+    return unused
 
 
-def _assemble(data: memoryview, graph: Graph, plan: Plan, unused: Set[str], value_info: Sequence[Any],
-              initializers: Sequence[Any]) -> bytes:
+def _lost(graph: Graph, plan: Plan) -> Optional[str]:
+    """Why the plan's graph would not be one: a value that is used, and made by nothing before that; or made twice."""
+    made = (graph.survey.given - plan.unused) | {tensor.name for tensor in plan.filled.values()}
+    for i, node in enumerate(graph.nodes):
+        reads = graph.survey.reads[i]
+        if i in plan.replaced:
+            node, reads = plan.replaced[i], set(plan.replaced[i].input)
+        elif i in plan.removed:
+            continue
+        if not reads <= made or not made.isdisjoint(node.output):
+            name = min((reads - made) | made.intersection(node.output))
+            return f"the rewritten graph would not have the one value {name!r} that node {_label(node)!r} needs"
+        made.update(filter(None, node.output))
+    return next((f"the rewritten graph would not have its output {name!r}" for name in graph.outputs if name not in made),
+                None)
+
+
+def _assemble(data: memoryview, graph: Graph, plan: Plan, proto: Any) -> bytes:
     """The serialized graph with the plan carried out; all other fields are copied."""
-    gone = {name for i in plan.removed for name in graph.nodes[i].output}
+    gone = {name for i in plan.removed for name in graph.nodes[i].output} | plan.unused
     gone -= {name for node in plan.replaced.values() for name in node.output}
-    counts = {GRAPH_NODE: 0, GRAPH_INITIALIZER: 0, GRAPH_VALUE_INFO: 0}
+    named = {GRAPH_INITIALIZER: proto.initializer, GRAPH_INPUT: proto.input, GRAPH_VALUE_INFO: proto.value_info}
+    counts = dict.fromkeys((GRAPH_NODE, *named), 0)
     made: List[Any] = []
     for number, field, _ in _fields(data):
         i = counts.get(number, -1)
@@ -556,13 +862,15 @@ def _assemble(data: memoryview, graph: Graph, plan: Plan, unused: Set[str], valu
             counts[number] += 1
         if number == GRAPH_NODE and i in plan.replaced:
             made.append(_encode(GRAPH_NODE, plan.replaced[i].SerializeToString()))
-        elif number == GRAPH_NODE and i in plan.removed or \
-                number == GRAPH_INITIALIZER and initializers[i].name in unused or \
-                number == GRAPH_VALUE_INFO and value_info[i].name in gone | unused:
+        elif number == GRAPH_NODE and i in plan.removed or number in named and named[number][i].name in gone:
             continue
         else:
             made.append(field)
-    made += [_encode(GRAPH_INITIALIZER, tensor.SerializeToString()) for tensor in plan.filled.values()]
+    for tensor in plan.filled.values():
+        made.append(_encode(GRAPH_INITIALIZER, tensor.SerializeToString()))
+        if graph.lists_initializers:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            made.append(_encode(GRAPH_INPUT, value.SerializeToString()))
     return b"".join(made)
 
 
@@ -579,11 +887,8 @@ def rewrite(model: bytes, folder: Optional[str] = None) -> Tuple[bytes, List[Cha
     graph, plan = _plan(proto, folder)
     if not plan.replaced:
         return bytes(model), plan.changes
-    unused = _unused(graph, plan)
-    made = []
-    for number, field, payload in fields:
-        made.append(_encode(MODEL_GRAPH, _assemble(payload, graph, plan, unused, proto.graph.value_info,
-                                                   proto.graph.initializer)) if number == MODEL_GRAPH else field)
+    made = [_encode(MODEL_GRAPH, _assemble(payload, graph, plan, proto.graph)) if number == MODEL_GRAPH else field
+            for number, field, payload in fields]
     if DOMAIN not in {entry.domain for entry in proto.opset_import}:
         made.append(_encode(MODEL_OPSET, onnx.helper.make_opsetid(DOMAIN, 1).SerializeToString()))
     return b"".join(made), plan.changes

@@ -20,10 +20,11 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from . import _decompositions, _operators
 from ._decompositions import activate, added, wide
 from ._operators import (FROM_U, FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_SLOPE,
-                         WANT_WEIGHT, WANT_X, ops, straight, unpack_saved, writes_u)
+                         WANT_WEIGHT, WANT_X, ops, straight, writes_u)
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 # ---- composite formulas -----------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def _forward_channel_affine(x, scale, bias, post_add, slope, activation, act_par
 
 def _call(op, *args):
     """Run `op`; its own derivative is only of interest where this backward is being recorded."""
-    if torch.is_grad_enabled() or _functorch_is_active() or forward_ad._current_level >= 0:
+    if _is_dynamo_compiling() or torch.is_grad_enabled() or _functorch_is_active() or forward_ad._current_level >= 0:
         return op(*args)
     with _below_autograd():
         return op(*args)
@@ -403,7 +404,8 @@ def _function(op, backward):
     # Without the look for torch.func's levels that autograd.Function.apply takes: the dispatcher has gone through them
     # before it calls an autograd kernel, and the eager path is taken where there are none.
     return type(op._opname, (torch.autograd.function._SingleLevelFunction,),
-                {"forward": staticmethod(forward), "backward": staticmethod(backward.backward)})
+                {"forward": staticmethod(forward), "backward": staticmethod(backward.backward),
+                 "_compiled_autograd_key": staticmethod(torch.autograd.Function._compiled_autograd_key)})
 
 
 def _requires_grad(args) -> bool:
@@ -478,6 +480,8 @@ def _register_backward(name: str, composite) -> None:
 group_norm = _register_forward("group_norm", _GroupNormBackward, _forward_group_norm)
 instance_norm = _register_forward("instance_norm", _InstanceNormBackward, _forward_instance_norm)
 batch_norm = _register_forward("batch_norm", _BatchNormBackward, _forward_batch_norm)
+_register_forward("batch_norm_unannotated", _BatchNormBackward, _forward_batch_norm)
+_register_forward("instance_norm_unannotated", _InstanceNormBackward, _forward_instance_norm)
 batch_norm_evaluate = _register_forward("batch_norm_evaluate", _BatchNormEvaluateBackward, _forward_batch_norm_evaluate)
 channel_affine = _register_forward("channel_affine", _ChannelAffineBackward, _forward_channel_affine)
 _register_inference("group_norm_inference", "group_norm")
@@ -504,6 +508,7 @@ _WANTED = {(bool(bits & WANT_X), bool(bits & WANT_WEIGHT), bool(bits & WANT_BIAS
 
 # These are called for every layer of every step, and their host time is counted in tenths of a microsecond: ctx.to_save
 # is what save_for_backward sets, and a tuple is not taken apart where it may be passed on.
+# Compiled autograd traces the backwards, and Dynamo knows operators by their names in torch.ops alone.
 
 
 def _only(wanted, dx, dweight, dbias):
@@ -516,8 +521,8 @@ class lean_group_norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, numbers):
-        y, saved = _lean_group_norm(x, weight, bias, *numbers)
-        ctx.to_save = x, saved, weight, bias
+        y, mean, rstd = _lean_group_norm(x, weight, bias, *numbers)
+        ctx.to_save = x, mean, rstd, weight, bias
         ctx.numbers = numbers
         return y
 
@@ -526,12 +531,12 @@ class lean_group_norm(torch.autograd.Function):
         wanted = _WANTED[ctx.needs_input_grad]
         groups, eps, activation, act_param = ctx.numbers
         if _is_grad_enabled() or forward_ad._current_level >= 0:
-            x, saved, weight, bias = ctx.saved_tensors
-            mean, rstd = (values.view(-1, groups) for values in unpack_saved(saved, x))
+            x, mean, rstd, weight, bias = ctx.saved_tensors
             dx, dweight, dbias, *_ = ops.group_norm_backward.default(
                 dy, None, x, mean, rstd, weight, bias, *(None,) * 5, groups, eps, activation, act_param, wanted)
             return _only(wanted, dx, dweight, dbias)
-        gradients = _lean_group_norm_backward(dy, *ctx.saved_tensors, groups, activation, act_param, wanted)
+        gradients = (ops.lean_group_norm_backward.default if _is_dynamo_compiling() else _lean_group_norm_backward)(
+            dy, *ctx.saved_tensors, groups, activation, act_param, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 
@@ -541,8 +546,8 @@ class lean_batch_norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, others):
-        y, saved = _lean_batch_norm(x, weight, bias, *others)
-        ctx.to_save = x, saved, weight, bias
+        y, mean, rstd = _lean_batch_norm(x, weight, bias, *others)
+        ctx.to_save = x, mean, rstd, weight, bias
         ctx.numbers = others[3:]
         return y
 
@@ -551,12 +556,12 @@ class lean_batch_norm(torch.autograd.Function):
         wanted = _WANTED[ctx.needs_input_grad]
         eps, activation, act_param = ctx.numbers
         if _is_grad_enabled() or forward_ad._current_level >= 0:
-            x, saved, weight, bias = ctx.saved_tensors
-            mean, rstd = unpack_saved(saved, x)
+            x, mean, rstd, weight, bias = ctx.saved_tensors
             dx, dweight, dbias, *_ = ops.batch_norm_backward.default(dy, None, x, mean, rstd, weight, bias, None, None,
                                                                      None, eps, activation, act_param, wanted)
             return _only(wanted, dx, dweight, dbias)
-        gradients = _lean_batch_norm_backward(dy, *ctx.saved_tensors, activation, act_param, wanted)
+        gradients = (ops.lean_batch_norm_backward.default if _is_dynamo_compiling() else _lean_batch_norm_backward)(
+            dy, *ctx.saved_tensors, activation, act_param, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 
@@ -578,7 +583,9 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
             dx, dweight, dbias, *_ = ops.batch_norm_evaluate_backward.default(
                 dy, None, x, mean, var, weight, bias, None, None, None, *ctx.numbers, wanted)
             return _only(wanted, dx, dweight, dbias)
-        gradients = _lean_batch_norm_evaluate_backward(dy, *ctx.saved_tensors, *ctx.numbers, wanted)
+        backward = (ops.lean_batch_norm_evaluate_backward.default if _is_dynamo_compiling() else
+                    _lean_batch_norm_evaluate_backward)
+        gradients = backward(dy, *ctx.saved_tensors, *ctx.numbers, wanted)
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 

@@ -185,6 +185,8 @@ formulas = {
     "batch_norm_evaluate": _batch_norm_evaluate,
     "batch_norm_inference": _first(_batch_norm_evaluate),
     "channel_affine": _channel_affine,
+    "batch_norm_unannotated": _batch_norm,
+    "instance_norm_unannotated": _instance_norm,
 }
 
 # ---- registration ---------------------------------------------------------------------------------------------------

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from ctypes import byref, c_char_p, c_size_t, pointer
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set
 
 import torch
 
 from .._library import (CPU, CUDA, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions, Exec, GroupNormOptions,
                         Tensor, Tensors, call as check, library, make_tensor)
 
-__all__ = ["EVALUATE", "call", "install_shim", "merge", "register_shim", "uninstall_shim"]
+__all__ = ["EVALUATE", "call", "install_shim", "merge", "preparation", "register_shim", "uninstall_shim"]
 
 library.normfuse_torch_register.restype, library.normfuse_torch_register.argtypes = c_char_p, []
 library.normfuse_torch_install.restype, library.normfuse_torch_install.argtypes = c_char_p, []
@@ -20,6 +20,15 @@ library.normfuse_torch_uninstall.restype, library.normfuse_torch_uninstall.argty
 PER_VALUE = 2  # set_values of sums that normfuse_sums_merge_per_value merged: torch.h
 
 _DTYPES = {torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16)}
+
+
+class _Preparation:
+    """While `devices` is a set, calls on fake tensors note their kernels for normfuse_prepare, and their devices there."""
+    devices: Optional[Set[int]] = None
+
+
+preparation = _Preparation()
+_PREPARE = 1  # of Exec.flags
 _BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
 
 
@@ -40,7 +49,8 @@ def uninstall_shim() -> None:
     library.normfuse_torch_uninstall()
 
 
-def _tensor(tensor: torch.Tensor, is_big: bool = False) -> Tensor:
+def _tensor(tensor: torch.Tensor, is_big: bool = False, address: Optional[int] = None) -> Tensor:
+    """address: of a fake tensor."""
     shape, strides = tensor.shape, tensor.stride()
     if is_big and len(shape) > 5:
         # The spatial axes as one: torch has tensors of more axes than the library takes.
@@ -51,6 +61,9 @@ def _tensor(tensor: torch.Tensor, is_big: bool = False) -> Tensor:
         shape, strides = (*shape[:2], positions), (*strides[:2], stride)
     if tensor.dtype not in _DTYPES:
         raise RuntimeError("normfuse is implemented for tensors of f64, f32, f16 and bf16 only")
+    if address is not None:
+        return make_tensor(address, *_DTYPES[tensor.dtype], shape, strides,
+                           CUDA if tensor.device.type == "cuda" else CPU, tensor.device.index or 0)
     if tensor.is_cuda:
         return make_tensor(tensor.data_ptr(), *_DTYPES[tensor.dtype], shape, strides, CUDA, tensor.get_device())
     return make_tensor(tensor.data_ptr(), *_DTYPES[tensor.dtype], shape, strides, CPU, 0)
@@ -64,6 +77,14 @@ def _exec(x: torch.Tensor) -> Exec:
     execution.sync = library.normfuse_stream_sync(x.get_device(), execution.stream, byref(sync_bytes))
     execution.sync_bytes = sync_bytes.value
     return execution
+
+
+def _addresses(tensors: Dict[str, torch.Tensor]) -> Dict[str, int]:
+    """Where fake tensors would be: each storage somewhere of its own, aligned as torch's allocator aligns."""
+    places: Dict[int, int] = {}
+    return {slot: (places.setdefault(tensor.untyped_storage()._cdata, len(places) + 1 << 40)
+                   + tensor.storage_offset() * tensor.element_size())
+            for slot, tensor in tensors.items()}
 
 
 def call(operator: str, direction: str, function: str, flags: int, numbers: Dict[str, Any],
@@ -80,8 +101,11 @@ def call(operator: str, direction: str, function: str, flags: int, numbers: Dict
                       set_values=numbers.get("set_values", 0))
         options = (GroupNormOptions(groups=numbers["groups"], **common) if operator == "group_norm" else
                    BatchNormOptions(**common))
-    structs = Tensors(**{slot: pointer(_tensor(tensor, slot in _BIG)) for slot, tensor in tensors.items()})
     x = tensors["x"]
+    if preparation.devices is not None:
+        _note(f"normfuse_{operator}_{function}", options, tensors)
+        return
+    structs = Tensors(**{slot: pointer(_tensor(tensor, slot in _BIG)) for slot, tensor in tensors.items()})
     execution = _exec(x)
     scratch = None
     if x.is_cuda:
@@ -95,5 +119,22 @@ def call(operator: str, direction: str, function: str, flags: int, numbers: Dict
     check(getattr(library, f"normfuse_{operator}_{function}")(byref(options), byref(structs), byref(execution)))
 
 
+def _note(function: str, options: Any, tensors: Dict[str, torch.Tensor]) -> None:
+    """Notes the kernels of a call on fake tensors, for normfuse_prepare. On the CPU it checks the arguments."""
+    addresses, execution = _addresses(tensors), Exec(flags=_PREPARE)
+    device = tensors["x"].device
+    if device.type == "cuda":
+        sync_bytes = c_size_t()
+        check(library.normfuse_sync_bytes(device.index or 0, byref(sync_bytes)))
+        execution.sync, execution.sync_bytes = 1 << 39, sync_bytes.value
+    structs = Tensors(**{slot: pointer(_tensor(tensor, slot in _BIG, addresses[slot]))
+                         for slot, tensor in tensors.items()})
+    check(getattr(library, function)(byref(options), byref(structs), byref(execution)))
+    if device.type == "cuda" and preparation.devices is not None:
+        preparation.devices.add(device.index or 0)
+
+
 def merge(name: str, parts: torch.Tensor, *others: torch.Tensor) -> None:
+    if preparation.devices is not None:
+        return
     check(getattr(library, f"normfuse_{name}")(*(byref(_tensor(t)) for t in (parts, *others)), byref(_exec(parts))))

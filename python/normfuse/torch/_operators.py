@@ -102,19 +102,20 @@ SCHEMAS = {
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_BACK}, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
-    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. saved: mean
-    # and rstd, see unpack_saved. One value that is all of a call's group or channel is refused here.
-    "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor)",
+    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. One value that
+    # is all of a call's group or channel is refused here.
+    "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
     "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
     "lean_group_norm_backward":
-        f"(Tensor dy, Tensor u, Tensor saved, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor? weight, Tensor? bias, int groups, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
-    "lean_batch_norm": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor)",
+    "lean_batch_norm":
+        f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
     "lean_batch_norm_forward_only": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_inference":
         f"({_GIVEN_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_backward":
-        f"(Tensor dy, Tensor u, Tensor saved, Tensor weight, Tensor bias, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm_evaluate_backward":
         "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps, "
@@ -122,11 +123,11 @@ SCHEMAS = {
     "lean_batch_norm_stats": "(Tensor x) -> Tensor",
     "lean_batch_norm_apply":
         f"(Tensor u, Tensor parts, Tensor weight, Tensor bias, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) "
-        "-> (Tensor, Tensor, Tensor)",
+        "-> (Tensor, Tensor, Tensor, Tensor)",
     "lean_batch_norm_backward_sums":
-        f"(Tensor dy, Tensor u, Tensor saved, Tensor weight, Tensor bias, {_ACT}) -> Tensor",
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor weight, Tensor bias, {_ACT}) -> Tensor",
     "lean_batch_norm_backward_apply":
-        f"(Tensor dy, Tensor u, Tensor saved, {_SHARDS}, Tensor weight, Tensor bias, {_ACT}, int wanted) "
+        f"(Tensor dy, Tensor u, {_SAVED}, {_SHARDS}, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
 }  # fmt: skip
 
@@ -200,20 +201,13 @@ def _none(x: Tensor) -> Tensor:
     return torch.empty((0,), dtype=x.dtype, device=x.device)
 
 
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def _saved(x: Tensor, *shape) -> Tuple[Tensor, Tensor]:
     return (torch.empty(shape, dtype=torch.float64, device=x.device),
-            torch.empty(shape, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device))
-
-
-def _packed(x: Tensor, count) -> Tensor:
-    return torch.empty((count * (16 if x.dtype == torch.float64 else 12),), dtype=torch.uint8, device=x.device)
-
-
-def unpack_saved(saved: Tensor, x: Tensor) -> Tuple[Tensor, Tensor]:
-    """mean and rstd, views of one tensor of bytes: f64 values, then as many f32 ones (f64 of f64 x)."""
-    rstd = torch.float64 if x.dtype == torch.float64 else torch.float32
-    means = saved.numel() // (8 + rstd.itemsize) * 8
-    return saved[:means].view(torch.float64), saved[means:].view(rstd)
+            torch.empty(shape, dtype=statistics_dtype(x), device=x.device))
 
 
 def _f64(x: Tensor, *shape) -> Tensor:
@@ -338,19 +332,19 @@ class _Outputs:
 
     @staticmethod
     def lean_group_norm(x, weight, bias, groups, eps, activation, act_param):
-        return like(x), _packed(x, x.shape[0] * groups)
+        return (like(x), *_saved(x, x.shape[0], groups))
 
     @staticmethod
     def lean_group_norm_inference(x, weight, bias, groups, eps, activation, act_param):
         return like(x)
 
     @staticmethod
-    def lean_group_norm_backward(dy, u, saved, weight, bias, groups, activation, act_param, wanted):
+    def lean_group_norm_backward(dy, u, mean, rstd, weight, bias, groups, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
     @staticmethod
     def lean_batch_norm(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
-        return like(x), _packed(x, x.shape[1])
+        return (like(x), *_saved(x, x.shape[1]))
 
     @staticmethod
     def lean_batch_norm_forward_only(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
@@ -361,7 +355,7 @@ class _Outputs:
         return like(x)
 
     @staticmethod
-    def lean_batch_norm_backward(dy, u, saved, weight, bias, activation, act_param, wanted):
+    def lean_batch_norm_backward(dy, u, mean, rstd, weight, bias, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
     @staticmethod
@@ -375,19 +369,19 @@ class _Outputs:
 
     @staticmethod
     def lean_batch_norm_apply(u, parts, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
-        return like(u), _packed(u, u.shape[1]), _f64(u, u.shape[1], 3)
+        return (like(u), *_saved(u, u.shape[1]), _f64(u, u.shape[1], 3))
 
     @staticmethod
-    def lean_batch_norm_backward_sums(dy, u, saved, weight, bias, activation, act_param):
+    def lean_batch_norm_backward_sums(dy, u, mean, rstd, weight, bias, activation, act_param):
         return _f64(u, u.shape[1], 2)
 
     @staticmethod
-    def lean_batch_norm_backward_apply(dy, u, saved, sums, parts, stats, weight, bias, activation, act_param, wanted):
+    def lean_batch_norm_backward_apply(dy, u, mean, rstd, sums, parts, stats, weight, bias, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
 
 # What the library calls each output, in order.
-_OUTPUT_NAMES = {
+OUTPUT_NAMES = {
     "group_norm": ("y", "u", "mean", "rstd"),
     "group_norm_inference": ("y",),
     "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias", "dslope"),
@@ -406,16 +400,16 @@ _OUTPUT_NAMES = {
     "batch_norm_stats": ("stats", "u"),
     "batch_norm_apply": ("y", "mean", "rstd", "stats"),
     "batch_norm_backward_sums": ("sums", "dpost_add", "dslope"),
-    "lean_group_norm": ("y", "saved"),
+    "lean_group_norm": ("y", "mean", "rstd"),
     "lean_group_norm_inference": ("y",),
     "lean_group_norm_backward": ("dx", "dweight", "dbias"),
-    "lean_batch_norm": ("y", "saved"),
+    "lean_batch_norm": ("y", "mean", "rstd"),
     "lean_batch_norm_forward_only": ("y",),
     "lean_batch_norm_inference": ("y",),
     "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_stats": ("stats",),
-    "lean_batch_norm_apply": ("y", "saved", "stats"),
+    "lean_batch_norm_apply": ("y", "mean", "rstd", "stats"),
     "lean_batch_norm_backward_sums": ("sums",),
     "lean_batch_norm_backward_apply": ("dx", "dweight", "dbias"),
     "batch_norm_backward_apply": ("dx", "dweight", "dbias", "dpre_bias"),
@@ -454,7 +448,7 @@ def _ctypes_kernel(name: str):
     schema = torch._C.parse_schema("normfuse::" + name + SCHEMAS[name])
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
-    output_names = _OUTPUT_NAMES[name]
+    output_names = OUTPUT_NAMES[name]
     operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_").removesuffix("_forward_only")]
     is_affine = name.startswith("channel_affine")
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
@@ -475,6 +469,10 @@ def _ctypes_kernel(name: str):
         if numbers.get("wanted", 0) & FROM_U:
             tensors.pop("pre_bias", None)
         x = tensors["x"]
+        for slot in ("mean", "rstd"):  # hooks on saved tensors may give another dtype back
+            statistic = tensors.get(slot)
+            if statistic is not None and not (slot == "mean" and statistic.dtype == torch.float64):
+                tensors[slot] = statistic.to(statistics_dtype(x))
         if "groups" in numbers:
             _checks.groups_divide(x.shape[1], numbers["groups"])  # before outputs are made of their number
         outputs = outputs_of(*values)
@@ -485,8 +483,6 @@ def _ctypes_kernel(name: str):
         for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
             if slot not in _OPTIONAL_OUTPUTS or tensor.dim() > 1 or tensor.numel() > 0:
                 tensors[slot] = tensor
-        if "saved" in tensors:
-            tensors["mean"], tensors["rstd"] = unpack_saved(tensors.pop("saved"), x)
         if "parts" in tensors:
             _of_shards(partial(_native.call, operator, direction, function, flags), numbers, tensors)
         else:
@@ -556,8 +552,9 @@ def _with_checks(name: str):
         given = dict(zip(arguments, args))
         if "activation" in given:
             _checks.slope(given["x" if "x" in given else "u"], given.get("slope"), given["activation"])
-        return outputs_of(*args)
+        return outputs_of(*args) if _native.preparation.devices is None else noting(*args)
 
+    noting = _ctypes_kernel(name)
     return fake
 
 
@@ -567,6 +564,17 @@ for _name, _schema in SCHEMAS.items():
     torch.library.register_fake("normfuse::" + _name, _with_checks(_name), lib=_library)
     if _name.startswith("lean_"):
         _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+
+# What updates running statistics, with a schema that does not say so, as those of aten's batch norms do not. It is for
+# torch.func.functionalize alone, which refuses operators of other libraries that say it.
+UNANNOTATED = {"batch_norm_unannotated": "batch_norm", "instance_norm_unannotated": "instance_norm"}
+for _name, _annotated in UNANNOTATED.items():
+    OUTPUT_NAMES[_name] = OUTPUT_NAMES[_annotated]
+    _library.define(_name + SCHEMAS[_annotated].replace(_RUNNING, "Tensor? running_mean, Tensor? running_var"),
+                    tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake("normfuse::" + _name, _with_checks(_annotated), lib=_library)
+    _library.impl(_name, getattr(torch.ops.normfuse, _annotated).default, "CompositeExplicitAutograd")
 
 
 def _register() -> Tuple[str, str]:

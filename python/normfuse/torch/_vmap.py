@@ -135,7 +135,7 @@ _RULES = {"group_norm": _group_norm, "group_norm_inference": _group_norm, "chann
           "batch_norm_evaluate": _evaluating_batch_norm, "batch_norm_inference": _evaluating_batch_norm,
           "instance_norm": _training, "batch_norm": _training}
 
-for _name in _operators.SCHEMAS:
-    _rule = _RULES.get(_name, _each_slice if _name.endswith("_backward") else None)
+for _name in (*_operators.SCHEMAS, *_operators.UNANNOTATED):
+    _rule = _RULES.get(_name.removesuffix("_unannotated"), _each_slice if _name.endswith("_backward") else None)
     if _rule is not None:
         torch.library.register_vmap("normfuse::" + _name, _rule(getattr(ops, _name).default), lib=_operators._library)

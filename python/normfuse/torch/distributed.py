@@ -194,7 +194,8 @@ class _BatchNorm(torch.autograd.Function):
         if batches is not None:
             _average(running_mean, running_var, merged, batches)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, pre_bias, post_add, slope)
+        ctx.save_for_backward(x, mean, rstd, weight, bias, pre_bias, post_add, slope)
+        ctx.merged = merged  # for its counts, which hooks on saved tensors that round would change
         ctx.rest = eps, activation, act_param, from_y | FROM_U, group
         if has_u:
             ctx.set_materialize_grads(False)
@@ -203,7 +204,8 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        x, mean, rstd, merged, weight, bias, pre_bias, post_add, slope = ctx.saved_tensors
+        x, mean, rstd, weight, bias, pre_bias, post_add, slope = ctx.saved_tensors
+        merged = ctx.merged
         eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
@@ -245,7 +247,8 @@ class _GroupNorm(torch.autograd.Function):
         y, mean, rstd, merged = calls.group_norm_apply(x, _gather(stats, group), weight, bias, scale, shift, post_add,
                                                        slope, groups, eps, activation, act_param)
         post_add, from_y = _autograd.saved_for_activation(post_add, y, activation, act_param)
-        ctx.save_for_backward(x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add, slope)
+        ctx.save_for_backward(x, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, slope)
+        ctx.merged = merged
         ctx.rest = groups, eps, activation, act_param, from_y | FROM_U, group
         if has_u:
             ctx.set_materialize_grads(False)
@@ -254,7 +257,8 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        x, mean, rstd, merged, weight, bias, scale, shift, pre_bias, post_add, slope = ctx.saved_tensors
+        x, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, slope = ctx.saved_tensors
+        merged = ctx.merged
         groups, eps, activation, act_param, bits, group = ctx.rest
         if dy is None:
             dy = torch.zeros_like(x)
@@ -290,15 +294,17 @@ class _LeanBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, others):
-        y, saved, stats = _straight.lean_batch_norm_apply(
+        y, mean, rstd, stats = _straight.lean_batch_norm_apply(
             x, _gather(_straight.lean_batch_norm_stats(x), others[6]), weight, bias, *others[:6])
-        ctx.to_save = x, saved, stats, weight, bias
+        ctx.to_save = x, mean, rstd, weight, bias
+        ctx.stats = stats
         ctx.others = others
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x, saved, stats, weight, bias = ctx.saved_tensors
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        stats = ctx.stats
         _, _, _, eps, activation, act_param, group = ctx.others
         wanted = _autograd._WANTED[ctx.needs_input_grad]
         if _is_recorded():
@@ -307,10 +313,10 @@ class _LeanBatchNorm(torch.autograd.Function):
                                              act_param, moments)[:3]
         else:
             calls = _calls(dy)
-            sums = calls.lean_batch_norm_backward_sums(dy, x, saved, weight, bias, activation, act_param)
+            sums = calls.lean_batch_norm_backward_sums(dy, x, mean, rstd, weight, bias, activation, act_param)
             gradients = calls.lean_batch_norm_backward_apply(
-                dy, x, saved, sums, _gather(sums, group) if wanted & WANT_X else sums, stats, weight, bias, activation,
-                act_param, wanted)
+                dy, x, mean, rstd, sums, _gather(sums, group) if wanted & WANT_X else sums, stats, weight, bias,
+                activation, act_param, wanted)
         return (*gradients, None) if wanted == _autograd._WANT_ALL else _autograd._only(wanted, *gradients)
 
 

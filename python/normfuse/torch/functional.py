@@ -18,11 +18,12 @@ from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from . import _autograd, _checks, _vmap  # noqa: F401: registers rules
-from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, ops, straight
+from . import _autograd, _checks, _sharding, _vmap  # noqa: F401: registers rules
+from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, UNANNOTATED, ops, straight
 
 __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autocast_to_float32"]
 
@@ -141,9 +142,16 @@ def _needs_gradient(args) -> bool:
     return _any_requires_grad(*args)
 
 
+def _is_functionalized() -> bool:
+    """Does torch.func.functionalize look on, at whatever level?"""
+    return any(level.key() == TransformType.Functionalize for level in get_interpreter_stack() or ())
+
+
 def _run(name: str, args: Tuple[Any, ...]):
     op = getattr(ops, name).default
     if not _is_plain_eager():
+        if not _is_compiling() and name + "_unannotated" in UNANNOTATED and _is_functionalized():
+            op = getattr(ops, name + "_unannotated").default
         return op(*args)
     if _needs_gradient(args):
         return getattr(_autograd, name).apply(*args)
@@ -214,6 +222,8 @@ def group_norm(
         ValueError: a group has a single value; activation is not known, or act_param or slope means nothing to it;
             slope is missing or of another shape.
     """
+    if type(input) is not Tensor:
+        _sharding.register()
     if has_torch_function_variadic(input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift):
         return handle_torch_function(
             group_norm, (input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift), input, num_groups,
@@ -285,6 +295,8 @@ def batch_norm(
             act_param or slope means nothing to it; slope is missing or of another shape.
         RuntimeError: shapes do not fit; no running statistics in evaluation.
     """
+    if type(input) is not Tensor:
+        _sharding.register()
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add):
         return handle_torch_function(
             batch_norm, (input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add), input,
@@ -391,6 +403,8 @@ def instance_norm(
             nothing to it; slope is missing or of another shape.
         RuntimeError: shapes do not fit; no running statistics where they are needed.
     """
+    if type(input) is not Tensor:
+        _sharding.register()
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add):
         return handle_torch_function(
             instance_norm, (input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add), input,
@@ -462,6 +476,8 @@ def channel_affine(
         ValueError: activation is not known, or act_param or slope means nothing to it; slope is missing or of another
             shape.
     """
+    if type(input) is not Tensor:
+        _sharding.register()
     if has_torch_function_variadic(input, scale, bias, slope, post_add):
         return handle_torch_function(
             channel_affine, (input, scale, bias, slope, post_add), input, scale, bias, activation=activation,

@@ -22,17 +22,13 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, _library as _operators, binding, ops
+from ._operators import WANT_BIAS, WANT_WEIGHT, WANT_X, _library as _operators, binding, ops, statistics_dtype
 
 __all__ = ["install", "uninstall"]
 
 _Three = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
-
-
-def _statistics_type(input: Tensor) -> torch.dtype:
-    return torch.float64 if input.dtype == torch.float64 else torch.float32
 
 
 def _image(x: Tensor, n: int, c: int, positions: int) -> Tensor:
@@ -56,13 +52,11 @@ def _native_group_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
                        groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     y, _, mean, rstd = ops.group_norm.default(_image(input, n, c, positions), weight, bias, None, None, None, None,
                                               None, None, groups, eps, 0, 0.0, False)
-    return y.view_as(input) if y.shape != input.shape else y, mean.to(_statistics_type(input)), rstd
+    return y.view_as(input) if y.shape != input.shape else y, mean.to(statistics_dtype(input)), rstd
 
 
 def _native_group_norm_backward(grad_out: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Optional[Tensor],
                                 n: int, c: int, positions: int, groups: int, output_mask: list[bool]) -> _Three:
-    statistics = _statistics_type(input)
-    mean, rstd = mean.to(statistics), rstd.to(statistics)  # stock's kernels may have saved them
     wanted, bias_like = _asked(output_mask, weight, c, input)
     gradients = ops.group_norm_backward.default(
         _image(grad_out, n, c, positions), None, _image(input, n, c, positions), mean, rstd, weight, bias_like, None,
@@ -80,7 +74,7 @@ def _native_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[T
                        running_var: Optional[Tensor], training: bool, momentum: float,
                        eps: float) -> tuple[Tensor, Tensor, Tensor]:
     running_mean, running_var = _given(running_mean), _given(running_var)
-    statistics = _statistics_type(input)
+    statistics = statistics_dtype(input)
     if not training:
         y = ops.batch_norm_inference.default(input, weight, bias, running_mean, running_var, None, None, None, None,
                                              eps, 0, 0.0)
@@ -102,7 +96,7 @@ def _update_running(running_mean: Tensor, running_var: Tensor, mean: Tensor, one
 
 
 def _update_running_of_one_value(running_mean: Tensor, running_var: Tensor, x: Tensor, momentum: float) -> None:
-    _update_running(running_mean, running_var, x.flatten().to(_statistics_type(x)), x.reshape(1, -1, 1), momentum)
+    _update_running(running_mean, running_var, x.flatten().to(statistics_dtype(x)), x.reshape(1, -1, 1), momentum)
 
 
 # What the C library's kernels leave to Python.
@@ -124,7 +118,7 @@ def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[
         _update_running(running_mean, running_var, mean.view(c), one, momentum)
     result = torch.empty_like(input)
     result.copy_(y.view(swapped.shape).transpose(0, 1))
-    return result, mean.view(c).to(_statistics_type(input)), rstd.view(c)
+    return result, mean.view(c).to(statistics_dtype(input)), rstd.view(c)
 
 
 def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optional[Tensor],
@@ -143,8 +137,6 @@ def _native_batch_norm_backward(grad_out: Tensor, input: Tensor, weight: Optiona
             None, None, None, None, c, 1.0, 0, 0.0, wanted)
         return _picked((gradients[0].view(input.shape) if output_mask[0] else None, *gradients[1:3]), wanted)
     assert save_mean is not None and save_invstd is not None
-    statistics = _statistics_type(input)
-    save_mean, save_invstd = save_mean.to(statistics), save_invstd.to(statistics)
     # rstd is given, so eps plays no part; the library asks that it be above 0 all the same.
     return _picked(ops.batch_norm_backward.default(
         grad_out, None, input, save_mean, save_invstd, weight, bias_like, None, None, None, 1.0, 0, 0.0,

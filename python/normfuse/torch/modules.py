@@ -33,6 +33,7 @@ To torch.fx.symbolic_trace a layer is a leaf, as stock's are. torch.jit.trace ta
 """
 from __future__ import annotations
 
+import sys
 import types
 import warnings
 from typing import Any, Optional, Union
@@ -67,6 +68,19 @@ def leaf(layer: torch.nn.Module, input: Proxy, **others: Any) -> Proxy:
 def _recomputes() -> bool:
     """Whether a backward pass runs on this thread: a forward in it is that of a checkpoint, once more."""
     return not _is_dynamo_compiling() and _graph_task() != -1
+
+
+# Where torch's functions are that make another layer of a norm.
+_MAKERS = ("torch.nn.", "torch.ao.", "torch.fx.experimental.")
+
+
+def refuse_activation(layer: torch.nn.Module, maker: str) -> None:
+    """Raises where a function that makes another layer of this one would leave its activation out."""
+    activation = getattr(layer, "activation", None)
+    if activation is not None:
+        raise TypeError(f"{maker} knows nothing of the activation, {activation!r}, of a normfuse.torch."
+                        f"{type(layer).__name__}, and would leave it out: give it a layer without one. "
+                        "normfuse.torch.SyncBatchNorm.convert_sync_batchnorm keeps it")
 
 
 class _Activated:
@@ -135,7 +149,24 @@ class _Activated:
 
 
 class _Norm(_Activated):
-    """A layer whose stock class has parameters to reset."""
+    """A layer whose stock class has eps, and parameters to reset.
+
+    torch has functions that make another layer of any norm (fuse_conv_bn_eval, SyncBatchNorm.convert_sync_batchnorm,
+    quantized layers), and would leave an activation of the layer's own out. All of them read eps, which nothing else in
+    their packages does: so these may not read it of a layer that has an activation. forward reads __dict__.
+    """
+
+    @property
+    def eps(self) -> float:
+        if self.activation is not None and not _is_dynamo_compiling():
+            caller = sys._getframe(1)
+            if caller.f_globals.get("__name__", "").startswith(_MAKERS):
+                refuse_activation(self, f"torch's {caller.f_code.co_name}")  # type: ignore[arg-type]
+        return self.__dict__["eps"]
+
+    @eps.setter
+    def eps(self, eps: float) -> None:
+        self.__dict__["eps"] = eps
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # type: ignore[misc]
@@ -203,13 +234,14 @@ class GroupNorm(_Norm, torch.nn.GroupNorm):
             weight, bias = parameters["weight"], parameters["bias"]
         except KeyError:  # parametrized, or a replica
             weight, bias = self.weight, self.bias
+        eps = self.__dict__["eps"]
         if self.sharded_dim is not None:
             from . import distributed
-            return distributed.group_norm(input, self.num_groups, weight, bias, self.eps, sharded_dim=self.sharded_dim,
+            return distributed.group_norm(input, self.num_groups, weight, bias, eps, sharded_dim=self.sharded_dim,
                                           process_group=self.process_group, activation=activation, act_param=act_param,
                                           slope=slope, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
                                           post_add=post_add, scale=scale, shift=shift)
-        return functional.group_norm(input, self.num_groups, weight, bias, self.eps, activation=activation,
+        return functional.group_norm(input, self.num_groups, weight, bias, eps, activation=activation,
                                      act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add, scale=scale, shift=shift)
 
@@ -234,7 +266,7 @@ class _BatchNorm(_Norm):
             return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
                         post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         self._check_input_dim(input)
-        momentum, training = self.momentum, self.training
+        momentum, eps, training = self.momentum, self.__dict__["eps"], self.training
         if activation is None and act_param is None and self.activation != "prelu":
             activation, act_param = self.activation, self.act_param
         else:
@@ -243,22 +275,23 @@ class _BatchNorm(_Norm):
             parameters, buffers = self._parameters, self._buffers
             weight, bias = parameters["weight"], parameters["bias"]
             running_mean, running_var = buffers["running_mean"], buffers["running_var"]
-            batches = buffers["num_batches_tracked"]
         except KeyError:
             weight, bias = self.weight, self.bias
-            running_mean, running_var, batches = self.running_mean, self.running_var, self.num_batches_tracked
+            running_mean, running_var = self.running_mean, self.running_var
         if training:
             if not self.track_running_stats:
                 running_mean = running_var = None
             elif _recomputes():
                 momentum = 0.0
-            elif batches is not None:
-                batches.add_(1)
-                if momentum is None:
-                    momentum = 1.0 / float(batches)
+            else:  # evaluation has no use for the counter, which layers of old files lack
+                batches = self.num_batches_tracked
+                if batches is not None:
+                    batches.add_(1)
+                    if momentum is None:
+                        momentum = 1.0 / float(batches)
         return functional.batch_norm(input, running_mean, running_var, weight, bias,
                                      training or (running_mean is None and running_var is None),
-                                     0.0 if momentum is None else momentum, self.eps, activation=activation,
+                                     0.0 if momentum is None else momentum, eps, activation=activation,
                                      act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add)
 
@@ -338,22 +371,23 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
         try:  # see GroupNorm
             parameters, buffers = self._parameters, self._buffers
             weight, bias = parameters["weight"], parameters["bias"]
-            mean, var, count = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+            mean, var = buffers["running_mean"], buffers["running_var"]
         except KeyError:
             weight, bias = self.weight, self.bias
-            mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
+            mean, var = self.running_mean, self.running_var
         if self.track_running_stats:
             running_mean, running_var = mean, var
             if _recomputes():
                 momentum = 0.0
             else:
+                count = self.num_batches_tracked
                 count.add_(1)
                 if momentum is None:
                     batches = count
         activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         return distributed.batch_norm_over(group, input, running_mean, running_var, weight, bias,
-                                           0.0 if momentum is None else momentum, self.eps, batches, activation,
-                                           act_param, slope, pre_bias, pre_add, return_sum, post_add)
+                                           0.0 if momentum is None else momentum, self.__dict__["eps"], batches,
+                                           activation, act_param, slope, pre_bias, pre_add, return_sum, post_add)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Optional[Any] = None) -> torch.nn.Module:
@@ -407,8 +441,8 @@ class _InstanceNorm(_Norm):
         activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
                                           self.training or not self.track_running_stats,
-                                          0.0 if self.momentum is None or _recomputes() else self.momentum, self.eps,
-                                          pre_bias=pre_bias, pre_add=pre_add,
+                                          0.0 if self.momentum is None or _recomputes() else self.momentum,
+                                          self.__dict__["eps"], pre_bias=pre_bias, pre_add=pre_add,
                                           return_sum=return_sum, post_add=post_add, activation=activation,
                                           act_param=act_param, slope=slope)
         if not unbatched:
