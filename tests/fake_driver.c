@@ -472,7 +472,7 @@ static int specialized_of(CUlibrary library)
     return handle >= specialized && handle < specialized + FAKE_SPECIALIZED ? (int)(handle - specialized) : -1;
 }
 
-static CUresult load_specialized(CUlibrary *library)
+static CUresult load_specialized(CUlibrary *library, const void *code)
 {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
@@ -482,8 +482,14 @@ static CUresult load_specialized(CUlibrary *library)
     } else if (fake_driver.specializations == FAKE_SPECIALIZED) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        *library = (CUlibrary)(void *)&specialized[fake_driver.specializations++];
-        fake_driver.specialized++;
+        const int number = fake_driver.specializations;
+        if (fake_driver.load != NULL)
+            result = fake_driver.load(number, code, specialized_names[number]);
+        if (result == CUDA_SUCCESS) {
+            *library = (CUlibrary)(void *)&specialized[number];
+            fake_driver.specializations++;
+            fake_driver.specialized++;
+        }
     }
     pthread_mutex_unlock(&mutex);
     return result;
@@ -503,7 +509,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
     uint32_t magic;
     memcpy(&magic, code, sizeof magic);
     if (memcmp(code, "\177ELF", sizeof magic) == 0)
-        return load_specialized(library);
+        return load_specialized(library, code);
     if (magic != 0xba55ed50u || jit_count != 0 || count != 0)
         return CUDA_ERROR_INVALID_IMAGE;
     if (fake_driver.library_result != CUDA_SUCCESS)
@@ -528,7 +534,8 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
     CALLED(cuLibraryGetKernel);
     const int own = specialized_of(library);
     if (own >= 0) {
-        if (fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0)
+        if ((fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0) ||
+            (fake_driver.load != NULL && strcmp(name, specialized_names[own]) != 0))
             return CUDA_ERROR_NOT_FOUND;
         snprintf(specialized_names[own], sizeof *specialized_names, "%s", name);
         *kernel = (CUkernel)(void *)&kernels[NORMFUSE_CUDA_KERNELS + own];

@@ -14,7 +14,7 @@
 
 enum { FAKE_DEVICES = 4, FAKE_CONTEXTS = 3, FAKE_LAUNCHES = 256, FAKE_ARGUMENT_BYTES = 4096 };
 /* Kernels that were compiled at run time are numbered behind those of the build, in the order of their loading. */
-enum { FAKE_SPECIALIZED = 256, FAKE_KERNELS = NORMFUSE_CUDA_KERNELS + FAKE_SPECIALIZED };
+enum { FAKE_SPECIALIZED = 4096, FAKE_KERNELS = NORMFUSE_CUDA_KERNELS + FAKE_SPECIALIZED };
 
 struct fake_device {
     const char *name;
@@ -78,6 +78,8 @@ struct fake_driver {
     int resets;                              /* of all devices: contexts and streams are others, their memory is gone */
     bool is_out_of_memory;
     CUresult user_object_result;
+    /* What loads machine code that was compiled at run time as the number-th, and says the kernel's name; NULL: nothing */
+    CUresult (*load)(int number, const void *code, char name[64]);
     void (*run)(const struct fake_launch *launch, const void *parameter); /* what runs launches; NULL: nothing */
     /* What happened */
     int calls[FAKE_ENTRIES];
