@@ -316,7 +316,7 @@ __device__ __forceinline__ R values_of(const normfuse_single_arguments &a, int r
 }
 
 /* The running statistics take the variance over count - 1. */
-__device__ __forceinline__ void store_statistics(const normfuse_single_arguments &a, int64_t sample, int group, int channel,
+template <int = 0> __device__ __forceinline__ void store_statistics(const normfuse_single_arguments &a, int64_t sample, int group, int channel,
                                                  double mean_of, R variance, R rstd_of, double count)
 {
     if constexpr (keeps_statistics) {
@@ -349,7 +349,7 @@ struct exchange {
 };
 
 /* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel. */
-__device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
+template <int = 0> __device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
                                                       const requested_weights &weights, R pivot, int64_t sample, bool wanted,
                                                       centres &centre, rstds &rstd_of)
 {
@@ -479,7 +479,7 @@ __device__ __forceinline__ int rows_of_thread(int rows, int ty)
 }
 
 /* What the blocks of a cluster have found of each column, sent to all of them. */
-__device__ __forceinline__ void exchange_columns(const place &at, const exchange &by, const column_memory &memory)
+template <int = 0> __device__ __forceinline__ void exchange_columns(const place &at, const exchange &by, const column_memory &memory)
 {
 #if __CUDA_ARCH__ >= 900
     await_open_mailboxes();
@@ -501,7 +501,7 @@ __device__ __forceinline__ void exchange_columns(const place &at, const exchange
 #endif
 }
 
-__device__ __forceinline__ void find_column_statistics(const place &at, const exchange &by, const held &x,
+template <int = 0> __device__ __forceinline__ void find_column_statistics(const place &at, const exchange &by, const held &x,
                                                        const requested_weights &weights, const raw_vector (&first_row)[KX],
                                                        int64_t sample, centres &centre, rstds &rstd_of)
 {
@@ -682,7 +682,7 @@ struct requested_sample {
 };
 
 /* Given statistics of channels: evaluation. */
-__device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_single_arguments &a,
+template <int = 0> __device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_single_arguments &a,
                                                 centres &centre, rstds &rstd_of)
 {
     each<weight_sets>([&](int set) {
@@ -699,7 +699,7 @@ __device__ __forceinline__ void receive_running(const requested_weights &weights
 }
 
 /* Affine: u is weighed as it is, or with its bias. */
-__device__ __forceinline__ void centre_on_bias(const requested_weights &weights, centres &centre)
+template <int = 0> __device__ __forceinline__ void centre_on_bias(const requested_weights &weights, centres &centre)
 {
     each<centre_sets>([&](int set) {
         R of_bias[weight_values];
@@ -712,7 +712,7 @@ __device__ __forceinline__ void centre_on_bias(const requested_weights &weights,
     });
 }
 
-__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+template <int = 0> __device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
                                         requested_sample &of, const requested_weights &weights, channel_sums &)
 {
     const normfuse_single_arguments &a = at.a;
@@ -773,7 +773,7 @@ constexpr bool by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW, by_columns = 
 constexpr int entries_of_weight = by_columns ? down : 1;
 constexpr int block_weights = by_columns ? block_columns : by_rows ? KY * down : 1;
 
-__device__ __forceinline__ void emit(const place &at, int64_t sample, int channel, double plain, double normalized,
+template <int = 0> __device__ __forceinline__ void emit(const place &at, int64_t sample, int channel, double plain, double normalized,
                                      double of_slope)
 {
     const normfuse_single_arguments &a = at.a;
@@ -794,7 +794,7 @@ __device__ __forceinline__ void emit(const place &at, int64_t sample, int channe
 
 /* What threads found of the block's weights becomes the sums of channels. Of samples beside one another too where gradients
  * are of channels. `dynamic`: [beside][entries_of_weight][block_weights] of message<3 or 2>. */
-__device__ __forceinline__ void finish_channels(const place &at, char *dynamic, int64_t sample, bool wanted, channel_sums &of)
+template <int = 0> __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, int64_t sample, bool wanted, channel_sums &of)
 {
     constexpr bool joins_samples = gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
     constexpr int numbers = sums_slopes ? 3 : 2;
@@ -896,7 +896,7 @@ struct requested_backward {
     }
 };
 
-__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+template <int = 0> __device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
                                                 requested_backward &given, const requested_weights &weights,
                                                 channel_sums &all)
 {
