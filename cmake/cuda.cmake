@@ -206,9 +206,9 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/schedules_rows.c
     src/cuda/schedules_tile.c
     src/cuda/shape.c
+    src/cuda/single.c
     src/cuda/specialize.c
     src/cuda/transpose.c
-    src/cuda/tuning.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S
     ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)

@@ -9,6 +9,8 @@
 #define NORMFUSE_EMULATOR_DEVICE_H
 #define NORMFUSE_CUDA_PTX_CUH /* takes the place of src/cuda/ptx.cuh */
 
+#include <math.h>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

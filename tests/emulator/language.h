@@ -5,7 +5,6 @@
 #ifndef NORMFUSE_EMULATOR_LANGUAGE_H
 #define NORMFUSE_EMULATOR_LANGUAGE_H
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -78,10 +77,10 @@ inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
-inline float min(float a, float b) { return fminf(a, b); }
-inline float max(float a, float b) { return fmaxf(a, b); }
-inline double min(double a, double b) { return fmin(a, b); }
-inline double max(double a, double b) { return fmax(a, b); }
+inline float min(float a, float b) { return __builtin_fminf(a, b); }
+inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
+inline double min(double a, double b) { return __builtin_fmin(a, b); }
+inline double max(double a, double b) { return __builtin_fmax(a, b); }
 
 template <typename To, typename From> inline To bits_as(From from)
 {
@@ -111,8 +110,8 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 inline int __clz(int value) { return value ? __builtin_clz((unsigned)value) : 32; }
-inline float __expf(float z) { return expf(z); }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __expf(float z) { return __builtin_expf(z); }
+inline float rsqrtf(float x) { return 1.0f / __builtin_sqrtf(x); }
 
 template <typename T> inline T __ldcg(const T *address) { return *address; }
 template <typename T> inline T __ldca(const T *address) { return *address; }

@@ -11,6 +11,22 @@
 #include "emulator.h"
 #include "language.h"
 
+/* <cmath> takes a compiler as long as a kernel does. */
+extern "C" {
+double exp(double), expm1(double), erfc(double), tanh(double), frexp(double, int *), nearbyint(double);
+float expf(float), expm1f(float), erfcf(float), tanhf(float), nextafterf(float, float);
+}
+inline double sqrt(double x) { return __builtin_sqrt(x); }
+inline float sqrt(float x) { return __builtin_sqrtf(x); }
+inline double fabs(double x) { return __builtin_fabs(x); }
+inline float fabs(float x) { return __builtin_fabs(x); }
+inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double fmin(double a, double b) { return __builtin_fmin(a, b); }
+inline float fmin(float a, float b) { return __builtin_fminf(a, b); }
+inline double fmax(double a, double b) { return __builtin_fmax(a, b); }
+inline float fmax(float a, float b) { return __builtin_fmaxf(a, b); }
+
 #undef __shared__
 #define __shared__ static __attribute__((section("normfuse_shared"), used))
 
@@ -18,7 +34,7 @@
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-inline float reciprocal(float x) { return fabsf(x) > 0x1p126f ? 0.0f : 1.0f / x; }
+inline float reciprocal(float x) { return fabs(x) > 0x1p126f ? 0.0f : 1.0f / x; }
 inline float fast_tanh(float z) { return tanhf(z); }
 inline float relu_of(float z) { return z > 0.0f ? z : z != z ? z : 0.0f; }
 inline float min_with_6(float z) { return z > 6.0f ? 6.0f : z; }
@@ -38,7 +54,7 @@ inline float2 f16_pair(unsigned bits)
 /* Rounded once, to even where it lies halfway. */
 inline unsigned short bits_of_f16(double value)
 {
-    const unsigned sign = signbit(value) ? 0x8000u : 0;
+    const unsigned sign = __builtin_signbit(value) ? 0x8000u : 0;
     const double size = fabs(value);
     int exponent;
     const double fraction = frexp(size, &exponent);
