@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them, and compares what they compute with
-the double reference. Case files and random cases of everything as they are planned, then random problems by each
+"""The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that compiles
+those of run time, and compares what they compute with the double reference. Case files and random cases of everything as they are planned, then random problems by each
 schedule alone. Names the kernels that no problem ran, as skipped. Closes with `N passed, N failed, N skipped`.
 
     tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 40] [--seed 1] [BUILD_FOLDER]
@@ -10,6 +10,7 @@ schedule alone. Names the kernels that no problem ran, as skipped. Closes with `
 BUILD_FOLDER is build/release. What the emulator sees, and what it cannot see, is in docs/testing.md."""
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import pathlib
 import platform
@@ -90,8 +91,14 @@ def count(name: str, passed: int, failed: int, skipped: int, note: str = "") -> 
 class Emulator:
     def __init__(self, build: pathlib.Path) -> None:
         self.build = build
+        # The library's cache keeps what was compiled, by the device's text; here by the emulator's, too.
+        text = b"".join((ROOT / "tests/emulator" / name).read_bytes()
+                        for name in ("emulator.h", "language.h", "nvrtc.c", "ptx.h"))
         self.env = {**os.environ, "LD_LIBRARY_PATH": str(build / "emulator"), "NORMFUSE_VERBOSE": "dispatch",
-                    "NORMFUSE_NUM_THREADS": "1"}
+                    "NORMFUSE_NUM_THREADS": "1", "NORMFUSE_NVRTC": str(build / "emulator/libnvrtc.so.13"),
+                    "NORMFUSE_CACHE_DIR": str(build / "emulator/kernels" / hashlib.sha256(text).hexdigest()[:16])}
+        # Folders of the cache are the user's own, whatever the umask is.
+        pathlib.Path(self.env["NORMFUSE_CACHE_DIR"]).mkdir(mode=0o755, parents=True, exist_ok=True)
 
     def run(self, program: str, *words: str, **env: str) -> Tuple[Optional[int], str, float]:
         begin = time.monotonic()

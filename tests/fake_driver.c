@@ -483,7 +483,7 @@ static int32_t constant_of(const char *text, const char *name)
     return at != NULL ? (int32_t)strtol(at + strlen(name), NULL, 10) : 0;
 }
 
-static CUresult load_specialized(CUlibrary *library, const char *text)
+static CUresult load_specialized(CUlibrary *library, const void *code)
 {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
@@ -493,12 +493,20 @@ static CUresult load_specialized(CUlibrary *library, const char *text)
     } else if (fake_driver.specializations == FAKE_SPECIALIZED) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        struct normfuse_cuda_signature *const of = &signatures[fake_driver.specializations];
-#define CONSTANT(name) of->name = constant_of(text, "    " #name " = ");
-        NORMFUSE_SIGNATURE_LIST(CONSTANT)
+        const int number = fake_driver.specializations;
+        if (fake_driver.load != NULL) {
+            result = fake_driver.load(number, code, specialized_names[number]);
+        } else {
+            struct normfuse_cuda_signature *const of = &signatures[number];
+#define CONSTANT(name) of->name = constant_of(code, "    " #name " = ");
+            NORMFUSE_SIGNATURE_LIST(CONSTANT)
 #undef CONSTANT
-        *library = (CUlibrary)(void *)&specialized[fake_driver.specializations++];
-        fake_driver.specialized++;
+        }
+        if (result == CUDA_SUCCESS) {
+            *library = (CUlibrary)(void *)&specialized[number];
+            fake_driver.specializations++;
+            fake_driver.specialized++;
+        }
     }
     pthread_mutex_unlock(&mutex);
     return result;
@@ -543,7 +551,8 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
     CALLED(cuLibraryGetKernel);
     const int own = specialized_of(library);
     if (own >= 0) {
-        if (fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0)
+        if ((fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0) ||
+            (fake_driver.load != NULL && strcmp(name, specialized_names[own]) != 0))
             return CUDA_ERROR_NOT_FOUND;
         snprintf(specialized_names[own], sizeof *specialized_names, "%s", name);
         *kernel = (CUkernel)(void *)&kernels[NORMFUSE_CUDA_KERNELS + own];

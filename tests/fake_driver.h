@@ -79,6 +79,8 @@ struct fake_driver {
     int resets;                              /* of all devices: contexts and streams are others, their memory is gone */
     bool is_out_of_memory;
     CUresult user_object_result;
+    /* What loads machine code that was compiled at run time as the number-th, and says the kernel's name; NULL: nothing */
+    CUresult (*load)(int number, const void *code, char name[64]);
     void (*run)(const struct fake_launch *launch, const void *parameter); /* what runs launches; NULL: nothing */
     /* What happened */
     int calls[FAKE_ENTRIES];

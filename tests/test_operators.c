@@ -10,7 +10,8 @@
  * hundreds of cases. Cases come from FILE, --case, --random N and --drawn N, which are the problems of
  * `normfuse check --random N --max-bytes 128KiB`. --with and --seed hold for the arguments behind them: words that every
  * case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first. --schedule NAME
- * runs calls on a GPU by this schedule alone, where it takes them; NORMFUSE_VERBOSE=plan has the names.
+ * runs calls on a GPU by this schedule alone, where it takes them; NORMFUSE_VERBOSE=plan has the names. --geometry SEED
+ * has `single` take any geometry, not the cheapest one.
  * --every N leaves out all but each N-th case of the arguments behind it.
  * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
  * prints a hash of the outputs of each case in place of comparing them. */
@@ -461,6 +462,17 @@ static bool use_schedule(const char *name)
     return normfuse_cuda_choice()->only == name;
 #else
     (void)name;
+    return false;
+#endif
+}
+
+static bool use_geometry(uint64_t seed)
+{
+#ifdef NORMFUSE_HAVE_CUDA
+    normfuse_cuda_choice()->drawn = seed;
+    return seed != 0;
+#else
+    (void)seed;
     return false;
 #endif
 }
@@ -951,6 +963,8 @@ int main(int count, char **arguments)
             i++;
         } else if (strcmp(arguments[i], "--schedule") == 0 && value && use_schedule(value)) {
             i++;
+        } else if (strcmp(arguments[i], "--geometry") == 0 && value && use_geometry(strtoull(value, NULL, 10))) {
+            i++;
         } else if (strcmp(arguments[i], "--verbose") == 0) {
             verbose = true;
         } else if (strcmp(arguments[i], "--hashes") == 0) {
@@ -974,7 +988,7 @@ int main(int count, char **arguments)
             given = true;
         } else {
             fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] [--jobs N] "
-                            "[--every N] [--random N] [--drawn N] [--schedule NAME] [--only TEST] [--hashes] [FILE...]\n");
+                            "[--every N] [--random N] [--drawn N] [--schedule NAME] [--geometry SEED] [--only TEST] [--hashes] [FILE...]\n");
             return 2;
         }
     }

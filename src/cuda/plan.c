@@ -338,7 +338,8 @@ enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 struct plan_key {
     struct normfuse_problem problem;
     uint64_t device; /* its serial number; 0: no plan is here */
-    const char *only; /* of normfuse_cuda_choice */
+    const char *only; /* of normfuse_cuda_choice, as is `drawn` */
+    uint64_t drawn;
     uint64_t has_grid_barriers;
 };
 
@@ -418,6 +419,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     make_key(problem, &key);
     key.device = device->serial;
     key.only = normfuse_cuda_choice()->only;
+    key.drawn = normfuse_cuda_choice()->drawn;
     key.has_grid_barriers = has_grid_barriers;
     *is_certain = true;
     if (explains) {

@@ -63,6 +63,7 @@ extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, norm
 struct normfuse_cuda_choice {
     const char *only;  /* takes every call that it does not refuse; NULL: the cheapest does */
     const char *taken; /* what normfuse_cuda_hold took last; NULL: nothing fitted */
+    uint64_t drawn;    /* not 0: `single` takes any geometry that holds a norm group, by this seed, not the cheapest one */
 };
 struct normfuse_cuda_choice *normfuse_cuda_choice(void);
 

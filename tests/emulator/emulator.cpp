@@ -136,7 +136,7 @@ __asm__(".text\n"
 
 static void begin_fiber()
 {
-    kernels[launch->kernel](launch->parameter);
+    (launch->specialized ? launch->specialized->call : kernels[launch->kernel])(launch->parameter);
     leave();
 }
 
@@ -704,7 +704,12 @@ void emulator_run(const struct emulated_launch *own)
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static const char inside = 0;
     pthread_mutex_lock(&mutex);
-    dl_iterate_phdr(find_variables, const_cast<char *>(&inside));
+    if (own->specialized) {
+        variables = own->specialized->variables;
+        variable_bytes = (size_t)(own->specialized->variables_end - variables);
+    } else {
+        dl_iterate_phdr(find_variables, const_cast<char *>(&inside));
+    }
     catch_faults();
     launch = own;
     dynamic_bytes = own->shared;

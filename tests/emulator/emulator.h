@@ -11,8 +11,16 @@
 extern "C" {
 #endif
 
+/* What the shared object of a kernel that was compiled at run time has, by the name normfuse_emulated_kernel (ptx.h). */
+struct emulated_kernel {
+    const char *name;
+    void (*call)(const void *parameter);
+    char *variables, *variables_end; /* shared ones */
+};
+
 struct emulated_launch {
-    int kernel; /* enum normfuse_cuda_kernel */
+    int kernel;                              /* enum normfuse_cuda_kernel; */
+    const struct emulated_kernel *specialized; /* where it is not NULL, this one */
     const char *name;
     const void *parameter;
     unsigned blocks, threads, cluster; /* cluster: blocks of one, at least 1 */

@@ -497,6 +497,7 @@ template <int = 0> __device__ __forceinline__ void exchange_columns(const place 
                      sent.words[i]);
             });
     });
+    __syncwarp(); /* all lanes have read what the first one of a column will write over */
     await_mailbox(by.mailbox, 0);
 #endif
 }
