@@ -376,7 +376,7 @@ def dtensors():
     mesh = init_device_mesh(DEVICE, (2, 2) if world == 4 else (world,))
     for kind, args, training, additions in OF_DTENSORS:
         for added, activation in [(None, None), (None, "prelu"), *((added, "silu") for added in additions)]:
-            for axis, samples in ((None, 4), (0, 4), (0, 3), (1, 4), (2, 4)):
+            for axis, samples in ((None, 4), (0, 4), (0, 3), (1, 4), (2, 4)) if added is None else ((0, 3), (1, 4)):
                 torch.manual_seed(0)
                 options = {"activation": activation, "num_parameters": 4 if activation == "prelu" else 1}
                 layer = getattr(nft, kind)(*args, **options).double().to(DEVICE).train(training)
