@@ -66,13 +66,13 @@ def first_tensor(output):
 
 
 def graphs(model, inputs, training, fullgraph):
-    """How many there are after one call and after two more, and the last output with the first parameters' gradients.
-    A message where there is not one graph and fullgraph asks for one."""
+    """How many there are after one call and after another, and the last output with the first parameters' gradients. A
+    message where there is not one graph and fullgraph asks for one."""
     torch._dynamo.reset()
     backend = Graphs()
     compiled = torch.compile(model, backend=backend, fullgraph=fullgraph)
     counts, found = [], []
-    for _ in range(3):
+    for _ in range(2):
         torch.manual_seed(1)
         model.zero_grad()
         with torch.set_grad_enabled(training), warnings.catch_warnings():
@@ -96,15 +96,18 @@ def pair(name, training):
     return stock, converted, tuple(t.double() if t.is_floating_point() else t for t in inputs)
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_as_many_graphs_as_stock(name, training, fullgraph):
+def test_as_many_graphs_as_stock(name, training):
+    """In one, as fullgraph=True asks, where stock's is one."""
     stock, converted, inputs = pair(name, training)
-    want, expected = graphs(stock, inputs, training, fullgraph)
+    want, expected = graphs(stock, inputs, training, True)
+    fullgraph = not isinstance(want, str)
+    if not fullgraph:
+        want, expected = graphs(stock, inputs, training, False)
     got, found = graphs(converted, inputs, training, fullgraph)
     assert got == want
-    for a, b in zip(found or (), expected or ()):
+    for a, b in zip(found, expected):
         assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9))
 
 
@@ -121,5 +124,5 @@ def test_what_breaks_a_graph_is_counted():
             return x * 2
 
     model, inputs = Breaks().eval(), (torch.randn(2, 4, 3, 3),)
-    assert graphs(model, inputs, False, False)[0] == [2, 2, 2]
+    assert graphs(model, inputs, False, False)[0] == [2, 2]
     assert isinstance(graphs(model, inputs, False, True)[0], str)
