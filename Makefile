@@ -17,7 +17,8 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms check-release soak mutants bench \
+.PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms \
+    check-torch-versions check-release soak mutants bench \
     bench-peers figures install wheel dist version deb conan docs clean venv venv-release
 
 help:
@@ -29,6 +30,7 @@ help:
 	@echo 'make check-jax-cuda   normfuse.jax on a GPU, with PYTHON'"'"'s JAX and Flax; exit status 3 without a GPU'
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
+	@echo 'make check-torch-versions  the PyTorch package with each version in python/requirements-torch-*.txt: GB of downloads'
 	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
@@ -78,6 +80,9 @@ check-sanitize: $(filter build/%,$(CMAKE))
 
 check-platforms: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) platforms
+
+check-torch-versions: build venv
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) torch-versions
 
 check-release: $(filter build/%,$(CMAKE)) venv venv-release
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) release

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Runs every check of `make check`, `make check-sanitize`, `make check-platforms` or `make check-release`, adds up what they counted, and closes with the line
-`N passed, N failed, N skipped`. Needs nothing but the standard library. Logs: build/logs/."""
+"""Runs every check of `make check`, `make check-sanitize`, `make check-platforms`, `make check-torch-versions` or
+`make check-release`, adds up what they counted, and closes with the line `N passed, N failed, N skipped`. Needs nothing but
+the standard library. Logs: build/logs/."""
 import argparse
 import concurrent.futures
 import fnmatch
@@ -637,6 +638,26 @@ def check_all():
              second_compiler, documents, cuda, small_checks])
 
 
+# ---- make check-torch-versions --------------------------------------------------------------------------------------
+
+# What depends on PyTorch's compiler and on its transforms, and so on its version.
+OF_TORCH = ["test_convert_graphs.py", "test_convert_programs.py", "test_modules.py", "test_vmap.py"]
+
+
+def torch_versions():
+    """Each version of PyTorch that python/requirements-torch-*.txt names, in an environment of its own."""
+    for requirements in sorted((ROOT / "python").glob("requirements-torch-*.txt")):
+        version = requirements.stem.rsplit("-", 1)[1]
+        venv = BUILD / f"venv-torch-{version}"
+        code, output, _ = run(f"environment of PyTorch {version}", [ROOT / "cmake/venv.sh", venv, requirements], 3600,
+                              {"PIP_RETRIES": "1"})
+        if code != 0:
+            skip(f"PyTorch {version}", "it could not be installed", output.splitlines()[-10:])
+            continue
+        for name in OF_TORCH:
+            pytest(f"PyTorch {version}: {name}", [PYTHON_TESTS / name], 1800, python=venv / "bin/python")
+
+
 # ---- make check-release ---------------------------------------------------------------------------------------------
 
 def release_all():
@@ -740,7 +761,7 @@ def fuzz(seconds, options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["check", "sanitize", "platforms", "release"])
+    parser.add_argument("what", choices=["check", "sanitize", "platforms", "torch-versions", "release"])
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--fast", action="store_true", help="sanitize: what fits into five minutes")
@@ -748,7 +769,8 @@ if __name__ == "__main__":
     if "/" in args.cmake:
         args.cmake = str((ROOT / args.cmake).resolve())
     begin = time.monotonic()
-    {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms, "release": release_all}[args.what]()
+    {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms, "torch-versions": torch_versions,
+     "release": release_all}[args.what]()
     print(f"\n{time.monotonic() - begin:.0f} s; logs are in {LOGS.relative_to(ROOT)}/"
           + (f"; failed: {', '.join(failures)}" if failures else ""))
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")

@@ -314,14 +314,16 @@ def test_residual_behind_an_identity():
 
 
 class Adaptive(nn.Module):
+    def __new__(cls, code=None, act=None):
+        return super().__new__(type("Adaptive", (cls,), {"code": code}) if code is not None else cls)
+
     def __init__(self, code, act=None):
         super().__init__()
         self.embed, self.norm, self.act = nn.Linear(3, 8), nn.GroupNorm(2, 4), act
-        self.code = [code]
 
     def forward(self, x, t):
         scale, shift = self.embed(t)[:, :4, None, None].clone(), self.embed(t)[:, 4:, None, None]
-        return self.code[0](self, x, scale, shift)
+        return self.code(x, scale, shift)
 
 
 ADAPTIVE = {

@@ -275,7 +275,7 @@ def axes_of(axis_name: Any) -> Axes:
     names = axis_name if isinstance(axis_name, (tuple, list)) else () if axis_name is None else (axis_name,)
     try:
         return tuple((name, jax.lax.psum(1, name)) for name in names)
-    except jax.core.InconclusiveDimensionOperation:
+    except jax.errors.InconclusiveDimensionOperation:
         return refuse_symbolic_axes()  # type: ignore[func-returns-value]
 
 

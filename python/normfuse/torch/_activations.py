@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
-import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,11 +13,11 @@ from . import functional
 # The keywords of a layer's call: activation (None for none), act_param, and slope where the activation is prelu.
 Choice = dict[str, Any]
 
-_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish", nn.ReLU6: "relu6"}
-_FUNCTIONS = {F.relu: "relu", F.relu_: "relu", torch.relu: "relu", torch.relu_: "relu", F.silu: "silu",
+_SIMPLE = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish", nn.ReLU6: "relu6"}
+MODULES = (*_SIMPLE, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.GELU)
+FUNCTIONS = {F.relu: "relu", F.relu_: "relu", torch.relu: "relu", torch.relu_: "relu", F.silu: "silu",
               F.hardswish: "hardswish", F.mish: "mish", F.gelu: "gelu", F.leaky_relu: "leaky_relu",
               F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu", F.relu6: "relu6", F.prelu: "prelu"}
-_METHODS = {"relu": "relu", "relu_": "relu", "prelu": "prelu"}
 # The parameter of each function, by name and position.
 _PARAMETERS = {"leaky_relu": "negative_slope", "elu": "alpha"}
 
@@ -30,8 +29,8 @@ def choice(activation: Optional[str], act_param: Optional[float] = None, **slope
 def of_module(module: Optional[nn.Module]) -> Optional[Choice]:
     """What an activation module computes; None for any other."""
     kind = type(module)
-    if kind in _MODULES:
-        return choice(_MODULES[kind])
+    if kind in _SIMPLE:
+        return choice(_SIMPLE[kind])
     if kind is nn.LeakyReLU:
         return choice("leaky_relu", float(module.negative_slope))
     if kind is nn.ELU:
@@ -43,28 +42,24 @@ def of_module(module: Optional[nn.Module]) -> Optional[Choice]:
     return None
 
 
-def of_node(node: torch.fx.Node) -> Optional[Choice]:
-    """What a call of an activation function computes; None for any other, or where an argument is not a constant. The
-    slope of prelu is a node that gets an attribute."""
-    name = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, {}).get(node.target)
-    if name is None:
-        return None
-    rest, kwargs = list(node.args[1:]), dict(node.kwargs)
-    kwargs.pop("inplace", None)
+def of_call(function: Any, rest: tuple[Any, ...], named: dict[str, Any]) -> Optional[Choice]:
+    """What function(tensor, *rest, **named) computes, of one of FUNCTIONS; None where an argument is not known."""
+    name, rest, named = FUNCTIONS[function], list(rest), dict(named)
+    named.pop("inplace", None)
     if name == "gelu":
-        approximate = kwargs.pop("approximate", "none")
-        return choice({"none": "gelu", "tanh": "gelu_tanh"}[approximate]) if not rest and not kwargs else None
+        approximate = named.pop("approximate", "none")
+        known = not rest and not named and approximate in ("none", "tanh")
+        return choice("gelu" if approximate == "none" else "gelu_tanh") if known else None
     if name == "prelu":
-        slope = rest.pop(0) if rest else kwargs.pop("weight", None)
-        is_own = isinstance(slope, torch.fx.Node) and slope.op == "get_attr"
-        return choice(name, slope=slope) if is_own and not rest and not kwargs else None
+        slope = rest.pop(0) if rest else named.pop("weight", None)
+        return choice(name, slope=slope) if isinstance(slope, Tensor) and not rest and not named else None
     if name in _PARAMETERS:
-        parameter = rest.pop(0) if rest else kwargs.pop(_PARAMETERS[name], None)
+        parameter = rest.pop(0) if rest else named.pop(_PARAMETERS[name], None)
         rest = rest[1:]  # inplace
-        if rest or kwargs or not isinstance(parameter, (int, float, type(None))):
+        if rest or named or not isinstance(parameter, (int, float, type(None))):
             return None
         return choice(name, None if parameter is None else float(parameter))
-    return choice(name) if len(rest) <= 1 and not kwargs else None
+    return choice(name) if len(rest) <= 1 and not named else None
 
 
 def apply(z: Tensor, chosen: Choice) -> Tensor:

@@ -16,15 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _activations, functional, modules
-from ._rules import takes_activation, takes_bias
-from ._watch import hooked
+from ._rules import has_own_activation, hooked, takes_activation, takes_bias
 
 # Where a convolution's bias costs a pass over its output. On the CPU oneDNN's convolutions add it for nothing.
 BIAS_DEVICES = {"cuda"}
 
 _TRANSPOSED = {nn.ConvTranspose1d: F.conv_transpose1d, nn.ConvTranspose2d: F.conv_transpose2d,
                nn.ConvTranspose3d: F.conv_transpose3d}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -41,7 +40,7 @@ Operand = Union[Tensor, Biased]
 
 def has_bias_to_move(convolution: Optional[nn.Module]) -> bool:
     """Is it of exactly one of PyTorch's classes, with a bias, and does no one watch or replace its calls?"""
-    return type(convolution) in _CONVOLUTIONS and convolution.bias is not None and not hooked(convolution)
+    return type(convolution) in CONVOLUTIONS and convolution.bias is not None and not hooked(convolution)
 
 
 def _works_channels_last(convolution: nn.Module) -> bool:
@@ -126,7 +125,8 @@ def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
 def _takes(layer: nn.Module, input: Any, activation: Union[nn.Module, _activations.Choice],
            choice: Optional[_activations.Choice]) -> bool:
     """Whether the layer's call may have the activation in it."""
-    if (choice is None or not takes_activation(layer, choice) or hooked(layer)
+    if (choice is None or has_own_activation(layer)
+            or not takes_activation(type(layer), choice) or hooked(layer)
             or (isinstance(activation, nn.Module) and hooked(activation))):
         return False
     slope = choice.get("slope")

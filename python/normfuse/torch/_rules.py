@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from . import functional, modules
 from ._activations import Choice, apply, choice, of_module
-from ._watch import hooked, plain_class
 from .modules import _Activated, is_traced, leaf
 
 # A stock class that a subclass of it computes the same as, or a function in the place of a class's forward.
@@ -27,7 +26,23 @@ Rule = Union[type, Callable[..., Tensor]]
 _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for name in (
     "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
     "SyncBatchNorm")}
-_OURS = frozenset(_REPLACEMENTS.values())
+OURS = frozenset(_REPLACEMENTS.values())
+
+# What a rewritten forward does with a call of a module of exactly this class: see _pending.py.
+NORM, BLOCK = "norm", "block"
+KINDS: dict[type, str] = dict.fromkeys(OURS, NORM)
+
+
+def plain_class(kind: type) -> type:
+    """The class that a module was made of, where its class is one of ours that has no name to be imported by."""
+    return getattr(kind, "_normfuse_original", getattr(kind, "_normfuse_stock", kind))
+
+
+def hooked(module: nn.Module) -> bool:
+    """Does anyone watch or replace the calls of this module?"""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+                or module._backward_pre_hooks or "forward" in module.__dict__)
+
 
 # ---- what layers of other packages become ---------------------------------------------------------------------------
 
@@ -196,7 +211,10 @@ def _foreign_class(stock: type, rule: Optional[Rule] = None) -> type:
         members["_normfuse_base"] = bases[1]
     else:
         bases = (_mixin(stock),)
-    return type(stock.__name__, (*bases, stock), members)
+    made = type(stock.__name__, (*bases, stock), members)
+    if takes_activation(made):
+        KINDS[made] = NORM
+    return made
 
 
 def _new_foreign(stock: type, rule: Optional[Rule]) -> nn.Module:
@@ -210,7 +228,7 @@ def synchronized_class(kind: type, plain: type) -> Optional[type]:
     stock = plain_class(kind)
     if _WITH_OWN_ACTIVATION.get(_name(stock)) in (nn.BatchNorm2d, nn.SyncBatchNorm):
         return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
-    known = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm, *_OURS)
+    known = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm, *OURS)
     return plain if kind.forward in [base.forward for base in known] else None
 
 
@@ -231,7 +249,7 @@ def check(rules: Mapping[type, Rule]) -> None:
 
 def is_ours(kind: type) -> bool:
     """Is it a class that convert gives layers, and not one that someone derived from it?"""
-    return kind in _OURS or "_normfuse_stock" in vars(kind)
+    return kind in OURS or "_normfuse_stock" in vars(kind)
 
 
 def is_normalization(module: nn.Module, rules: Mapping[type, Rule]) -> bool:
@@ -272,7 +290,7 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule]) -> tuple[bool, 
 
 def _own(module: nn.Module) -> tuple[tuple[str, ...], Optional[str]]:
     """What a layer does with an activation of its own, for its report."""
-    if isinstance(module, _ByRule) and not takes_activation(module):
+    if isinstance(module, _ByRule) and not takes_activation(type(module)):
         return (), "its rule takes neither post_add nor activation"
     if not isinstance(module, _WithOwnActivation):
         return (), None
@@ -289,13 +307,18 @@ def _rule_takes(rule: Rule, *keywords: str) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or set(keywords) <= set(parameters)
 
 
-def takes_activation(module: Optional[nn.Module], chosen: Choice = choice(None)) -> bool:
-    """Whether its call takes post_add and the keywords of this activation."""
-    if isinstance(module, _ByRule):
-        return _rule_takes(type(module)._normfuse_rule, "post_add", *chosen)
-    return isinstance(module, _Activated) and module.activation is None and not isinstance(module, _WithOwnActivation)
+def takes_activation(kind: type, chosen: Choice = choice(None)) -> bool:
+    """Whether calls of layers of this class take post_add and the keywords of this activation."""
+    if issubclass(kind, _ByRule):
+        return _rule_takes(kind._normfuse_rule, "post_add", *chosen)
+    return issubclass(kind, _Activated) and not issubclass(kind, _WithOwnActivation)
+
+
+def has_own_activation(layer: nn.Module) -> bool:
+    """Does a layer that takes an activation apply one already?"""
+    return layer.__dict__.get("activation") is not None and not isinstance(layer, _ByRule)
 
 
 def takes_bias(module: Optional[nn.Module]) -> bool:
     """Whether its call takes pre_bias, with no one who watches what it gets."""
-    return type(module) in _OURS and not hooked(module)
+    return type(module) in OURS and not hooked(module)

@@ -1,0 +1,540 @@
+# SPDX-License-Identifier: MIT
+"""What rewritten forwards call: values that wait to be computed with what reads them.
+
+A norm that is called gives a Pending in the place of a tensor. An activation, an addition or a modulation takes it into
+one call; anything else that reads it computes the plain layer. A convolution gives its output without its bias
+likewise.
+
+The rule for time: while something is pending, only what is known to be harmless runs. That is what writes nothing,
+draws no random numbers and does not read the statistics that a pending norm will update. Before anything else all that
+is pending is computed, in order. So the same things happen as in the forward as it was written.
+"""
+from __future__ import annotations
+
+import collections
+import itertools
+import types
+from typing import Any, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn.modules.module import _has_any_global_hook
+
+from . import _activations, _calls, modules
+from ._calls import Biased, complete, fused_adaptive_call, fused_call
+from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, plain_class, takes_activation
+
+_TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
+# Of exactly these types truth, comparisons, attributes and items run no code of a model's.
+PLAIN = {bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device, range,
+                    slice, collections.OrderedDict, nn.ModuleList, nn.ModuleDict, nn.Sequential}
+_ITERABLE = frozenset({tuple, list, dict, range, torch.Size, collections.OrderedDict}
+                      | {type(view) for d in ({}, collections.OrderedDict())
+                         for view in (d.items(), d.values(), d.keys())})
+# Functions and methods that write nothing and draw no random numbers.
+ACTIVATIONS = _activations.FUNCTIONS
+FUNCTIONS = frozenset({f for f in ACTIVATIONS if not f.__name__.endswith("_")} | {torch.cat, torch.chunk, torch.split, torch.flatten, torch.reshape, torch.sigmoid, torch.tanh,
+                       torch.mean, torch.permute, torch.mul, torch.add, torch.div, torch.is_tensor, F.interpolate,
+                       F.pad, F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool2d, F.linear, F.conv1d, F.conv2d,
+                       F.conv3d, isinstance, len, int, float})
+METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "chunk", "size", "dim", "flatten", "mean",
+                     "unsqueeze", "squeeze", "expand", "numel", "split", "mul", "sub", "div", "is_contiguous", "to",
+                     "add", "float", "double", "half", "type", "tanh", "sigmoid", "movedim"})
+ARITHMETIC = {torch.add: "add", torch.mul: "multiply", torch.div: "divide", torch.true_divide: "divide",
+              torch.multiply: "multiply", torch.divide: "divide"}
+_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+# Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
+SCALING = ("relu", "leaky_relu", "prelu")
+_LEAVES = (nn.Linear, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.Upsample,
+           nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.Flatten, nn.Sigmoid, nn.Hardsigmoid,
+           nn.Tanh, nn.Identity, *DROPOUTS, *_activations.MODULES)
+_LEAF, _CONVOLUTION = "leaf", "convolution"
+KINDS.update(dict.fromkeys(_LEAVES, _LEAF) | dict.fromkeys(_calls.CONVOLUTIONS, _CONVOLUTION))
+
+FUSED, MOVES = "_normfuse_fused", "_normfuse_moves_bias"  # in the __dict__ of blocks and of convolutions
+_CONVOLVED, _COPIED, _ONE_PLUS, _TOTAL = "convolved", "copied", "one plus", "total"
+_NOT_PENDING = object()
+INNER_FUNCTIONS: dict[Any, Any] = {}  # function -> its form that shares the frame of its caller
+_NO_FUNCTIONS: dict[Any, Any] = {}
+_count = itertools.count()
+_is_compiling = torch.compiler.is_compiling
+_is_tracing, _is_profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
+
+
+def _watched(module: nn.Module) -> bool:
+    """Does anyone watch or replace the calls of this module?"""
+    return hooked(module) or module._compiled_call_impl is not None or _has_any_global_hook()
+
+
+class Shared:
+    """An argument, and the frame of the caller that passes it."""
+
+    def __init__(self, frame: Frame, value: Any) -> None:
+        self.frame, self.value = frame, value
+
+
+class Pending:
+    """dropout(layer(input) * (1 + scale) + shift + added), not computed yet. layer is one of the words above for what
+    is no norm: input + bias, of a Biased; input.contiguous(); 1 + input; and a sum, which is there already."""
+
+    added = scale = shift = dropout = value = None
+    in_place = consumed = False
+
+    def __init__(self, frame: Frame, layer: Any, input: Any) -> None:
+        self.frame, self.layer, self.input = frame, layer, input
+        frame.open.append(self)
+
+    def close(self) -> Any:
+        self.frame.open.remove(self)
+        self.consumed, input, self.input = True, self.input, None
+        return input
+
+    def compute(self) -> Any:
+        if self.value is None:
+            if self.consumed:
+                raise RuntimeError("normfuse: a value is read that became part of a fused call; please report it, and "
+                                   "call normfuse.torch.revert(model) until then")
+            input = self.close()
+            if type(self.layer) is str:
+                self.value = (complete(input) if self.layer is _CONVOLVED else input.contiguous()
+                              if self.layer is _COPIED else 1 + input)
+                return self.value
+            frame, layer = self.frame, self.layer
+            if self.shift is not None:
+                frame.note(layer, "scale + shift")
+                value = fused_adaptive_call(layer, input, self.scale, self.shift, _activations.choice(None))
+            else:
+                frame.note(layer, "")
+                if type(input) is Biased:
+                    value = fused_call(layer, input, None, _activations.choice(None))
+                else:
+                    value = layer(input) if frame.scoped else layer.forward(input)
+                if self.scale is not None:
+                    value = value * (1 + self.scale)
+            if self.in_place:
+                value += self.added
+            elif self.added is not None:
+                value = value + self.added
+            self.value, self.added = value if self.dropout is None else self.dropout(value), None
+        return self.value
+
+    def activated(self, name: str, parameter: Optional[float] = None, slope: Optional[Tensor] = None) -> Any:
+        """activation(this), where nothing else reads this; None where that is no one call."""
+        layer, dropout, added = self.layer, self.dropout, self.added
+        if type(layer) is str or (self.scale is None) != (self.shift is None) or (
+                dropout is not None and (name not in SCALING or (added is not None and dropout.inplace))):
+            return None
+        if slope is not None and not takes_activation(type(layer), {"slope": slope}):
+            return None
+        frame, input = self.frame, self.close()
+        what = "scale + shift + " if self.scale is not None else "add + " if added is not None else ""
+        frame.note(layer, what + name)
+        if self.scale is not None:
+            value = fused_adaptive_call(layer, input, self.scale, self.shift,
+                                        _choice(name, parameter, slope))
+        elif slope is not None or type(input) is Biased:
+            value = fused_call(layer, input, added, _choice(name, parameter, slope))
+        elif added is None:
+            value = (layer if frame.scoped else layer.forward)(input, activation=name, act_param=parameter)
+        else:
+            value = (layer if frame.scoped else layer.forward)(input, post_add=added, activation=name,
+                                                               act_param=parameter)
+        self.added = None
+        return value if dropout is None else dropout(value)
+
+    def plus(self, other: Any, in_place: bool) -> Any:
+        """this + other, still pending; None where that cannot be."""
+        x = self.input.value if type(self.input) is Biased else self.input
+        if self.added is not None or self.shift is not None or self.dropout is not None or type(self.layer) is str \
+                or type(other) not in _TENSORS or other.dtype != x.dtype or other.device != x.device:
+            return None
+        if self.scale is None:
+            if other.shape != x.shape:
+                return None
+            self.added, self.in_place = other, in_place
+        elif other.shape != _per_channel(x):
+            return None
+        else:
+            self.shift = other
+        return self
+
+
+def _choice(name: str, parameter: Optional[float], slope: Optional[Tensor]) -> _activations.Choice:
+    return _activations.choice(name, parameter, **({} if slope is None else {"slope": slope}))
+
+
+def _per_channel(x: Tensor) -> tuple[int, ...]:
+    return (*x.shape[:2], *(1,) * (x.dim() - 2))
+
+
+def _is_open(value: Any) -> bool:
+    return type(value) is Pending and value.value is None and not value.consumed
+
+
+def force(value: Any) -> Any:
+    return value.compute() if type(value) is Pending else value
+
+
+def _norm_is_open(value: Any) -> bool:
+    return _is_open(value) and type(value.layer) is not str
+
+
+class Frame:
+    """What is pending in one call of a block, and in the blocks and functions that share its frame.
+
+    scoped: whether calls of modules go through Module.__call__ for a tool that looks there. fused: what became of norms
+    that were called, for `fused`; None while compiling."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.open: list[Pending] = []
+        self.compiling = _is_compiling()
+        self.fused: Optional[list[tuple[nn.Module, str]]] = None
+        if self.compiling:
+            self.scoped = True
+        else:
+            self.scoped = _is_tracing() is not None or _is_profiling()
+            self.fused = []
+            module.__dict__[FUSED] = next(_count), self.fused
+
+    def note(self, layer: nn.Module, what: str) -> None:
+        if self.fused is not None:
+            self.fused.append((layer, what))
+
+    # What rewritten text does with values that may be pending.
+
+    force = staticmethod(force)
+
+    def type(self, value: Any) -> Any:
+        """The class that it has without convert."""
+        return getattr(value, "_normfuse_converted_from", None) or plain_class(type(value)) if isinstance(
+            value, nn.Module) else type(value)
+
+    def settle(self) -> None:
+        """Computes all that is pending, in order."""
+        try:
+            while self.open:
+                self.open[0].compute()
+        except BaseException:
+            self.open.clear()  # what was called after a call that fails
+            raise
+
+    def settled(self, value: Any) -> Any:
+        """Gives the value back; nothing is pending then."""
+        value = force(value)
+        if self.open:
+            self.settle()
+        return value
+
+    def safe(self, value: Any) -> Any:
+        """Gives the value back. What is done with it next must not run code of the model's or see old statistics."""
+        if type(value) is Pending:
+            value = value.compute()
+        if self.open and not (self._apart(value) if type(value) in _TENSORS else type(value) in PLAIN and all(
+                self._apart(v) for v in (value if type(value) in (tuple, list) else ()) if type(v) in _TENSORS)):
+            self.settle()
+        return value
+
+    def owner(self, value: Any, name: str) -> Any:
+        """Gives the value back, of which an attribute is read next."""
+        if self.open and isinstance(value, nn.Module):
+            kind = type(value)
+            found = getattr(kind, name, None)
+            if kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__ and (
+                    type(found) is types.FunctionType or not hasattr(type(found), "__get__")):
+                return value
+        return self.safe(value)
+
+    def compared(self, value: Any) -> Any:
+        """Gives the value back, which is compared next: of containers that compares what is in them."""
+        if type(value) in (tuple, list, dict, collections.OrderedDict):
+            self.settle()
+        return self.safe(value)
+
+    def callee(self, f: Any) -> Any:
+        """Gives back what is about to be called, with arguments that were `safe`."""
+        if self.open and not (type(f) in _CALLABLES and f in FUNCTIONS) and not (
+                type(f) is types.BuiltinFunctionType and type(f.__self__) in _TENSORS and f.__name__ in METHODS
+                and self._apart(f.__self__)):
+            self.settle()
+        return f
+
+    def iter(self, value: Any, unpacked: bool) -> Any:
+        """What to iterate over. unpacked: whether each value will be."""
+        kind = type(value)
+        if kind in (_ITEMS if unpacked else _ITERABLE) or not unpacked and getattr(kind, "__iter__", None) in (
+                nn.Sequential.__iter__, nn.ModuleList.__iter__):
+            return value
+        return self._each(value)
+
+    def _each(self, values: Any) -> Any:
+        self.settle()
+        for value in values:
+            yield value
+            self.settle()
+
+    def _apart(self, tensor: Tensor) -> bool:
+        """Is a tensor none of the statistics that pending layers will update, nor a view of them?"""
+        for pending in self.open:
+            layer = pending.layer
+            if type(layer) is str or not layer.training or layer._buffers.get("running_mean") is None:
+                continue
+            if self.compiling:
+                if not tensor.requires_grad:
+                    return False
+            elif any(buffer is not None and torch._C._is_alias_of(tensor, buffer) for buffer in layer._buffers.values()):
+                return False
+        return True
+
+    # Calls.
+
+    def call(self, f: Any, x: Any) -> Any:
+        """f(x). x may be pending, and then nothing else reads it; what this gives may be."""
+        if type(x) is Pending:
+            if x.value is None:
+                given = self._take(f, x)
+                if given is not _NOT_PENDING:
+                    return given
+            x = x.compute()
+        kind = KINDS.get(type(f))
+        if kind is None or type(x) not in _TENSORS:
+            inner = self._inner_of(f)
+            if inner is not None:
+                return self._share(inner, f, x)
+            if self.open and not (type(f) in _CALLABLES and type(x) in _TENSORS and self._apart(x) and (
+                    f in FUNCTIONS)):
+                self.settle()
+            return f(x)
+        if kind is NORM:
+            if not has_own_activation(f) and not _watched(f):
+                return self._wait(f, x)
+        elif kind is BLOCK:
+            if not _watched(f):
+                given = self._block(f, x)
+                if given is not _NOT_PENDING:
+                    return given
+        elif kind is _CONVOLUTION and MOVES in f.__dict__ and not self.compiling \
+                and x.device.type in _calls.BIAS_DEVICES and not _watched(f):
+            biased = _calls.convolve(f, self.safe(x))
+            return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
+        if self.open and (kind is BLOCK or kind is NORM or getattr(f, "inplace", False) or _watched(f)
+                          or not self._apart(x) or (type(f) in DROPOUTS and any(p.dropout for p in self.open))):
+            self.settle()
+        return f(x)
+
+    def _block(self, f: nn.Module, x: Any) -> Any:
+        inner = type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
+        if inner is None:
+            return _NOT_PENDING
+        before = len(self.open) - _is_open(x)
+        if not inner._normfuse_takes:
+            x = force(x)
+        return self._alone(before, f(Shared(self, x)) if self.scoped else inner(f, self, x))
+
+    def _alone(self, before: int, value: Any) -> Any:
+        """Gives the value back. Of what was left pending by what gave it, only it stays so."""
+        if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
+            self.settle()
+        return value
+
+    def _inner_of(self, f: Any) -> Any:
+        """The form of a method or function that shares its caller's frame; None: it has none."""
+        if type(f) is types.MethodType:
+            return getattr(type(f.__self__), "_normfuse_inner", _NO_FUNCTIONS).get(f.__func__)
+        return INNER_FUNCTIONS.get(f) if type(f) is types.FunctionType else None
+
+    def _share(self, inner: Any, f: Any, *given: Any, **named: Any) -> Any:
+        waits = bool(given) and _is_open(given[0])
+        before = len(self.open) - waits
+        if waits and not inner._normfuse_takes:
+            given = force(given[0]), *given[1:]
+        if type(f) is types.MethodType:
+            return self._alone(before, inner(f.__self__, self, *given, **named))
+        return self._alone(before, inner(self, *given, **named))
+
+    def go(self, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...) where f was a function or method that can share the frame when the text was rewritten. The first argument
+        may be pending."""
+        inner = self._inner_of(f)
+        if inner is not None:
+            return self._share(inner, f, *given, **named)
+        given = tuple(map(force, given))
+        self.settle()
+        return f(*given, **named)
+
+    def _wait(self, layer: nn.Module, x: Any) -> Pending:
+        if self.open:
+            self.safe(x.value if type(x) is Biased else x)
+            mean = layer._buffers.get("running_mean")
+            for p in self.open:
+                if p.layer is layer or (mean is not None and type(p.layer) is not str
+                                        and mean is p.layer._buffers.get("running_mean")):
+                    self.settle()
+                    break
+        return Pending(self, layer, x)
+
+    def _take(self, f: Any, x: Pending) -> Any:
+        """f(x) of what is pending, in one call or pending as well; _NOT_PENDING where it cannot be."""
+        kind = type(f)
+        if kind in _CALLABLES or kind is types.MethodType:
+            if kind is not types.MethodType and f in ACTIVATIONS:
+                return self._activated(f, x)
+            inner = self._inner_of(f)
+            return _NOT_PENDING if inner is None else self._share(inner, f, x)
+        what = KINDS.get(kind)
+        if what is None or _watched(f):
+            return _NOT_PENDING
+        if kind is nn.Identity:
+            return x
+        if what is BLOCK:
+            return self._block(f, x)
+        layer = x.layer
+        if type(layer) is str:
+            if layer is _CONVOLVED and kind in OURS:
+                if not has_own_activation(f):
+                    return self._wait(f, x.close())
+                return fused_call(f, x.close(), None, _activations.choice(None))
+            if layer is _COPIED and what is _CONVOLUTION and MOVES in f.__dict__:
+                biased = _calls.convolve(f, x.close(), copied=True)
+                return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
+            return _NOT_PENDING
+        if kind in DROPOUTS:
+            if x.dropout is None and (x.scale is None or x.shift is not None) and not any(
+                    p.dropout is not None for p in self.open):
+                x.dropout = f if f.training and f.p > 0 else None
+                return x
+            return _NOT_PENDING
+        chosen = _activations.of_module(f)
+        given = None if chosen is None else x.activated(chosen["activation"], chosen["act_param"], chosen.get("slope"))
+        return _NOT_PENDING if given is None else given
+
+    def _activated(self, f: Any, x: Pending, *rest: Any, **named: Any) -> Any:
+        chosen = _activations.of_call(f, rest, named)
+        if chosen is None or ("slope" in chosen and type(chosen["slope"]) not in _TENSORS):
+            return _NOT_PENDING
+        given = x.activated(chosen["activation"], chosen["act_param"], chosen.get("slope"))
+        return _NOT_PENDING if given is None else given
+
+    def activate(self, f: Any, x: Any, *rest: Any, **named: Any) -> Any:
+        """f(x, ...) where f was an activation function when the text was rewritten."""
+        if _is_open(x) and type(f) in _CALLABLES and f in ACTIVATIONS:
+            given = self._activated(f, x, *rest, **named)
+            if given is not _NOT_PENDING:
+                return given
+        return f(self.settled(x), *rest, **named)
+
+    # Arithmetic.
+
+    def arithmetic(self, f: Any, a: Any, b: Any) -> Any:
+        """f(a, b), of a function that was torch.add, torch.mul or the like when the text was rewritten."""
+        what = ARITHMETIC.get(f) if type(f) in _CALLABLES else None
+        if what is not None and (type(a) is Pending or type(b) is Pending or what == "add"):
+            given = self._sum(a, b, False) if what == "add" else self._product(a, b) if what == "multiply" else \
+                self._quotient(a, b)
+            if given is None and what == "add":
+                given = self._one_plus(a, b)
+            if given is not None:
+                return given
+        return f(self.settled(a), self.settled(b))
+
+    def method(self, x: Any, name: str, *rest: Any) -> Any:
+        """x.name(...)."""
+        given = None
+        if name in ("relu", "relu_"):
+            given = x.activated("relu") if _is_open(x) and not rest else None
+        elif name == "prelu":
+            given = self._activated(F.prelu, x, *rest) if _is_open(x) and len(rest) == 1 else None
+            given = None if given is _NOT_PENDING else given
+        elif name == "contiguous":
+            if type(x) in _TENSORS and not rest and not self.compiling and x.device.type in _calls.BIAS_DEVICES:
+                return Pending(self, _COPIED, self.safe(x))
+        elif len(rest) == 1:
+            given = (self._sum(x, *rest, name == "add_") if name in ("add", "add_") else self._product(x, *rest)
+                     if name == "mul" else self._quotient(x, *rest))
+        if given is not None:
+            return given
+        x, rest = force(x), [force(other) for other in rest]
+        if self.open and (name.endswith("_") or type(x) not in _TENSORS):
+            self.settle()
+        for other in rest:
+            self.safe(other)
+        return getattr(self.safe(x), name)(*rest)
+
+    def _sum(self, a: Any, b: Any, in_place: bool) -> Any:
+        if _norm_is_open(a):
+            return a.plus(force(b), in_place)
+        if _norm_is_open(b):
+            return None if in_place else b.plus(force(a), False)
+        if any(_is_open(v) and v.layer is _CONVOLVED for v in (a, b)):
+            a, b = (v.close() if _is_open(v) and v.layer is _CONVOLVED else force(v) for v in (a, b))
+            if self.open and (in_place or any(type(v) not in _TENSORS and type(v) is not Biased for v in (a, b))):
+                self.settle()
+            total = _calls.add_with_biases(a, b, in_place)
+            return total.value if total.bias is None else Pending(self, _CONVOLVED, total)
+        return None
+
+    def _one_plus(self, a: Any, b: Any) -> Any:
+        for one, other in ((a, b), (b, a)):
+            if type(one) in (int, float) and one == 1 and type(other) in _TENSORS and other.is_floating_point():
+                return Pending(self, _ONE_PLUS, self.safe(other))
+        return None
+
+    def add(self, a: Any, b: Any) -> Any:
+        given = self._sum(a, b, False)
+        return self.safe(a) + self.safe(b) if given is None else given
+
+    def total(self, a: Any, b: Any) -> Any:
+        """a + b, which may be divided by 1.0 next."""
+        value = self.add(a, b)
+        if type(value) is not Pending and type(value) in _TENSORS:
+            pending = Pending(self, _TOTAL, None)
+            pending.close()
+            pending.value = value
+            return pending
+        return value
+
+    def one_plus(self, a: Any, b: Any) -> Any:
+        """a + b, which may be a factor next."""
+        a, b = force(a), force(b)
+        given = self._one_plus(a, b)
+        return self.safe(a) + self.safe(b) if given is None else given
+
+    def iadd(self, a: Any, b: Any) -> Any:
+        given = self._sum(a, b, True)
+        if given is None:
+            given, b = force(a), force(b)
+            if self.open and type(given) not in (int, float):
+                self.settle()
+            given += b
+        return given
+
+    def _product(self, a: Any, b: Any) -> Any:
+        for x, factor in ((a, b), (b, a)):
+            if _norm_is_open(x) and _is_open(factor) and factor.layer is _ONE_PLUS and isinstance(
+                    x.layer, modules.GroupNorm) and x.added is x.scale is x.dropout is None:
+                input, scale = x.input.value if type(x.input) is Biased else x.input, factor.input
+                if scale.shape == _per_channel(input) and scale.dtype == input.dtype and scale.device == input.device:
+                    factor.close()
+                    x.scale = scale
+                    return x
+        return None
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        given = self._product(a, b)
+        return self.safe(a) * self.safe(b) if given is None else given
+
+    def _quotient(self, a: Any, b: Any) -> Any:
+        if type(a) is Pending and a.layer is _TOTAL and type(b) in (int, float) and b == 1 \
+                and a.value.is_floating_point():
+            return a.value
+        return None
+
+    def divide(self, a: Any, b: Any) -> Any:
+        given = self._quotient(a, b)
+        return self.safe(a) / self.safe(b) if given is None else given
+
+
+_ITEMS = frozenset({type({}.items()), type(collections.OrderedDict().items())})

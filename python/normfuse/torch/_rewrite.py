@@ -1,0 +1,719 @@
+# SPDX-License-Identifier: MIT
+"""Forwards that are rewritten from their text, so that values may wait for what reads them (see _pending.py).
+
+Every statement, branch, context and question stays as it is, and real tensors flow. Only calls, sums, products and
+quotients go through the frame, the variable `_normfuse`, and other reads of variables that may be pending compute them.
+A forward data flow says which variables these are, and where anything may be pending at all; elsewhere nothing is
+asked.
+
+Each function has two forms. The outer one is called as the function itself is, and computes what it returns. The inner
+one takes the frame of its caller, and may take and return a pending value: an activation behind a container meets the
+norm that ends it.
+"""
+from __future__ import annotations
+
+import __future__
+import ast
+import collections
+import functools
+import inspect
+import sys
+import types
+from typing import Any, Callable, Optional
+
+import torch
+from torch import nn
+
+from ._pending import ACTIVATIONS, ARITHMETIC, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame, Shared
+from ._rules import BLOCK, KINDS
+from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
+
+FRAME = "_normfuse"
+# What of the frame may give a pending value.
+_WAITS = frozenset({"call", "go", "arithmetic", "add", "total", "one_plus", "iadd", "multiply"})
+_WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul"})
+_PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
+_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.BuiltinMethodType, type)
+_KNOWN_GETATTR = ("diffusers.models.modeling_utils",)  # where a __getattr__ of modules is that reads and no more
+_KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": float, "type": type}
+
+
+def _do(name: str, *args: ast.expr, keywords: Any = ()) -> ast.Call:
+    return ast.Call(ast.Attribute(ast.Name(FRAME, ast.Load()), name, ast.Load()), list(args), list(keywords))
+
+
+def done(node: Any) -> str:
+    """Which function of the frame an expression calls; "" for none."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) \
+            and node.func.value.id == FRAME:
+        return node.func.attr
+    return ""
+
+
+def _is_one(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value == 1
+
+
+class _Rewriter:
+    """Rewrites the body of one function. owner: the class that it is a method of, or None."""
+
+    def __init__(self, function: types.FunctionType, tree: ast.FunctionDef, owner: Optional[type], inner: bool,
+                 can_share: Callable[[types.FunctionType, Optional[type]], bool]) -> None:
+        code = function.__code__
+        self.globals, self.owner, self.inner = function.__globals__, owner, inner
+        self.me = tree.args.args[0].arg if owner is not None else None
+        self.function, self.can_share = function, can_share
+        self.plain_reads = owner is not None and owner.__getattribute__ is object.__getattribute__ and (
+            owner.__getattr__ is nn.Module.__getattr__ or owner.__getattr__.__module__ in _KNOWN_GETATTR)
+        self.locals = set(code.co_varnames) | set(code.co_cellvars) | set(code.co_freevars)
+        self.tracked = set(code.co_varnames) - set(code.co_cellvars) - {self.me, *names_of_scopes(tree)}
+        first = [arg.arg for arg in tree.args.args[owner is not None:][:1]]
+        self.takes = inner and bool(first) and first[0] in self.tracked
+        self.pending = set(first) if self.takes else set()  # variables that may be
+        self.open = inner  # may anything be?
+        self.reads: collections.Counter[str] = collections.Counter()
+        self.kept: set[str] = set()
+        self.inside = self.guarded = 0  # contexts and tries; tries
+        # Variables that are multiplied with or divided by something, where that is known.
+        self.factors = {n for b in ast.walk(tree) if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Mult)
+                        for side in (b.left, b.right) for n in _direct(side)} | {
+            n for c in ast.walk(tree) if isinstance(c, ast.Call) and self._arithmetic(c) == "multiply"
+            for a in c.args for n in _direct(a)}
+        self.dividends = {n for b in ast.walk(tree) if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Div)
+                          for n in _direct(b.left)} | {
+            n for c in ast.walk(tree) if isinstance(c, ast.Call) and self._arithmetic(c) == "divide"
+            for a in c.args[:1] for n in _direct(a)}
+        # What reads the expression that is rewritten ("factor", "dividend" or nothing known); may it give what is pending?
+        self.role, self.raw = "", False
+
+    # ---- expressions ----
+
+    def of(self, node: ast.expr, raw: bool = False, role: str = "") -> ast.expr:
+        """The expression's value, computed. raw: it may be pending, and nothing else reads it."""
+        if isinstance(node, ast.Name):
+            if node.id not in self.pending or raw and self.reads[node.id] == 1 and node.id not in self.kept:
+                return node
+            made = ast.copy_location(_do("force", node), node)
+            made.again = raw  # type: ignore[attr-defined]
+            return made
+        before, self.role, self.raw = (self.role, self.raw), role if raw else "", raw
+        made = node if isinstance(node, ast.Constant) else self._of(node)
+        self.role, self.raw = before
+        if not raw and self._may_wait(made):
+            made = _do("force", made)
+        return made if made is node else ast.copy_location(made, node)
+
+    def _may_wait(self, made: ast.expr) -> bool:
+        if isinstance(made, ast.IfExp):
+            return self._may_wait(made.body) or self._may_wait(made.orelse)
+        what = done(made)
+        return isinstance(made, ast.Name) and made.id in self.pending or what in _WAITS or (
+            what == "method" and made.args[1].value in _WAITING_METHODS)
+
+    def safe(self, node: ast.expr, how: str = "safe") -> ast.expr:
+        made = self.of(node)
+        plain = isinstance(node, (ast.Constant, ast.Compare, ast.BoolOp)) or isinstance(node, ast.UnaryOp) and isinstance(
+            node.op, ast.Not)  # of what was safe
+        return made if plain or not self.open else ast.copy_location(_do(how, made), node)
+
+    def _waits(self, made: ast.expr) -> ast.expr:
+        self.open = True
+        return made
+
+    def _settled(self, node: ast.expr) -> ast.expr:
+        """The expression, of which nothing is known, with nothing pending before it."""
+        if not self.open or isinstance(node, (ast.Starred, ast.FormattedValue, ast.Slice)):
+            return node
+        return ast.Subscript(ast.Tuple([_do("settle"), node], ast.Load()), ast.Constant(1), ast.Load())
+
+    def _of(self, node: ast.expr) -> ast.expr:
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.BinOp):
+            return self._binary(node)
+        if isinstance(node, ast.UnaryOp):
+            return ast.UnaryOp(node.op, self.safe(node.operand))
+        if isinstance(node, ast.Compare):
+            if all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
+                if isinstance(node.left, ast.Name) and all(isinstance(c, ast.Constant) for c in node.comparators):
+                    return node  # computed or not, it is not None
+                return ast.Compare(self.of(node.left), node.ops, [self.of(c) for c in node.comparators])
+            return ast.Compare(self.safe(node.left, "compared"), node.ops,
+                               [self.safe(c, "compared") for c in node.comparators])
+        if isinstance(node, ast.BoolOp):
+            return ast.BoolOp(node.op, [self.safe(v) for v in node.values])
+        if isinstance(node, ast.IfExp):
+            raw, role = self.raw, self.role
+            return ast.IfExp(self.safe(node.test), self.of(node.body, raw, role), self.of(node.orelse, raw, role))
+        if isinstance(node, ast.Subscript):
+            plain = not any(isinstance(n, (ast.Call, ast.Attribute)) or isinstance(n, ast.Name) and n.id in self.tracked
+                            for n in ast.walk(node.slice))
+            made = ast.Subscript(self.safe(node.value), node.slice if plain else self.safe(node.slice)
+                                 if not isinstance(node.slice, (ast.Slice, ast.Tuple)) else self.of(node.slice),
+                                 ast.Load())
+            return made if plain or not isinstance(node.slice, (ast.Slice, ast.Tuple)) else self._settled(made)
+        if isinstance(node, (ast.Tuple, ast.List)) and not any(isinstance(e, ast.Starred) for e in node.elts):
+            return type(node)([self.of(e) for e in node.elts], ast.Load())
+        if not isinstance(node, SCOPES):
+            for field, value in ast.iter_fields(node):
+                if field == "format_spec" and value is not None:
+                    value.values = [self.of(v) for v in value.values]
+                elif isinstance(value, ast.expr) and field != "target":
+                    setattr(node, field, self.of(value))
+                elif isinstance(value, list):
+                    setattr(node, field, [self.of(v) if isinstance(v, ast.expr) else v for v in value])
+        return self._settled(node)
+
+    def _attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name) and node.value.id == self.me:
+            static = inspect.getattr_static(self.owner, node.attr, None)
+            plain = not hasattr(type(static), "__get__") or isinstance(static, types.FunctionType)
+            return node if self.plain_reads and plain else self._settled(node)
+        if isinstance(self.known(node.value), types.ModuleType) or isinstance(self._of_super(node), types.FunctionType):
+            return node
+        value = self.of(node.value)
+        return ast.Attribute(_do("owner", value, ast.Constant(node.attr)) if self.open else value, node.attr, ast.Load())
+
+    def _binary(self, node: ast.BinOp) -> ast.expr:
+        if isinstance(node.op, ast.Add):
+            return self._sum(node)
+        name = {ast.Mult: "multiply", ast.Div: "divide"}.get(type(node.op))
+        if name is not None:
+            role = "factor" if name == "multiply" else "dividend"
+            left = self.of(node.left, True, role)
+            right = self.of(node.right, name == "multiply", role)
+            if self._may_wait(left) or self._may_wait(right):
+                return self._waits(_do(name, left, right))
+            return ast.BinOp(self._checked(left), node.op, self._checked(right))
+        return ast.BinOp(self.safe(node.left), node.op, self.safe(node.right))
+
+    def _checked(self, made: ast.expr) -> ast.expr:
+        return _do("safe", made) if self.open and not isinstance(made, ast.Constant) else made
+
+    def _sum(self, node: ast.BinOp) -> ast.expr:
+        role = self.role
+        left, right = self.of(node.left, True), self.of(node.right, True)
+        if role == "factor" and (_is_one(node.left) or _is_one(node.right)):
+            return self._waits(_do("one_plus", left, right))
+        if role == "dividend":
+            return self._waits(_do("total", left, right))
+        if self._may_wait(left) or self._may_wait(right):
+            return self._waits(_do("add", left, right))
+        return ast.BinOp(self._checked(left), node.op, self._checked(right))
+
+    # ---- calls ----
+
+    def known(self, node: ast.expr) -> Any:
+        """What a name that is not local, or a chain of attributes of Python modules, stands for now."""
+        if isinstance(node, ast.Name):
+            if node.id in self.locals:
+                return None
+            return self.globals.get(node.id, _KNOWN_BUILTINS.get(node.id))
+        base = self.known(node.value) if isinstance(node, ast.Attribute) else None
+        return getattr(base, node.attr, None) if isinstance(base, types.ModuleType) else None
+
+    def _arithmetic(self, node: ast.Call) -> Optional[str]:
+        known = self.known(node.func)
+        plain = len(node.args) == 2 and not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args)
+        return ARITHMETIC.get(known) if plain and isinstance(known, _CALLABLES) else None
+
+    def _shares(self, f: ast.expr) -> bool:
+        """Is it a function or method that has a form which shares its caller's frame?"""
+        if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == self.me:
+            static = inspect.getattr_static(self.owner, f.attr, None)
+            return isinstance(static, types.FunctionType) and f.attr not in vars(nn.Module) and \
+                self.can_share(static, self.owner)
+        above = self._of_super(f)
+        if above is not None:
+            return isinstance(above, types.FunctionType) and self.can_share(above, self.owner)
+        known = self.known(f)
+        return isinstance(known, types.FunctionType) and self.can_share(known, None)
+
+    def _of_super(self, f: ast.expr) -> Any:
+        """What super().name is, of the owner's classes above the one that the method stands in; None: not that."""
+        if not (isinstance(f, ast.Attribute) and isinstance(f.value, ast.Call) and isinstance(f.value.func, ast.Name)
+                and f.value.func.id == "super" and not f.value.args and self.owner is not None):
+            return None
+        order = self.owner.__mro__
+        for i, kind in enumerate(order):
+            if any(self.function is inspect.unwrap(f) for f in vars(kind).values() if isinstance(f, types.FunctionType)):
+                return next((vars(base)[f.attr] for base in order[i + 1:] if f.attr in vars(base)), None)
+        return None
+
+    def _is_function(self, f: ast.expr) -> bool:
+        """Is it a method of the owner's, which is called without a frame between?"""
+        if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == self.me:
+            return hasattr(type(inspect.getattr_static(self.owner, f.attr, None)), "__get__")
+        return False
+
+    def _call(self, node: ast.Call) -> ast.expr:
+        f, args, keywords, known = node.func, node.args, node.keywords, self.known(node.func)
+        role = self.role
+        if isinstance(f, ast.Name) and f.id == "super":
+            return node
+        plain = not any(isinstance(a, ast.Starred) for a in args) and all(k.arg for k in keywords)
+        known = known if isinstance(known, _CALLABLES) else None
+        if known is type and plain and len(args) == 1 and not keywords:
+            return _do("type", self.of(args[0]))
+        if plain and args and known in ACTIVATIONS:
+            callee, value = self.of(f), self.of(args[0], True)
+            rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
+            if self._may_wait(value):
+                return _do("activate", callee, value, *rest, keywords=named)
+            if rest or named or known.__name__.endswith("_"):  # which may be in place
+                return self._closed_call(callee, [value, *rest], named)
+            return self._harmless(callee, [value], [])
+        if self._arithmetic(node):
+            name = self._arithmetic(node)
+            one = name == "add" and role == "factor" and (_is_one(args[0]) or _is_one(args[1]))
+            inner = {"multiply": "factor", "divide": "dividend"}.get(name, "")
+            callee = self.of(f)
+            a, b = self.of(args[0], True, inner), self.of(args[1], name != "divide", inner)
+            if one or self._may_wait(a) or self._may_wait(b):
+                return self._waits(_do("arithmetic", callee, a, b))
+            return self._harmless(callee, [a, b], [])
+        raw, direct = self.raw, isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == self.me
+        if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in _PENDING_METHODS and known is None \
+                and not direct and len(args) < 2:
+            reader = {"mul": "factor", "div": "dividend"}.get(f.attr, "")
+            operands = [self.of(f.value, True, reader), *(self.of(a, f.attr != "div", reader) for a in args)]
+            if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
+                made = _do("method", operands[0], ast.Constant(f.attr), *operands[1:])
+                return self._waits(made) if f.attr in _WAITING_METHODS else made
+            made = ast.Attribute(self._checked(operands[0]), f.attr, ast.Load())
+            return self._harmless(made, operands[1:], [])
+        if plain and self._shares(f):
+            callee = self.of(f)
+            return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
+                                   keywords=self._keywords(keywords)))
+        method = isinstance(f, ast.Attribute) and not direct and f.attr in METHODS
+        if plain and len(args) == 1 and not keywords and known is None and not method and not self._is_function(f) \
+                and self._is_local(f):
+            callee = self.of(f)
+            return self._waits(_do("call", callee, self.of(args[0], True)))
+        if plain and not any(k.arg in ("out", "inplace") for k in keywords) and (known in FUNCTIONS or method):
+            callee = self.of(f)
+            return self._harmless(callee, [self.of(a) for a in args], self._keywords(keywords))
+        return self._unknown(f, args, keywords)
+
+    def _is_local(self, f: ast.expr) -> bool:
+        """Is it a variable, or an attribute or element of one's? It may be a module then."""
+        if isinstance(f, ast.Attribute) and hasattr(torch.Tensor, f.attr) and f.attr != "norm" \
+                and self.me not in names(f):
+            return False  # a method of a tensor, rather
+        while isinstance(f, (ast.Attribute, ast.Subscript)):
+            f = f.value
+        return isinstance(f, ast.Name) and f.id in self.locals
+
+    def _keywords(self, keywords: list[ast.keyword]) -> list[ast.keyword]:
+        return [ast.keyword(k.arg, self.of(k.value)) for k in keywords]
+
+    def _harmless(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
+        if not self.open:
+            return ast.Call(callee, args, keywords)
+        return ast.Call(_do("callee", callee), list(map(self._checked, args)),
+                        [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
+
+    def _unknown(self, f: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
+        """A call of which nothing is known: nothing is pending when it is made."""
+        callee = self.of(f)
+        args = [ast.Starred(self.of(a.value), ast.Load()) if isinstance(a, ast.Starred) else self.of(a) for a in args]
+        return self._closed_call(callee, args, self._keywords(keywords))
+
+    def _closed_call(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
+        if self.open:
+            last = keywords[-1] if keywords else args[-1] if args else None
+            if last is None:
+                callee = _do("settled", callee)
+            elif isinstance(last, (ast.keyword, ast.Starred)):
+                last.value = _do("settled", last.value)
+            else:
+                args[-1] = _do("settled", last)
+        return ast.Call(callee, args, keywords)
+
+    # ---- statements ----
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for s in statements:
+            made += [new if new is s else ast.copy_location(new, s) for new in self.statement(s)]
+        return made
+
+    def _settle(self) -> list[ast.stmt]:
+        was, self.open = self.open, False
+        return [ast.Expr(_do("settle"))] if was else []
+
+    def _begin(self, s: ast.stmt, *expressions: Optional[ast.AST], kills: list[str] = []) -> None:
+        self.reads = sum((_reads(e) for e in expressions if e is not None), collections.Counter())
+        self.kept = s.kept - set(kills)  # type: ignore[attr-defined]
+
+    def _closed(self, node: ast.expr) -> ast.expr:
+        """The value, with nothing pending after it."""
+        made = self.of(node)
+        return _do("settled", made) if self.open else made
+
+    def statement(self, s: ast.stmt) -> list[ast.stmt]:
+        if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None:
+            return self._assign(s)
+        if isinstance(s, ast.AugAssign):
+            return self._augmented(s)
+        if isinstance(s, ast.Expr):
+            self._begin(s, s.value)
+            s.value = self.of(s.value)
+        elif isinstance(s, ast.Return):
+            self._begin(s, s.value)
+            if s.value is not None and self.inner and not self.inside:
+                s.value = self.of(s.value, True)
+            else:
+                s.value = self._closed(s.value or ast.Constant(None))
+        elif isinstance(s, ast.If):
+            self._begin(s, s.test)
+            s.test = self.safe(s.test)
+            open, pending = self.open, set(self.pending)
+            s.body = self.block(s.body)
+            ended, self.open, self.pending, then = self.open, open, pending, self.pending
+            s.orelse = self.block(s.orelse)
+            self.open, self.pending = self.open or ended, self.pending | then
+        elif isinstance(s, (ast.For, ast.While)):
+            return self._loop(s)
+        elif isinstance(s, ast.With):
+            self._begin(s, *(item.context_expr for item in s.items))
+            for item in s.items:
+                item.context_expr = self._closed(item.context_expr)
+            before, self.open = self._settle(), False
+            self.inside += 1
+            s.body = self.block(s.body)
+            self.inside -= 1
+            if self.open or _waits(s.body):
+                s.body = [self._guarded(s.body + self._settle())]
+            self.open = False
+            return [*before, s]
+        elif isinstance(s, ast.Try):
+            before = self._settle()
+            self.inside, self.guarded = self.inside + 1, self.guarded + 1
+            s.body = self.block(s.body) + self._settle()
+            if _waits(s.body):
+                s.body = [self._guarded(s.body)]
+            for part in (s, *s.handlers):
+                for field in ("orelse", "finalbody") if part is s else ("body",):
+                    setattr(part, field, self.block(getattr(part, field)) + self._settle())
+            self.inside, self.guarded = self.inside - 1, self.guarded - 1
+            return [*before, s]
+        elif isinstance(s, (ast.Break, ast.Continue)):
+            return [*(self._settle() if self.inside else ()), s]
+        elif not isinstance(s, (ast.Pass, ast.Global, ast.Nonlocal, ast.AnnAssign)):  # raise, import, def, ...
+            before = []
+            if isinstance(s, (ast.Raise, ast.Assert)):
+                self._begin(s, *ast.iter_child_nodes(s))
+                before = self._settle()
+                for field, value in ast.iter_fields(s):
+                    setattr(s, field, self.of(value) if isinstance(value, ast.expr) else value)
+            return [*before, *self._settle(), s] if not isinstance(s, (ast.Raise, ast.Assert)) else [*before, s]
+        return [s]
+
+    def _guarded(self, body: list[ast.stmt]) -> ast.stmt:
+        """What is pending is computed before an exception passes."""
+        made = ast.parse(f"try:\n    pass\nexcept BaseException:\n    {FRAME}.settle()\n    raise").body[0]
+        made.body = body or [ast.Pass()]  # type: ignore[attr-defined]
+        return made
+
+    def _assign(self, s: Any) -> list[ast.stmt]:
+        targets = s.targets if isinstance(s, ast.Assign) else [s.target]
+        kills = [t.id for t in targets if isinstance(t, ast.Name)]
+        self._begin(s, s.value, *targets, kills=kills)
+        if len(targets) == 1 and kills:
+            name = kills[0]
+            role = "factor" if name in self.factors else "dividend" if name in self.dividends else ""
+            s.value = self.of(s.value, name in self.tracked and not self.guarded, role)
+            self.pending -= {name}
+            if self._may_wait(s.value):
+                self.pending.add(name)
+            return [s]
+        stored = [t for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)
+                  and isinstance(t.ctx, ast.Store)]
+        if all(isinstance(e, ast.Name) for t in targets for e in (
+                t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])):
+            s.value = self.safe(s.value)
+        else:
+            s.value = self._closed(s.value)
+            for t in targets:
+                if isinstance(t, (ast.Attribute, ast.Subscript)):
+                    t.value = self.of(t.value)
+                    if isinstance(t, ast.Subscript):
+                        t.slice = self.of(t.slice)
+            self.open = False
+        self.pending -= {t.id for t in stored}
+        return [s]
+
+    def _augmented(self, s: ast.AugAssign) -> list[ast.stmt]:
+        if not isinstance(s.target, ast.Name):
+            self._begin(s, s.value, s.target)
+            before = self._settle()
+            s.target.value = self.of(s.target.value)  # type: ignore[union-attr]
+            s.value = self._closed(s.value)
+            self.open = False
+            return [*before, s]
+        name = s.target.id
+        load, store = ast.Name(name, ast.Load()), ast.Name(name, ast.Store())
+        self._begin(s, s.value, load, kills=[name])
+        if isinstance(s.op, ast.Add) and name in self.tracked and not self.guarded:
+            left, right = self.of(load, True), self.of(s.value, True)
+            if self._may_wait(left) or self._may_wait(right):
+                self.pending.add(name)
+                return [ast.Assign([store], self._waits(_do("iadd", left, right)))]
+        first = [ast.Assign([store], _do("force", load))] if name in self.pending else []
+        s.value = self._closed(s.value)
+        self.open = False
+        self.pending -= {name}
+        return [*first, s]
+
+    def _loop(self, s: Any) -> list[ast.stmt]:
+        self._begin(s, s.iter if isinstance(s, ast.For) else None)
+        if isinstance(s, ast.For):
+            s.iter = self.of(s.iter)
+        calls = any(isinstance(n, (ast.Call, ast.BinOp)) for n in ast.walk(s))
+        stored = {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+                  for name in names(inner, ast.Store)} & self.tracked
+        if calls:  # of an earlier turn
+            self.open = True
+            self.pending |= stored
+        if isinstance(s, ast.For):
+            if self.open:
+                s.iter = _do("iter", s.iter, ast.Constant(not isinstance(s.target, ast.Name)))
+        else:
+            self._begin(s, s.test)
+            s.test = self.safe(s.test)
+        s.body, open, pending = self.block(s.body), self.open or calls, set(self.pending)
+        self.open, self.pending = open, pending | (stored if calls else set())
+        s.orelse = self.block(s.orelse)
+        self.open, self.pending = self.open or open, self.pending | pending
+        return [s]
+
+
+def _reads(node: ast.AST) -> collections.Counter[str]:
+    """How often an expression reads each variable, at most."""
+    if isinstance(node, ast.IfExp):
+        return _reads(node.test) + (_reads(node.body) | _reads(node.orelse))
+    if isinstance(node, ast.Name):
+        return collections.Counter([node.id] if isinstance(node.ctx, ast.Load) else [])
+    return sum(map(_reads, ast.iter_child_nodes(node)), collections.Counter())
+
+
+def _direct(node: ast.expr) -> list[str]:
+    return [node.id] if isinstance(node, ast.Name) else []
+
+
+def _waits(statements: list[ast.stmt]) -> bool:
+    return any(done(node) in (*_WAITS, "method") for s in statements for node in ast.walk(s))
+
+
+
+
+# ---- functions and classes ------------------------------------------------------------------------------------------
+
+_LIBRARIES = frozenset({"torch", "numpy", __name__.partition(".")[0], *sys.stdlib_module_names} - {"__main__"})
+
+
+def _body(function: types.FunctionType, tree: ast.FunctionDef, owner: Optional[type], inner: bool,
+          can_share: Callable[..., bool]) -> bool:
+    """Rewrites a function's tree. Gives whether the inner form takes what is pending."""
+    note_liveness(tree)
+    rewriter = _Rewriter(function, tree, owner, inner, can_share)
+    tree.body = rewriter.block(tree.body)
+    if not inner:
+        tree.body += rewriter._settle()
+    return rewriter.takes
+
+
+def _compiled(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str, Any]) -> types.FunctionType:
+    """The function made of a tree in the place of another one, with that one's free variables and those given."""
+    code, free = function.__code__, function.__code__.co_freevars
+    outer = ast.parse(f"def outer({', '.join([*free, *given])}):\n    pass")
+    outer.body[0].body = [tree]  # type: ignore[attr-defined]
+    flags = code.co_flags & __future__.annotations.compiler_flag
+    made = compile(ast.fix_missing_locations(outer), code.co_filename, "exec", flags, True)
+    for name in ("outer", tree.name):
+        made = next(c for c in made.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+    if hasattr(made, "co_qualname"):
+        made = made.replace(co_qualname=code.co_qualname)
+    cells = dict(zip(free, function.__closure__ or ())) | {name: types.CellType(value) for name, value in given.items()}
+    return _copied(function, made, tuple(cells[name] for name in made.co_freevars))
+
+
+def _copied(function: types.FunctionType, code: types.CodeType, cells: tuple[Any, ...]) -> types.FunctionType:
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(made, function).__dict__.pop("__wrapped__")
+    return made
+
+
+def _inner(function: types.FunctionType, owner: Optional[type], can_share: Callable[..., bool]) -> types.FunctionType:
+    tree = tree_of(function)
+    takes = _body(function, tree, owner, True, can_share)
+    tree.args.args.insert(owner is not None, ast.arg(FRAME))
+    made = _compiled(function, tree, {})
+    made._normfuse_takes, made._normfuse_tree = takes, tree  # type: ignore[attr-defined]
+    return made
+
+
+_PROLOGUE = """
+if {first}_type({value}) is {first}_Shared:
+    return {first}_inner({me}, {value}.frame, {value}.value)
+if {first}_original.forward is not {first}_function:
+    return {first}_super({first}_class, {me}).forward({given})
+{first} = {first}_Frame({me})
+"""
+
+
+def _outer(function: types.FunctionType, owner: type, inner: Optional[types.FunctionType], given: dict[str, Any],
+           can_share: Callable[..., bool]) -> tuple[types.FunctionType, ast.FunctionDef]:
+    """The outer form of a forward, and its tree without what stands around it."""
+    tree = tree_of(function)
+    arguments = tree.args
+    me, *rest = [argument.arg for argument in arguments.args]
+    text = ", ".join([*rest, *([f"*{arguments.vararg.arg}"] if arguments.vararg else []),
+                      *(f"{a.arg}={a.arg}" for a in arguments.kwonlyargs),
+                      *([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])])
+    _body(function, tree, owner, False, can_share)
+    prologue = ast.parse(_PROLOGUE.format(first=FRAME, me=me, value=rest[0] if rest else "None", given=text)).body
+    for node in [n for statement in prologue for n in ast.walk(statement)]:
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = tree.lineno
+    body = ast.FunctionDef(tree.name, arguments, tree.body, [])
+    guarded = _Rewriter._guarded(None, tree.body)  # type: ignore[arg-type]
+    tree.body = [*(prologue if inner is not None else prologue[1:]), guarded]
+    return _compiled(function, tree, {f"{FRAME}_{name}": value for name, value in {
+        "type": type, "super": super, "Shared": Shared, "Frame": Frame, "inner": inner, **given}.items()}), body
+
+
+class Rewritten:
+    """Mixin of blocks whose forward is rewritten."""
+
+    _normfuse_original: type
+    _normfuse_inner: dict[types.FunctionType, types.FunctionType]  # of the forward and of methods that it calls
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Code that makes another one of its class, such as the slices of nn.Sequential, gets one that is not rewritten.
+        object.__setattr__(self, "__class__", self._normfuse_original)
+        self.__init__(*args, **kwargs)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = list(super().__reduce_ex__(protocol))
+        if isinstance(reduced[2], dict):
+            reduced[2] = {name: value for name, value in reduced[2].items() if name != FUSED}
+        return (_new, (self._normfuse_original,), *reduced[2:])
+
+
+def _new(original: type) -> nn.Module:
+    try:
+        kind = class_of(original)
+    except Left:  # where it was unpickled
+        kind = original
+    return kind.__new__(kind)
+
+
+_classes: dict[tuple[type, Any], type] = {}
+
+
+def class_of(original: type) -> type:
+    """The subclass whose forward is rewritten. Raises Left."""
+    key = original, original.forward
+    if key not in _classes:
+        _classes[key] = _class(original)
+    return _classes[key]
+
+
+def _class(original: type) -> type:
+    forward, inners, waiting = original.forward, {}, []
+    if not isinstance(forward, types.FunctionType):
+        raise Left("its forward is no function of Python")
+
+    def can_share(function: types.FunctionType, owner: Optional[type]) -> bool:
+        known = inners if owner is not None else INNER_FUNCTIONS
+        if function in known:
+            return known[function] is not None
+        known[function] = None
+        if hasattr(function, "__wrapped__") or owner is None and function.__module__.partition(".")[0] in _LIBRARIES:
+            return False
+        try:
+            tree = tree_of(function)
+            if uses_frames(tree) or owner is None and not _calls_arguments(tree):
+                return False
+        except Left:
+            return False
+        known[function] = function  # until it is rewritten
+        waiting.append((function, owner))
+        return True
+
+    wrapped = inspect.unwrap(forward)
+    given = {"original": original, "function": forward, "class": None}
+    shares = wrapped is forward and original.__call__ is nn.Module.__call__ and len(tree_of(forward).args.args) > 1 and \
+        can_share(forward, original)
+    inner = _inner(forward, original, can_share) if shares else None
+    inners[forward] = inner
+    made, body = _outer(wrapped, original, inner, given, can_share)
+    for function, owner in waiting:
+        if function is not forward:
+            (inners if owner is not None else INNER_FUNCTIONS)[function] = _inner(function, owner, can_share)
+    if wrapped is not forward:
+        made = _decorated(forward, wrapped, made)
+    body = inner._normfuse_tree if inner is not None else body
+    members = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
+               "forward": made, "_normfuse_original": original, "_normfuse_tree": body,
+               "_normfuse_globals": wrapped.__globals__,
+               "_normfuse_inner": {f: inner for f, inner in inners.items() if inner is not None}}
+    kind = type(original.__name__, (Rewritten, original), members)
+    for cell, name in zip(inspect.unwrap(made).__closure__ or (), inspect.unwrap(made).__code__.co_freevars):
+        if name == f"{FRAME}_class":
+            cell.cell_contents = kind
+    KINDS[kind] = BLOCK
+    if original in PLAIN:
+        PLAIN.add(kind)
+    return kind
+
+
+def _decorated(outermost: types.FunctionType, wrapped: types.FunctionType, made: types.FunctionType) -> types.FunctionType:
+    """The function as its decorators made it, around what was made of the one that they wrap."""
+    if outermost is wrapped:
+        return made
+    below = outermost.__wrapped__  # type: ignore[attr-defined]
+    cells = outermost.__closure__ or ()
+    if not any(cell.cell_contents is below for cell in cells):
+        raise Left("its decorator keeps it where it is not found")
+    new = types.CellType(_decorated(below, wrapped, made))
+    result = _copied(outermost, outermost.__code__, tuple(new if cell.cell_contents is below else cell for cell in cells))
+    result.__wrapped__ = new.cell_contents  # type: ignore[attr-defined]
+    return result
+
+
+def _calls_arguments(tree: ast.FunctionDef) -> bool:
+    """Does a function call what it is given, or an attribute of that which is no method of tensors?"""
+    given = {argument.arg for argument in tree.args.args}
+    return any(isinstance(node, ast.Call) and (
+        isinstance(node.func, ast.Name) and node.func.id in given
+        or isinstance(node.func, ast.Attribute) and given & set(names(node.func))
+        and (not hasattr(torch.Tensor, node.func.attr) or node.func.attr == "norm")) for node in ast.walk(tree))
+
+
+def is_rewritten(module: nn.Module) -> bool:
+    """Is its class a rewritten one, and not one that someone derived from it since?"""
+    return "_normfuse_original" in vars(type(module))
+
+
+def rewrite(block: nn.Module) -> None:
+    """Gives the block a rewritten forward. Raises Left."""
+    if "forward" in block.__dict__:
+        raise Left("its forward was replaced on the object")
+    if isinstance(block, torch.jit.ScriptModule):
+        raise Left("it is a ScriptModule")
+    if isinstance(block, Rewritten):
+        raise Left("its class was replaced after it was converted: revert first")
+    object.__setattr__(block, "__class__", class_of(type(block)))
+
+
+def restore(block: nn.Module) -> None:
+    """Undoes rewrite."""
+    block.__dict__.pop(FUSED, None)
+    object.__setattr__(block, "__class__", type(block)._normfuse_original)

@@ -1,0 +1,605 @@
+# SPDX-License-Identifier: MIT
+"""What may be fused when a model runs, found by following rewritten texts over its modules, for convert's report. Nothing
+of the model is called. Where a text asks what only a call can tell, both answers are followed.
+
+A value is a tuple of alternatives: Known objects, Waiting calls, and None for all else, such as tensors."""
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+import types
+from typing import Any, Iterator, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from . import _activations, _calls, modules
+from ._pending import ACTIVATIONS, ARITHMETIC, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, METHODS, PLAIN, SCALING
+from ._rewrite import done
+from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, takes_activation
+
+_PLAIN_VALUES = (bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device)
+_COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+                ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
+_CHECKS = ("safe", "compared", "settled", "callee", "force", "iter", "owner")
+_DEPTH = 80
+NOTHING = "what reads its output is no activation"
+UNKNOWN: tuple[Any, ...] = (None,)
+
+
+class Known(NamedTuple):
+    value: Any
+
+
+class Waiting(NamedTuple):
+    """A call of `layer` at a place in a text (0: of no norm), and what it has taken. convolutions: those whose biases are
+    not added yet."""
+    layer: Any
+    site: Any
+    what: str = ""
+    dropout: bool = False
+    inplace: bool = False
+    convolutions: frozenset[nn.Module] = frozenset()
+
+
+_PRELU = _activations.choice("prelu", slope=None)
+_ONE_PLUS = Waiting(None, 0, "one plus")
+
+
+class _Jump(Exception):
+    """Ends a list of statements."""
+
+
+class Survey:
+    """fused: layer -> place -> what may become of a call there. why: likewise, why nothing may. moved: convolutions whose
+    biases norms or sums add; kept: those whose biases something else reads."""
+
+    def __init__(self) -> None:
+        self.fused: dict[nn.Module, dict[Any, set[str]]] = {}
+        self.why: dict[nn.Module, dict[Any, str]] = {}
+        self.moved: set[nn.Module] = set()
+        self.kept: set[nn.Module] = set()
+        self.visited: dict[nn.Module, Any] = {}
+        self.closed: dict[Waiting, str] = {}
+        self.env: dict[str, Any] = {}
+        self.globals: dict[str, Any] = {}
+        self.block: Optional[nn.Module] = None
+        self.depth, self.waiting = 0, set()
+        self.returned: list[Any] = []
+
+    # ---- functions ----
+
+    def visit(self, block: nn.Module, given: Any = UNKNOWN) -> Any:
+        """Follows a block's forward. Gives its value."""
+        plain = not any(isinstance(v, Waiting) for v in given)
+        if plain and block in self.visited:
+            for waiting in self.visited[block]:
+                self.closed.pop(waiting, None)
+            return self.visited[block]
+        self.visited.setdefault(block, UNKNOWN)
+        value = self.function(type(block)._normfuse_tree, type(block)._normfuse_globals, block, given)
+        if plain:
+            self.visited[block] = value
+        return value
+
+    def function(self, tree: ast.FunctionDef, scope: dict[str, Any], me: Optional[nn.Module], first: Any) -> Any:
+        if self.depth > _DEPTH:
+            return UNKNOWN
+        before = self.env, self.globals, self.block, self.returned
+        names = [a.arg for a in tree.args.args if a.arg != "_normfuse"]
+        self.env = {a.arg: UNKNOWN for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+        if me is not None:
+            self.env[names.pop(0)] = (Known(me),)
+        if names:
+            self.env[names[0]] = first
+        self.globals, self.block, self.returned = scope, me or self.block, []
+        self.depth += 1
+        try:
+            self.run(tree.body)
+            self.returned.append((UNKNOWN, self.closed, self.waiting))
+        except _Jump:
+            pass
+        found = self.returned
+        self.env, self.globals, self.block, self.returned = before
+        self.depth -= 1
+        if found:
+            self.join(found)
+        return _joined([value for value, _, _ in found]) if found else UNKNOWN
+
+    def join(self, ends: list[Any]) -> None:
+        """Goes on from several places: what is closed wherever it was opened is closed."""
+        self.closed = {v: why for _, closed, _ in ends for v, why in closed.items()
+                       if all(v in other or v not in waiting for _, other, waiting in ends)}
+        self.waiting = set().union(*(waiting for _, _, waiting in ends))
+
+    # ---- statements ----
+
+    def run(self, statements: list[ast.stmt]) -> None:
+        for s in statements:
+            self.statement(s)
+
+    def fork(self, *ways: list[ast.stmt]) -> None:
+        """Follows each of several lists of statements from here, and joins what they leave."""
+        env, closed, waiting, ends = self.env, self.closed, self.waiting, []
+        for way in ways:
+            if way and isinstance(way[-1], ast.Raise):
+                continue
+            self.env, self.closed, self.waiting = dict(env), dict(closed), set(waiting)
+            try:
+                self.run(way)
+                ends.append((self.env, self.closed, self.waiting))
+            except _Jump:
+                pass
+        if not ends:
+            raise _Jump
+        self.join(ends)
+        self.env = {name: _joined([e[name] for e, _, _ in ends if name in e]) for e, _, _ in ends for name in e}
+
+    def statement(self, s: ast.stmt) -> None:
+        if isinstance(s, ast.Expr):
+            self.force(self.value(s.value))
+        elif isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None:
+            value = self.value(s.value)
+            for target in s.targets if isinstance(s, ast.Assign) else [s.target]:
+                self.store(target, value)
+        elif isinstance(s, ast.AugAssign):
+            self.value(s.value)
+            self.store(s.target, UNKNOWN)
+        elif isinstance(s, ast.Return):
+            self.returned.append((UNKNOWN if s.value is None else self.value(s.value), self.closed, self.waiting))
+            raise _Jump
+        elif isinstance(s, (ast.Raise, ast.Break, ast.Continue)):
+            raise _Jump
+        elif isinstance(s, ast.If):
+            truth = self.truth(s.test)
+            self.fork(*([s.body] if truth else [s.orelse] if truth is False else [s.body, s.orelse]))
+        elif isinstance(s, ast.For):
+            items = self.items(s.iter)
+            for item in [UNKNOWN, UNKNOWN] if items is None else items:
+                self.store(s.target, item)
+                self.fork(s.body, *([] if items is not None and not _jumps(s.body) else [[]]))
+        elif isinstance(s, ast.While):
+            for _ in range(2):
+                self.truth(s.test)
+                self.fork(s.body, [])
+        elif isinstance(s, ast.With):
+            for item in s.items:
+                self.force(self.value(item.context_expr))
+            self.fork(s.body)
+        elif isinstance(s, ast.Try):
+            self.fork(s.body + s.orelse, *(h.body for h in s.handlers), *([[]] if not s.handlers else []))
+            self.run(s.finalbody)
+
+    def store(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, ast.Name):
+            self.env[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            known = value[0].value if len(value) == 1 and isinstance(value[0], Known) else None
+            parts = known if type(known) is tuple and len(known) == len(target.elts) else None
+            for i, part in enumerate(target.elts):
+                self.store(part, UNKNOWN if parts is None else parts[i] if isinstance(parts[i], tuple) and all(
+                    v is None or isinstance(v, (Known, Waiting)) for v in parts[i]) else (Known(parts[i]),))
+
+    def items(self, node: ast.expr) -> Optional[list[Any]]:
+        """The values that a loop goes over, where they are known."""
+        if done(node) == "iter":
+            node = node.args[0]  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and not node.keywords:
+            if isinstance(node.func, ast.Name) and node.func.id in ("enumerate", "zip", "reversed", "list", "tuple"):
+                parts = [self.items(_plain(a)) for a in node.args]
+                if any(part is None for part in parts) or len(parts) > 1 and node.func.id != "zip":
+                    return None
+                if node.func.id == "enumerate":
+                    return [(Known(((Known(i),), item)),) for i, item in enumerate(parts[0])]
+                if node.func.id == "zip":
+                    return [(Known(group),) for group in zip(*parts)]
+                return parts[0][::-1] if node.func.id == "reversed" else parts[0]
+            if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not node.args:
+                base = self.only(_plain(node.func.value))
+                if type(base) in (nn.ModuleDict, dict) or isinstance(base, nn.ModuleDict):
+                    return [(Known(tuple((Known(v),) for v in item) if node.func.attr == "items" else item),)
+                            for item in getattr(base._modules if isinstance(base, nn.Module) else base, node.func.attr)()]
+        value = self.only(node)
+        if isinstance(value, (nn.ModuleList, nn.Sequential)):
+            return [(Known(child),) for child in value._modules.values()]
+        return [(Known(v),) for v in value] if type(value) in (list, tuple, range, dict) else None
+
+    # ---- questions ----
+
+    def only(self, node: ast.expr) -> Any:
+        """The object that an expression stands for, where that is one that is known."""
+        value = self.value(node)
+        return value[0].value if len(value) == 1 and isinstance(value[0], Known) else None
+
+    def truth(self, node: ast.expr) -> Optional[bool]:
+        node = _plain(node)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            truth = self.truth(node.operand)
+            return None if truth is None else not truth
+        if isinstance(node, ast.BoolOp):
+            ends = isinstance(node.op, ast.Or)
+            found = []
+            for v in node.values:
+                found.append(self.truth(v))
+                if found[-1] is ends:
+                    return ends if None not in found else None
+            return None if None in found else not ends
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = (self.value(_plain(n)) for n in (node.left, node.comparators[0]))
+            if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and right == (Known(None),):
+                answers = {None if v is None else isinstance(v, Known) and v.value is None for v in left}
+                answer = answers.pop() if len(answers) == 1 else None
+                return answer if answer is None or isinstance(node.ops[0], ast.Is) else not answer
+            both = [v[0].value for v in (left, right) if len(v) == 1 and isinstance(v[0], Known)]
+            if len(both) == 2 and all(type(v) in _PLAIN_VALUES for v in both) and type(node.ops[0]) in _COMPARISONS:
+                try:
+                    return bool(_COMPARISONS[type(node.ops[0])](*both))
+                except Exception:
+                    return None
+            return None
+        value = self.value(node)
+        answers = {bool(v.value) if isinstance(v, Known) and (type(v.value) in _PLAIN_VALUES or type(v.value) in PLAIN)
+                   else True if isinstance(v, Known) and isinstance(v.value, nn.Module) and "__len__" not in dir(v.value)
+                   else None for v in value}
+        return answers.pop() if len(answers) == 1 else None
+
+    # ---- expressions ----
+
+    def value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return (Known(node.value),)
+        if isinstance(node, ast.Name):
+            if node.id in self.env:
+                return self.env[node.id]
+            found = self.globals.get(node.id, getattr(builtins, node.id, None))
+            return UNKNOWN if found is None or isinstance(found, torch.Tensor) else (Known(found),)
+        if isinstance(node, ast.Attribute):
+            return _joined([_attribute(v.value, node.attr) if isinstance(v, Known) else UNKNOWN
+                            for v in self.value(node.value)])
+        if isinstance(node, ast.Subscript):
+            if isinstance(node.value, ast.Tuple) and done(node.value.elts[0]) == "settle":
+                self.settle(node.value.elts[1])
+                return self.value(node.value.elts[1])
+            base, index = self.only(node.value), self.only(node.slice)
+            self.force(self.value(node.value))
+            if isinstance(base, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+                base = base._modules if isinstance(base, nn.ModuleDict) else list(base._modules.values())
+            if type(base) in (list, tuple, dict) and type(index) in (int, str):
+                try:
+                    return (Known(base[index]),)
+                except LookupError:
+                    return UNKNOWN
+            return UNKNOWN
+        if isinstance(node, ast.IfExp):
+            truth = self.truth(node.test)
+            return _joined([self.value(way) for way in ([node.body] if truth else [node.orelse] if truth is False
+                                                        else [node.body, node.orelse])])
+        if isinstance(node, ast.Call):
+            what = done(node)
+            return getattr(self, f"_{what}")(node, *node.args) if what else self.called(node)
+        if isinstance(node, ast.NamedExpr):
+            value = self.env[node.target.id] = self.value(node.value)
+            return value
+        if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self.force(self.value(child))
+        return UNKNOWN
+
+    def called(self, node: ast.Call) -> Any:
+        """A call that is made as it is."""
+        fs = self.value(node.func)
+        for argument in [*node.args, *(k.value for k in node.keywords)]:
+            self.force(self.value(argument.value if isinstance(argument, ast.Starred) else argument))
+        for f in fs:
+            if isinstance(f, Known) and isinstance(f.value, nn.Module) and KINDS.get(type(f.value)) == BLOCK:
+                self.force(self.visit(f.value))
+        f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
+        if f in (isinstance, hasattr, len) and not node.keywords:
+            arguments = [self.only(_plain(a)) for a in node.args]
+            try:
+                if len(arguments) == 1 and (type(arguments[0]) in _PLAIN_VALUES or type(arguments[0]) in PLAIN) or len(
+                        arguments) == 2 and isinstance(arguments[0], nn.Module) and isinstance(arguments[1], (str, type, tuple)):
+                    return (Known(f(*arguments)),)
+            except Exception:
+                pass
+        return UNKNOWN
+
+    # ---- what is pending ----
+
+    def force(self, value: Any, why: str = NOTHING) -> Any:
+        for v in value:
+            if isinstance(v, Waiting) and v is not _ONE_PLUS:
+                self.close(v, why)
+        return tuple(None if isinstance(v, Waiting) else v for v in value)
+
+    def close(self, v: Waiting, why: str) -> None:
+        if v not in self.closed:
+            self.closed[v] = why
+            self.kept |= v.convolutions
+            if v.site:
+                if v.what == "scale + shift":
+                    self.note(v, v.what)
+                else:
+                    self.why.setdefault(v.layer, {}).setdefault(v.site, why)
+
+    def note(self, v: Waiting, what: str) -> None:
+        self.fused.setdefault(v.layer, {}).setdefault(v.site, set()).add(what)
+        self.closed[v] = ""
+
+    def settle(self, node: ast.AST) -> None:
+        text = ast.unparse(_without_frame(node)) if isinstance(node, ast.expr) and not done(node) == "settle" else ""
+        for v in self.waiting:
+            self.close(v, f"`{text[:60]}` runs between it and what reads its output" if text else NOTHING)
+        self.waiting.clear()
+
+    def _force(self, node: ast.Call, argument: ast.expr) -> Any:
+        return self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
+                          else NOTHING)
+
+    def _settle(self, node: ast.Call) -> Any:
+        self.settle(node)
+        return UNKNOWN
+
+    def _settled(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.force(self.value(argument))
+        self.settle(argument)
+        return value
+
+    def _safe(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.force(self.value(argument))
+        if any(isinstance(v, Known) and type(v.value) not in PLAIN for v in value):
+            self.settle(argument)
+        return value
+
+    _compared = _safe
+
+    def _owner(self, node: ast.Call, argument: ast.expr, name: ast.expr) -> Any:
+        value = self.force(self.value(argument))
+        if any(isinstance(v, Known) and type(v.value) not in PLAIN and not isinstance(v.value, nn.Module) for v in value):
+            self.settle(argument)
+        return value
+
+    def _callee(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.value(argument)
+        if not (isinstance(argument, ast.Attribute) and argument.attr in METHODS) and not any(
+                isinstance(v, Known) and isinstance(v.value, types.BuiltinFunctionType | types.FunctionType | type)
+                and v.value in FUNCTIONS for v in value):
+            self.settle(argument)
+        return value
+
+    def _iter(self, node: ast.Call, argument: ast.expr, unpacked: ast.expr) -> Any:
+        return self.value(argument)
+
+    def _type(self, node: ast.Call, argument: ast.expr) -> Any:
+        self.value(argument)
+        return UNKNOWN
+
+    # ---- calls ----
+
+    def _call(self, node: ast.Call, callee: ast.expr, argument: ast.expr) -> Any:
+        fs, x = self.value(callee), self.value(argument)
+        return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
+
+    def unknown(self, node: ast.expr, x: Any) -> Any:
+        self.force(x)
+        self.settle(node)
+        return UNKNOWN
+
+    def module(self, node: ast.Call, f: Any, x: Any) -> Any:
+        kind = KINDS.get(type(f))
+        if kind is None:
+            if isinstance(f, types.FunctionType | types.BuiltinFunctionType) and f in ACTIVATIONS:
+                return self.activation(x, _activations.of_call(f, (), {}))
+            return self.unknown(node.args[0], x)
+        if hooked(f):
+            self.force(x, "its activation has hooks, so it is called by itself" if _activations.of_module(f) else NOTHING)
+            if kind == NORM:
+                self.why.setdefault(f, {}).setdefault((id(node), self.block), "it has hooks, so it is called by itself")
+            return UNKNOWN
+        if kind == BLOCK:
+            inner = type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
+            value = self.visit(f, x if inner is not None and inner._normfuse_takes else self.force(x))
+            return value if inner is not None else self.force(value)
+        if kind == NORM:
+            for v in x:
+                if isinstance(v, Waiting) and v.convolutions and type(f) in OURS and v not in self.closed:
+                    self.moved |= v.convolutions
+                    self.closed[v] = ""
+            self.force(x)
+            return UNKNOWN if has_own_activation(f) else (self.opened(Waiting(f, (id(node), self.block))),)
+        if type(f) is nn.Identity:
+            return x
+        if type(f) in DROPOUTS:
+            return tuple(self.dropped(v, f) for v in x)
+        if _calls.has_bias_to_move(f):
+            self.force(x)
+            return (self.opened(Waiting(None, 0, str(id(node)), convolutions=frozenset({f}))),)
+        return self.activation(x, f)
+
+    def opened(self, v: Waiting, instead: Any = None) -> Waiting:
+        if instead is not None:
+            self.closed[instead] = ""
+        self.closed.pop(v, None)
+        self.waiting.add(v)
+        return v
+
+    def dropped(self, v: Any, f: nn.Module) -> Any:
+        if not isinstance(v, Waiting) or v.site and (f.p == 0 or v.what == "scale"):
+            return v
+        if not v.site or v.dropout or v in self.closed:
+            self.close(v, NOTHING)
+            return None
+        return self.opened(v._replace(dropout=True, inplace=f.inplace), v)
+
+    def activation(self, x: Any, f: Any) -> Any:
+        """f of x, where f may be an activation: a module, or what a function computes."""
+        chosen = _activations.of_module(f) if isinstance(f, nn.Module) else f
+        for v in x:
+            if isinstance(v, Waiting) and v.site and chosen is not None:
+                name = chosen["activation"]
+                if self.closed.get(v):
+                    self.why.setdefault(v.layer, {})[v.site] = self.closed[v]
+                elif v.dropout and (name not in SCALING or v.inplace and v.what):
+                    self.close(v, "a dropout stands between it and its activation")
+                elif "slope" in chosen and not takes_activation(type(v.layer), chosen):
+                    self.close(v, "its rule takes no slope")
+                elif v.what != "scale" and v not in self.closed:
+                    self.note(v, f"{v.what} + {name}" if v.what else name)
+        self.force(x)
+        return UNKNOWN
+
+    def _activate(self, node: ast.Call, callee: ast.expr, argument: ast.expr, *rest: ast.expr) -> Any:
+        f, x = self.only(callee), self.value(argument)
+        given = [self.force(self.value(other)) for other in [*rest, *(k.value for k in node.keywords)]]
+        if f not in ACTIVATIONS:
+            return self.unknown(callee, x)
+        if ACTIVATIONS[f] == "prelu":
+            return self.activation(x, _PRELU)
+        given = [v[0].value if isinstance(v[0], Known) else 0.0 for v in given]
+        return self.activation(x, _activations.of_call(f, tuple(given[:len(rest)]), {
+            k.arg: v for k, v in zip(node.keywords, given[len(rest):])}))
+
+    def _go(self, node: ast.Call, callee: ast.expr, *given: ast.expr) -> Any:
+        x = self.value(given[0]) if given else UNKNOWN
+        for other in [*given[1:], *(k.value for k in node.keywords)]:
+            self.force(self.value(other))
+        me, inner = None, None
+        if isinstance(callee, ast.Attribute):
+            me = self.block if isinstance(callee.value, ast.Call) else self.only(callee.value)
+            inners = getattr(type(me), "_normfuse_inner", {})
+            static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
+            if isinstance(callee.value, ast.Call):  # super()
+                static = next((f for f in inners if f.__name__ == callee.attr and f is not static), None)
+            inner = inners.get(static)
+        if inner is None:
+            me, inner = None, INNER_FUNCTIONS.get(self.only(callee)) if self.only(callee) is not None else None
+        if inner is None:
+            return self.unknown(callee, x)
+        if not inner._normfuse_takes:
+            x = self.force(x)
+        return self.function(inner._normfuse_tree, inner.__globals__, me, x)
+
+    # ---- arithmetic ----
+
+    def sum(self, a: Any, b: Any, in_place: bool) -> Any:
+        norms = [[v for v in side if isinstance(v, Waiting) and v.site and v not in self.closed and not v.dropout
+                  and v.what in ("", "scale")] for side in (a, b)]
+        for mine, other in ((norms[0], b), ([] if in_place else norms[1], a)):
+            if mine and not any(isinstance(v, Known) for v in other):
+                self.force(other)
+                made = tuple(self.opened(v._replace(what="add" if not v.what else "scale + shift"), v) for v in mine)
+                self.force(tuple(v for v in (a if other is b else b) if v not in mine))
+                return made
+        convolutions = frozenset().union(*(v.convolutions for v in (*a, *b) if isinstance(v, Waiting)
+                                           and v not in self.closed))
+        if convolutions and not any(isinstance(v, Known) for v in (*a, *b)):
+            self.moved |= convolutions
+            for v in (*a, *b):
+                if isinstance(v, Waiting) and v.convolutions:
+                    self.closed[v] = ""
+            self.force(a), self.force(b)
+            return UNKNOWN
+        for side in (a, b):
+            for v in side:
+                if isinstance(v, Waiting) and v.site and self.closed.get(v):
+                    self.why.setdefault(v.layer, {})[v.site] = self.closed[v]
+        self.force(a), self.force(b)
+        return UNKNOWN
+
+    def _add(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
+        return self.sum(self.value(a), self.value(b), False)
+
+    _total = _add
+
+    def _iadd(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
+        return self.sum(self.value(a), self.value(b), True)
+
+    def _one_plus(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
+        self.force(self.value(a)), self.force(self.value(b))
+        return (_ONE_PLUS,)
+
+    def product(self, a: Any, b: Any) -> Any:
+        for x, factor in ((a, b), (b, a)):
+            norms = [v for v in x if isinstance(v, Waiting) and v.site and isinstance(v.layer, modules.GroupNorm)
+                     and v not in self.closed and not v.what and not v.dropout]
+            if norms and _ONE_PLUS in factor:
+                return tuple(self.opened(v._replace(what="scale"), v) for v in norms)
+        self.force(a), self.force(b)
+        return UNKNOWN
+
+    def _multiply(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
+        return self.product(self.value(a), self.value(b))
+
+    def _divide(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
+        self.force(self.value(a)), self.force(self.value(b))
+        return UNKNOWN
+
+    def _arithmetic(self, node: ast.Call, callee: ast.expr, a: ast.expr, b: ast.expr) -> Any:
+        what = ARITHMETIC.get(self.only(callee))
+        x, y = self.value(a), self.value(b)
+        if what == "add" and any(v in ((Known(1),), (Known(1.0),)) for v in (x, y)):
+            return (_ONE_PLUS,)
+        return self.sum(x, y, False) if what == "add" else self.product(x, y)
+
+    def _method(self, node: ast.Call, argument: ast.expr, name: ast.expr, *rest: ast.expr) -> Any:
+        x, others = self.value(argument), [self.value(r) for r in rest]
+        name = name.value  # type: ignore[attr-defined]
+        if name in ("relu", "relu_", "prelu"):
+            return self.activation(x, _PRELU if name == "prelu" else _activations.choice("relu"))
+        if name in ("add", "add_"):
+            return self.sum(x, *others, name == "add_")
+        if name == "mul":
+            return self.product(x, *others)
+        for value in (x, *others):
+            self.force(value)
+        return UNKNOWN
+
+
+def _plain(node: ast.expr) -> ast.expr:
+    """The expression without the checks around it."""
+    while done(node) in _CHECKS:
+        node = node.args[0]  # type: ignore[attr-defined]
+    return node
+
+
+def _without_frame(node: ast.AST) -> ast.AST:
+    class Plain(ast.NodeTransformer):
+        def visit_Call(self, call: ast.Call) -> ast.AST:
+            what = done(call)
+            call = self.generic_visit(call)  # type: ignore[assignment]
+            if what in _CHECKS:
+                return call.args[0]
+            return ast.Call(call.args[0], call.args[1:], call.keywords) if what in ("call", "go", "activate") else call
+
+    import copy
+    return Plain().visit(copy.deepcopy(node))
+
+
+def _jumps(statements: list[ast.stmt]) -> bool:
+    return any(isinstance(node, (ast.Break, ast.Continue)) for s in statements for node in ast.walk(s))
+
+
+def _joined(values: list[Any]) -> Any:
+    return tuple({id(v) if isinstance(v, Known) and not isinstance(v.value, nn.Module) else
+                  (id(v.value),) if isinstance(v, Known) else v: v for value in values for v in value}.values())
+
+
+def _attribute(base: Any, name: str) -> Any:
+    """An attribute that can be read without running code of the model's, and that no call changes."""
+    if name == "training":
+        return UNKNOWN
+    if isinstance(base, types.ModuleType):
+        found = getattr(base, name, None)
+    elif isinstance(base, nn.Module):
+        for place in (base.__dict__, base._modules):
+            if name in place:
+                found = place[name]
+                return UNKNOWN if isinstance(found, torch.Tensor) else (Known(found),)
+        found = next((vars(kind)[name] for kind in type(base).__mro__ if name in vars(kind)), None)
+        if found is None or hasattr(type(found), "__get__"):
+            return UNKNOWN
+    else:
+        found = getattr(base, "__dict__", {}).get(name) if not isinstance(base, (type, torch.Tensor)) else None
+    return UNKNOWN if found is None or isinstance(found, torch.Tensor) else (Known(found),)

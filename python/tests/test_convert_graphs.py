@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""torch.compile of converted models: as many graphs as stock's, in one where stock's is one, and none more when they are
+called again. Whole models of other packages, from their configurations, in evaluation and training.
+
+`make check-torch-versions` runs this file with other versions of PyTorch."""
+import copy
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import normfuse.torch as nft  # noqa: E402
+from device import DEVICE, default_device  # noqa: E402, F401
+from test_models import load, load_torchvision, random_norms  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def resnet():
+    return load_torchvision().models.resnet50(num_classes=7), (torch.randn(2, 3, 33, 33),)
+
+
+def mobilenet():
+    return load_torchvision().models.mobilenet_v3_small(num_classes=7), (torch.randn(2, 3, 33, 33),)
+
+
+def unet():
+    model = load("diffusers").UNet2DConditionModel(
+        sample_size=8, block_out_channels=(32, 64), down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), layers_per_block=1, cross_attention_dim=16,
+        attention_head_dim=8)
+    return model, (torch.randn(2, 4, 8, 8), torch.tensor([3, 500]), torch.randn(2, 5, 16))
+
+
+def autoencoder():
+    model = load("diffusers").AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(32, 64), latent_channels=4)
+    return model, (torch.randn(1, 3, 16, 16),)
+
+
+MODELS = {"ResNet-50": resnet, "MobileNetV3": mobilenet, "UNet": unet, "AutoencoderKL": autoencoder}
+
+
+class Graphs:
+    """A backend of torch.compile that counts what it is given, and runs it as it is."""
+
+    def __init__(self):
+        self.count = self.nodes = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        self.nodes += len(graph.graph.nodes)
+        return graph.forward
+
+
+def first_tensor(output):
+    while not isinstance(output, torch.Tensor):
+        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
+    return output
+
+
+def graphs(model, inputs, training, fullgraph):
+    """How many there are after one call and after another, and the last output with the first parameters' gradients. A
+    message where there is not one graph and fullgraph asks for one."""
+    torch._dynamo.reset()
+    backend = Graphs()
+    compiled = torch.compile(model, backend=backend, fullgraph=fullgraph)
+    counts, found = [], []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model.zero_grad()
+        with torch.set_grad_enabled(training), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                output = first_tensor(compiled(*inputs))
+            except torch._dynamo.exc.Unsupported as error:
+                return str(error).splitlines()[0], None
+            if training:
+                output.square().mean().backward()
+        counts.append(backend.count)
+        found = [output.detach(), *(p.grad for p in list(model.parameters())[:3])]
+    return counts, found
+
+
+def pair(name, training):
+    model, inputs = MODELS[name]()
+    stock = random_norms(model.double()).train(training)
+    converted = copy.deepcopy(stock)
+    nft.convert(converted)
+    return stock, converted, tuple(t.double() if t.is_floating_point() else t for t in inputs)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_as_many_graphs_as_stock(name, training):
+    """In one, as fullgraph=True asks, where stock's is one."""
+    stock, converted, inputs = pair(name, training)
+    want, expected = graphs(stock, inputs, training, True)
+    fullgraph = not isinstance(want, str)
+    if not fullgraph:
+        want, expected = graphs(stock, inputs, training, False)
+    got, found = graphs(converted, inputs, training, fullgraph)
+    assert got == want
+    for a, b in zip(found, expected):
+        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9))
+
+
+def test_what_breaks_a_graph_is_counted():
+    """The counter sees a break, a recompilation, and what fullgraph says of them."""
+    class Breaks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nft.BatchNorm2d(4)
+
+        def forward(self, x):
+            x = self.norm(x)
+            torch._dynamo.graph_break()
+            return x * 2
+
+    model, inputs = Breaks().eval(), (torch.randn(2, 4, 3, 3),)
+    assert graphs(model, inputs, False, False)[0] == [2, 2]
+    assert isinstance(graphs(model, inputs, False, True)[0], str)
