@@ -4,6 +4,7 @@ called again. Whole models of other packages, from their configurations, in eval
 
 `make check-torch-versions` runs this file with other versions of PyTorch."""
 import copy
+import importlib.util
 import warnings
 
 import pytest
@@ -29,8 +30,15 @@ def mobilenet():
     return load_torchvision().models.mobilenet_v3_small(num_classes=7), (torch.randn(2, 3, 33, 33),)
 
 
+def load_diffusers():
+    """It imports torchvision where there is one."""
+    if importlib.util.find_spec("torchvision") is not None:
+        load_torchvision()
+    return load("diffusers")
+
+
 def unet():
-    model = load("diffusers").UNet2DConditionModel(
+    model = load_diffusers().UNet2DConditionModel(
         sample_size=8, block_out_channels=(32, 64), down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), layers_per_block=1, cross_attention_dim=16,
         attention_head_dim=8)
@@ -38,7 +46,7 @@ def unet():
 
 
 def autoencoder():
-    model = load("diffusers").AutoencoderKL(
+    model = load_diffusers().AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
         block_out_channels=(32, 64), latent_channels=4)
     return model, (torch.randn(1, 3, 16, 16),)

@@ -565,6 +565,109 @@ def test_blocks_compile_export_and_pickle(how, same_globals):
             torch.testing.assert_close(other(x), stock(x), rtol=1e-9, atol=1e-9)
 
 
+def replaced_forward(self, x):
+    return 3 * self.bn(x)
+
+
+def test_a_forward_that_is_replaced_in_its_class():
+    class Own(Block):
+        def forward(self, x):
+            return self.act(self.bn(x))
+
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), Own())
+    stock = copy.deepcopy(model)
+    nft.convert(model)
+    check_same(model, stock)
+    Own.forward = replaced_forward
+    check_same(model, stock)
+    nft.convert(model)
+    check_same(model, stock)
+
+
+def swallowed(self, x):
+    y = self.bn(x)
+    try:
+        x[9]
+        y = 1
+    except IndexError:
+        pass
+    return torch.atleast_1d(y)
+
+
+def swallowed_in_a_context(self, x):
+    with contextlib.suppress(IndexError):
+        y = self.bn(x)
+        x[9]
+        y = 1
+    return torch.atleast_1d(y)
+
+
+def read_by_finally(self, x):
+    y = self.bn(x)
+    try:
+        if self.training:
+            return self.act(y) * 2
+        y = x
+    finally:
+        self.kept = float(y.sum())
+    return y * self.kept
+
+
+def statistics_of_a_loop(self, x):
+    for _ in range(2):
+        y = self.bn(x)
+        x = self.conv(x) * self.bn.running_mean.view(1, 4, 1, 1)
+    return self.act(y) + x
+
+
+def asks_for_its_class(self, x):
+    return self.act(self.bn(x)) * (1 if type(self.bn) is nn.BatchNorm2d and type(self).__name__ == "Asks" else 2)
+
+
+def reads_its_locals(self, x):
+    y = self.bn(x)
+    return self.act(y) + locals()["y"]
+
+
+@pytest.mark.parametrize("forward", [swallowed, swallowed_in_a_context, read_by_finally, statistics_of_a_loop,
+                                     asks_for_its_class, reads_its_locals])
+def test_statements_that_may_meet_what_waits(forward):
+    model = type("Asks", (Block,), {"forward": forward})()
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert (forward is reads_its_locals) == ("locals()" in str(report))
+    check_same(model, stock)
+
+
+def warns(x):
+    warnings.warn("of a model", stacklevel=2)
+    return x
+
+
+class Warns(Block):
+    def forward(self, x):
+        return self.act(self.bn(warns(x)))
+
+
+def test_warnings_are_about_the_model():
+    model = Warns()
+    nft.convert(model)
+    with pytest.warns(UserWarning, match="of a model") as caught:
+        model(torch.randn(X))
+    assert caught[0].filename == __file__
+
+
+def test_what_may_be_fused_is_fused():
+    model = nn.Sequential(*sequential(), Reads(READ["elements of a list"][0]))
+    report = nft.convert(model)
+    assert nft.fused(model) == {}
+    model(torch.randn(X))
+    assert nft.fused(model) == {layer.name: layer.folded for layer in report.layers}
+    model[2].register_forward_hook(lambda *a: None)
+    model(torch.randn(X))
+    assert nft.fused(model)["1"] == ("",) and nft.fused(model)["4"] == ("silu",)
+
+
 # ---- nn.Sequential --------------------------------------------------------------------------------------------------
 
 

@@ -703,12 +703,18 @@ def compiled_difference(module, stock, model, x):
 
 def shortened(parts, path, compiled):
     """Without the statements that the difference does not need."""
+    undefined = ("NameError", "UnboundLocalError")
+
     def differs(candidate):
+        """A statement that defines a name is needed by those that read it."""
         try:
             write(candidate, path)
-            return trial(path, compiled) is not None
+            found = trial(path, compiled)
         except SyntaxError:
             return False
+        return found is not None and (raises_undefined or not any(name in found for name in undefined))
+
+    raises_undefined = any(name in (trial(path, compiled) or "") for name in undefined)
 
     def tried(key, value):
         nonlocal parts

@@ -382,23 +382,27 @@ class _Rewriter:
             self._begin(s, *(item.context_expr for item in s.items))
             for item in s.items:
                 item.context_expr = self._closed(item.context_expr)
-            before, self.open = self._settle(), False
+            before, self.open, pending = self._settle(), False, set(self.pending)
             self.inside += 1
             s.body = self.block(s.body)
             self.inside -= 1
+            self.pending |= pending | self._stored(s)  # where an exception is swallowed
             if self.open or _waits(s.body):
                 s.body = [self._guarded(s.body + self._settle())]
             self.open = False
             return [*before, s]
         elif isinstance(s, ast.Try):
-            before = self._settle()
+            before, pending = self._settle(), set(self.pending)
             self.inside, self.guarded = self.inside + 1, self.guarded + 1
             s.body = self.block(s.body) + self._settle()
             if _waits(s.body):
                 s.body = [self._guarded(s.body)]
             for part in (s, *s.handlers):
                 for field in ("orelse", "finalbody") if part is s else ("body",):
+                    self.pending |= pending
                     setattr(part, field, self.block(getattr(part, field)) + self._settle())
+                    pending |= self.pending
+            self.pending |= pending
             self.inside, self.guarded = self.inside - 1, self.guarded - 1
             return [*before, s]
         elif isinstance(s, (ast.Break, ast.Continue)):
@@ -469,13 +473,16 @@ class _Rewriter:
         self.pending -= {name}
         return [*first, s]
 
+    def _stored(self, s: ast.stmt) -> set[str]:
+        return {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+                for name in names(inner, ast.Store)} & self.tracked
+
     def _loop(self, s: Any) -> list[ast.stmt]:
         self._begin(s, s.iter if isinstance(s, ast.For) else None)
         if isinstance(s, ast.For):
             s.iter = self.of(s.iter)
         calls = any(isinstance(n, (ast.Call, ast.BinOp)) for n in ast.walk(s))
-        stored = {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-                  for name in names(inner, ast.Store)} & self.tracked
+        stored = self._stored(s)
         if calls:  # of an earlier turn
             self.open = True
             self.pending |= stored
@@ -485,7 +492,8 @@ class _Rewriter:
         else:
             self._begin(s, s.test)
             s.test = self.safe(s.test)
-        s.body, open, pending = self.block(s.body), self.open or calls, set(self.pending)
+        before = set(self.pending)
+        s.body, open, pending = self.block(s.body), self.open or calls, self.pending | before
         self.open, self.pending = open, pending | (stored if calls else set())
         s.orelse = self.block(s.orelse)
         self.open, self.pending = self.open or open, self.pending | pending
