@@ -17,7 +17,7 @@ from typing import Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from . import _rewrite, _rules, functional, modules
+from . import _registries, _rewrite, _rules, functional, modules
 from ._fold import Proofs
 from ._pending import FUSED, MOVES
 from ._rules import Rule, hooked
@@ -117,6 +117,7 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     attributes, functions and methods. revert(model) undoes it.
     """
     _rules.check(rules)
+    _registries.add_classes()  # of what was imported since
     layers = {}  # in the order of named_modules()
     for name, module in list(model.named_modules()):
         if _rewrite.is_rewritten(module):
