@@ -12,10 +12,14 @@
 #include "specialize.h"
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
-static _Thread_local struct step last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
+static _Thread_local struct ran {
+    struct normfuse_cuda_launch launch; /* its signature only says whether there is one */
+    struct normfuse_cuda_signature signature;
+    int32_t phases, exchange, parts, held_shared;
+} last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
 static _Thread_local int last_count;
 
-/* Steps are copied, so that their launches cannot point into them. NULL: of a kernel that the build compiled. */
+/* NULL: of a kernel that the build compiled. */
 static const struct normfuse_cuda_signature *signature_of(const struct step *step)
 {
     return step->is_specialized ? &step->signature : NULL;
@@ -29,17 +33,18 @@ const char *normfuse_last_kernels(void)
     size_t at = 0;
     text[0] = '\0';
     for (int i = 0; i < last_count && sizeof text - at >= WORDS_OF_ONE; i++) {
-        struct normfuse_cuda_launch ran = last_steps[i].launch;
+        const struct ran *const of = &last_steps[i];
+        struct normfuse_cuda_launch ran = of->launch;
         char name[NORMFUSE_KERNEL_NAME_BYTES];
-        ran.signature = signature_of(&last_steps[i]);
-        const struct normfuse_cuda_geometry *const g = &last_steps[i].geometry;
+        if (ran.signature != NULL)
+            ran.signature = &of->signature;
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
                                normfuse_cuda_launch_name(&ran, name) + strlen("normfuse_"));
-        if (last_steps[i].phases != 0)
+        if (of->phases != 0)
             at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d held=%d", ran.grid,
-                                   ran.threads, shared_by[g->exchange],
-                                   g->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran.cluster : (int)g->parts,
-                                   (int)g->held_shared);
+                                   ran.threads, shared_by[of->exchange],
+                                   of->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran.cluster : (int)of->parts,
+                                   (int)of->held_shared);
     }
     return text;
 }
@@ -195,10 +200,17 @@ static normfuse_status launch(const struct normfuse_problem *problem, const stru
                               const normfuse_exec *exec, const struct step *step, const void *arguments)
 {
     struct normfuse_cuda_launch launch = step->launch;
-    last_steps[last_count++] = *step;
+    struct ran *const ran = &last_steps[last_count++];
     launch.dependent = last_count > 1 && device->capability >= 90;
     launch.arguments = arguments;
     launch.signature = signature_of(step);
+    ran->launch = launch;
+    ran->phases = step->phases;
+    ran->exchange = step->geometry.exchange;
+    ran->parts = step->geometry.parts;
+    ran->held_shared = step->geometry.held_shared;
+    if (launch.signature != NULL)
+        ran->signature = *launch.signature;
     if (launch.grid == 0)
         return NORMFUSE_OK;
     if (launch.grid > INT32_MAX)

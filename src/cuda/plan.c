@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -386,6 +387,17 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
 #undef KEEP
 }
 
+/* A plan has room for more steps than most have, and copying them takes longer than all else of finding it. */
+static void copy_plan(struct cached_plan *to, const struct cached_plan *from)
+{
+    const size_t steps = sizeof from->plan.steps[0] * (size_t)from->plan.count;
+    memcpy(&to->key, &from->key, sizeof to->key);
+    to->found = from->found;
+    memcpy(to->plan.steps, from->plan.steps, steps);
+    memcpy((char *)&to->plan + offsetof(struct plan, count), (const char *)&from->plan + offsetof(struct plan, count),
+           sizeof to->plan - offsetof(struct plan, count));
+}
+
 /* Where the plan of this key is, or would be. Under the mutex. */
 static struct cached_plan *find_place(const struct plan_key *key)
 {
@@ -426,7 +438,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
         last.key.device = 0;
     } else if (memcmp(&last.key, &key, sizeof key) != 0) {
         pthread_mutex_lock(&mutex);
-        last = *find_place(&key);
+        copy_plan(&last, find_place(&key));
         pthread_mutex_unlock(&mutex);
     }
     if (memcmp(&last.key, &key, sizeof key) != 0) {
@@ -436,7 +448,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
         *is_certain = !normfuse_cuda_lacks_answers();
         pthread_mutex_lock(&mutex);
         if (*is_certain)
-            *find_place(&key) = last;
+            copy_plan(find_place(&key), &last);
         else
             last.key.device = 0;
         pthread_mutex_unlock(&mutex);
