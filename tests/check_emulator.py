@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that compiles
-those of run time, and compares what they compute with the double reference. Case files and random cases of everything as they are planned, then random problems by each
-schedule alone. Names the kernels that no problem ran, as skipped. Closes with `N passed, N failed, N skipped`.
+those of run time, and compares what they compute with the double reference. Case files and random cases of everything
+as they are planned, then random problems by each schedule alone. Names the kernels that no problem ran, as skipped.
+Closes with `N passed, N failed, N skipped`.
 
     tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 40] [--seed 1] [BUILD_FOLDER]
     tests/check_emulator.py [--schedule general] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
