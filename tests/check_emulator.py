@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that compiles
-those of run time, and compares what they compute with the double reference. Case files and random cases of everything as they are planned, then random problems by each
-schedule alone. Names the kernels that no problem ran, as skipped. Closes with `N passed, N failed, N skipped`.
+those of run time, and compares what they compute with the double reference. Case files and random cases of everything
+as they are planned, then random problems by each schedule alone. Names the kernels that no problem ran, as skipped.
+Closes with `N passed, N failed, N skipped`.
 
     tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 40] [--seed 1] [BUILD_FOLDER]
-    tests/check_emulator.py [--schedule general] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
+    tests/check_emulator.py [--schedule general] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
 
 BUILD_FOLDER is build/release. What the emulator sees, and what it cannot see, is in docs/testing.md."""
 import argparse
@@ -22,9 +23,10 @@ from typing import List, Optional, Set, Tuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
-RUN_SECONDS = 240  # a kernel that waits for ever is noticed by the emulator itself
-# Of tests/cases what random cases seldom have.
+RUN_SECONDS = 400  # a kernel that waits for ever is noticed by the emulator itself
+# Of tests/cases what random cases seldom have: each so many-th, since most cases have a kernel of their own to compile.
 FILES = ["special", "options", "operators"]
+EVERY = "16"
 # What few random problems of the size are: norm groups that a whole grid shares, small ones, layers.
 CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
@@ -76,6 +78,20 @@ LARGE = ["instance_norm 1x2x60013 dtype={f16,bf16} dir={fwd,bwd} act={relu,mish}
          "group_norm 77x21x7x3 groups=1 layout=nhwc dtype={f16,bf16} dir={fwd,bwd} act=silu {,+inplace,+data=nan}",
          "{affine 3x24x1023,batch_norm 2x5x8192,group_norm 1x24x6000 groups=3} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} "
          "act={prelu,silu} {+post_add,+pre_add +u,+pre_add +data=nan}"]
+# Of each kind of matrix that `single` holds: what is added, parameters of samples, gradients that go to memory.
+SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act=prelu",
+          "{group_norm 5x12x7x9 groups=4,instance_norm 5x12x7x9} layout={nchw,nhwc} dtype=bf16 dir={fwd,bwd} act=silu "
+          "+pre_bias=sample +scale",
+          "{group_norm 5x12x3x13 groups=4,batch_norm 5x12x3x13} layout={nchw,nhwc} dtype={f64,f16} dir={fwd,bwd} act=gelu "
+          "+pre_add +u +post_add",
+          "{group_norm 5x12x3x13 groups=4,batch_norm 5x12x3x13} layout={nchw,nhwc} dtype=f16 dir={fwd,bwd} {+slice_c +inplace,"
+          "+slice_n}",
+          "batch_norm 5x12x3x13 layout={nchw,nhwc} dtype=f16 dir=bwd +slice_n +accumulate",
+          "{batch_norm 5x12x7x9,batch_norm 9x40x1} layout={nchw,nhwc} dtype=f32 dir={fwd,bwd} act=prelu",
+          "{batch_norm 5x12x7x9,batch_norm 9x40x1,instance_norm 5x12x7x9} layout={nchw,nhwc} dtype=f16 +running",
+          "{batch_norm 5x12x7x9 mode=eval,affine 5x12x7x9,affine 5x12x7x9 per=sample} layout={nchw,nhwc} dtype=f32 "
+          "dir={fwd,bwd} act=silu +pre_bias",
+          "group_norm {6x12 groups=12,6x24 groups=2,33x6 groups=3} dtype=f32 dir={fwd,bwd} act=silu"]
 
 
 totals = [0, 0, 0]
@@ -147,15 +163,15 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks = {}
         for name in FILES:
             tasks[f"{name}.txt"] = pool.submit(
-                emulator.run, "test_operators", "--with", "device=cuda", f"tests/cases/{name}.txt",
+                emulator.run, "test_operators", "--with", "device=cuda", "--every", EVERY, f"tests/cases/{name}.txt",
                 NORMFUSE_EMULATED_MULTIPROCESSORS="4")
         for k in range(jobs):
             tasks[f"as planned, seed {seed + k}"] = pool.submit(
                 emulator.run, "test_operators", "--with", "device=cuda +twice", "--seed", str(seed + k), "--random",
-                str(7 * cases))
+                str(cases))
         tasks["without sync memory"] = pool.submit(
             emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
-            str(2 * cases))
+            str(cases // 2))
         tasks["copies"] = pool.submit(emulator.run, "test_operators", "--case", COPIES)
         tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
         tasks["many blocks"] = pool.submit(emulator.run, "test_operators", "--case", MANY_BLOCKS,
@@ -167,15 +183,23 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks["large for the GPU"] = pool.submit(
             emulator.run, "test_operators", "--with", "device=cuda", *(word for case in LARGE for word in ("--case", case)),
             NORMFUSE_EMULATED_MULTIPROCESSORS="1")
+        for k in range(jobs):
+            # Small problems have few cheapest geometries.
+            anyhow = ("--schedule", "single", "--geometry", str(seed + k), "--with", "device=cuda")
+            tasks[f"single by any geometry, random, seed {seed + k}"] = pool.submit(
+                emulator.run, "test_operators", *anyhow, "--seed", str(seed + k), "--drawn", str(cases // 2))
+            tasks[f"single by any geometry, cases, seed {seed + k}"] = pool.submit(
+                emulator.run, "test_operators", *anyhow, *(word for case in SINGLE[k::jobs] for word in ("--case", case)))
         for k, name in enumerate(names):
             # Few multiprocessors: what one cluster cannot hold is small, and goes to the whole grid.
             env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": "4"}
             alone = ("--schedule", name, "--with", "device=cuda")
             tasks[f"{name} alone, random"] = pool.submit(
                 emulator.run, "test_operators", *alone, "--seed", str(seed + k), "--drawn", str(cases), **env)
-            tasks[f"{name} alone, cases"] = pool.submit(
-                emulator.run, "test_operators", *alone,
-                *(word for case in CASES for word in ("--case", case)), **env)
+            if name != "single":
+                tasks[f"{name} alone, cases"] = pool.submit(
+                    emulator.run, "test_operators", *alone,
+                    *(word for case in CASES for word in ("--case", case)), **env)
         ran: Set[str] = set()
         for name, task in tasks.items():
             code, output, seconds = task.result()
@@ -199,6 +223,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", metavar="CASE", help="only these cases of test_operators")
     parser.add_argument("--schedule", metavar="NAME", help="run these cases by one schedule alone")
+    parser.add_argument("--geometry", metavar="SEED", help="run these cases by any geometry of `single`")
     parser.add_argument("--multiprocessors", metavar="N", help="run these cases by a GPU of so many")
     args = parser.parse_args()
     build = args.build.resolve()
@@ -216,6 +241,7 @@ def main() -> int:
             words = [word for case in args.case for word in ("--case", case)]
             env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": args.multiprocessors} if args.multiprocessors else {}
             alone = ["--schedule", args.schedule] if args.schedule else []
+            alone += ["--geometry", args.geometry] if args.geometry else []
             report("cases", *emulator.run("test_operators", *alone, *words, **env))
         elif made.returncode == 0:
             check(emulator, args.jobs, args.cases, args.seed)

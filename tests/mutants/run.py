@@ -279,8 +279,10 @@ def run(mutants: List[Mutant], tree: Tree, export: Optional[pathlib.Path]) -> No
             # Python and pages are not built, and their bugs are in no library.
             if all(path.suffix in (".py", ".md") for path in texts):
                 targets = ""
-            # The emulator has kernels of its own: nvcc, which takes minutes, need not compile those of the library.
-            elif targets.endswith(" emulator") and all(path.suffix in (".cu", ".cuh") for path in texts):
+            # The emulator has kernels of its own: nvcc, which takes minutes, need not compile those of the library. Texts
+            # that are compiled at run time are in the library.
+            elif targets.endswith(" emulator") and all(path.suffix in (".cu", ".cuh") and path.parent.name != "device"
+                                                       for path in texts):
                 targets = "emulator"
             if targets and not tree.build(mutant.name, targets):
                 report("FAIL", mutant.name, "does not build")
