@@ -424,7 +424,7 @@ def test_faces_of_the_layers(name):
 
 def test_public_names():
     names = {"BatchNorm2d", "ChannelAffine", "ConversionReport", "GroupNorm", "SyncBatchNorm", "autocast_to_float32",
-             "batch_norm", "channel_affine", "convert", "fold_batch_norm", "group_norm", "install", "revert"}
+             "batch_norm", "channel_affine", "convert", "fold_batch_norm", "fused", "group_norm", "install", "revert"}
     assert names < set(nft.__all__) and len(set(nft.__all__)) == len(nft.__all__)
     exec("from normfuse.torch import *", space := {})
     assert set(space) - {"__builtins__"} == set(nft.__all__)

@@ -40,9 +40,10 @@ FUNCTIONS = frozenset({f for f in ACTIVATIONS if not f.__name__.endswith("_")} |
                        torch.mean, torch.permute, torch.mul, torch.add, torch.div, torch.is_tensor, F.interpolate,
                        F.pad, F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool2d, F.linear, F.conv1d, F.conv2d,
                        F.conv3d, isinstance, len, int, float})
-METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "chunk", "size", "dim", "flatten", "mean",
-                     "unsqueeze", "squeeze", "expand", "numel", "split", "mul", "sub", "div", "is_contiguous", "to",
-                     "add", "float", "double", "half", "type", "tanh", "sigmoid", "movedim"})
+METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "chunk", "size", "dim", "flatten",
+                     "mean", "unsqueeze", "squeeze", "expand", "numel", "split", "mul", "sub", "div", "is_contiguous",
+                     "to", "add", "sum", "amax", "amin", "abs", "neg", "exp", "sqrt", "square", "clone", "detach",
+                     "float", "double", "half", "type", "tanh", "sigmoid", "movedim"})
 ARITHMETIC = {torch.add: "add", torch.mul: "multiply", torch.div: "divide", torch.true_divide: "divide",
               torch.multiply: "multiply", torch.divide: "divide"}
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -242,7 +243,7 @@ class Frame:
         """Gives the value back, of which an attribute is read next."""
         if self.open and isinstance(value, nn.Module):
             kind = type(value)
-            found = getattr(kind, name, None)
+            found = getattr(kind, name, None) if type(name) is str else self
             if kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__ and (
                     type(found) is types.FunctionType or not hasattr(type(found), "__get__")):
                 return value

@@ -35,7 +35,8 @@ _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul"})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.BuiltinMethodType, type)
 _KNOWN_GETATTR = ("diffusers.models.modeling_utils",)  # where a __getattr__ of modules is that reads and no more
-_KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": float, "type": type}
+_KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": float, "type": type, "hasattr": hasattr,
+                   "getattr": getattr}
 
 
 def _do(name: str, *args: ast.expr, keywords: Any = ()) -> ast.Call:
@@ -257,6 +258,9 @@ class _Rewriter:
         known = known if isinstance(known, _CALLABLES) else None
         if known is type and plain and len(args) == 1 and not keywords:
             return _do("type", self.of(args[0]))
+        if known in (hasattr, getattr) and plain and len(args) > 1 and isinstance(args[1], ast.Constant) and not keywords:
+            first, *rest = map(self.of, args)
+            return ast.Call(self.of(f), [_do("owner", first, args[1]) if self.open else first, *rest], [])
         if plain and args and known in ACTIVATIONS:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)

@@ -134,7 +134,7 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
         layer.folded += tuple(max(what, key=len) for what in sites.values())
         if sites:
             layer.reason = None
-        elif layer.done and layer.reason is None:
+        elif layer.done and layer.reason is None and not layer.folded:
             left = [f"the code of {type(block).__name__} is left as it is: {blocks[block]}" for block in blocks
                     if blocks[block] and module in block.children()]
             layer.reason = next(iter([*survey.why.get(module, {}).values(), *left]), "no code that was read calls it")
