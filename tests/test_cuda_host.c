@@ -2013,7 +2013,8 @@ struct single_sums {
     int64_t count;
 };
 
-static void note_sums(const struct single *s, const struct single_place *at, int64_t sample, int64_t channel,
+/* False: something was wrong, and said. */
+static bool note_sums(const struct single *s, const struct single_place *at, int64_t sample, int64_t channel,
                       const struct single_sums *sums)
 {
     const struct normfuse_single_arguments *const a = &s->a;
@@ -2021,28 +2022,29 @@ static void note_sums(const struct single *s, const struct single_place *at, int
     const int64_t part = a->part_slots > 1 ? at->rank : 0;
     const int64_t slot = by_sample ? part : at->walker * a->part_slots + part;
     const int64_t index = ((by_sample ? sample * a->channels : 0) + channel) * a->sum_slots + slot;
-    if (slot >= a->sum_slots || index >= sums->count) {
-        CHECK(false, "%s: sums of channel %lld are beyond their places", s->test->name, (long long)channel);
-        return;
-    }
+    if (slot >= a->sum_slots || index >= sums->count)
+        return CHECK(false, "%s: sums of channel %lld are beyond their places", s->test->name, (long long)channel);
     /* Where the blocks of a cluster know the totals of all, the first one writes these. */
     const bool is_known = a->part_slots == 1 && s->of.shared_by_cluster != 0 && s->of.sums_slopes == 0;
     const int64_t writer = 1 + at->block - (is_known ? at->rank : 0);
-    if (sums->writer[index] != 0 && sums->writer[index] != (int32_t)writer)
-        CHECK(false, "%s: blocks %d and %lld write the same sums of channel %lld", s->test->name,
-              sums->writer[index] - 1, (long long)writer - 1, (long long)channel);
+    const int32_t before = sums->writer[index];
     sums->writer[index] = (int32_t)writer;
+    return before == 0 || before == (int32_t)writer ||
+           CHECK(false, "%s: blocks %d and %lld write the same sums of channel %lld", s->test->name, before - 1,
+                 (long long)writer - 1, (long long)channel);
 }
 
-/* In `seen`, one a place in memory: how many threads have it. */
+/* In `seen`, one a place in memory: how many threads have it. Ends at the first thing that is wrong. */
 static void count_owners_of_single(const struct single *s, unsigned char *seen, const struct single_sums *sums)
 {
     const struct normfuse_single_arguments *const a = &s->a;
     const struct plan_case *const test = s->test;
     const int64_t vector = s->of.vector, at_once = s->beside > 1 ? INT64_C(1) << a->sample_bits : 1;
 #define HOLDS(condition)                                                                                               \
-    if (!(condition))                                                                                                  \
-    CHECK(false, "%s: %s: not %s", test->name, s->launch->name, #condition)
+    if (!(condition)) {                                                                                                \
+        CHECK(false, "%s: %s: not %s", test->name, s->launch->name, #condition);                                       \
+        return;                                                                                                        \
+    }
     for (int64_t i = 0; i < (int64_t)s->launch->grid * s->launch->threads; i++) {
         const struct single_place at = place_in_single(s, i / s->launch->threads, i % s->launch->threads);
         int64_t sample = at.walker * at_once + at.of_sample;
@@ -2062,10 +2064,7 @@ static void count_owners_of_single(const struct single *s, unsigned char *seen, 
                     const int64_t column = first + j, place = row_begin + column;
                     if (s->of.aligned == 0 && (column < 0 || column >= at.columns))
                         continue;
-                    if (place < 0 || place >= s->extent) {
-                        CHECK(false, "%s: an element beyond the tensor", test->name);
-                        continue;
-                    }
+                    HOLDS(place >= 0 && place < s->extent);
                     seen[place]++;
                     const int64_t n = place / s->batch, rest = place % s->batch;
                     const int64_t c = test->channels_last ? rest % s->position : rest / s->channel;
@@ -2079,8 +2078,8 @@ static void count_owners_of_single(const struct single *s, unsigned char *seen, 
                     HOLDS(!s->has_statistics || s->of.mean == 0 ||
                           sample * a->mean.sample + set * a->mean.channel ==
                               (test->op == 0 ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
-                    if (sums->count > 0)
-                        note_sums(s, &at, sample, of, sums);
+                    if (sums->count > 0 && !note_sums(s, &at, sample, of, sums))
+                        return;
                 }
             }
     }
