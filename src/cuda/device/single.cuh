@@ -364,19 +364,21 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
     else
         centre.near[0][0] = pivot;
     const auto numbers_of = [&](int ky, int kx, R(&numbers)[W]) { unpack<type, W>(x[ky][kx], numbers); };
+    /* In two sums, in turn: half of the roundings one after the other. */
     const auto sum_over_values = [&](auto term) {
-        R sum = R(0);
+        R sums[2] = {R(0), R(0)};
         at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
             if (!at.has(ky, first_column))
                 return;
             R numbers[W];
             numbers_of(ky, kx, numbers);
             each<W>([&](int j) {
+                R &sum = sums[((ky * KX + kx) * W + j) % 2];
                 const R next = term(centre.of(numbers[j], ky, kx, j), sum);
                 sum = at.has_element(first_column, j) ? next : sum;
             });
         });
-        return sum;
+        return sums[0] + sums[1];
     };
 
     R sums[1] = {sum_over_values([](R distance, R sum) { return sum + distance; })};
