@@ -919,7 +919,7 @@ CONTAINERS = {
     "nested": (lambda n: nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(n)), nn.Identity()), True),
     "activation of its own": (lambda n: nn.Sequential(n, nn.ReLU()), False),
     "something after": (lambda n: nn.Sequential(n, nn.Conv2d(4, 4, 1)), False),
-    "empty end": (lambda n: nn.Sequential(n, nn.Sequential()), False),
+    "empty end": (lambda n: nn.Sequential(n, nn.Sequential()), True),
     "hooked": (lambda n: hooked(nn.Sequential(n)), False),
     "replaced forward": (lambda n: replaced(nn.Sequential(n)), False),
     "code that does more": (lambda n: Of(lambda s, x: s.norm(x) * 2, norm=n), False),
