@@ -385,6 +385,7 @@ FUNCTIONS = {
     "prelu of a module": (lambda s, x: s.prelu(s.norm(x)) + F.prelu(s.norm2(x), s.prelu.weight), "prelu"),
     "prelu method": (lambda s, x: s.norm(x).prelu(s.slope), "prelu"),
     "prelu of no axes": (lambda s, x: F.prelu(s.norm(x), s.number), "prelu"),
+    "prelu of a computed slope": (lambda s, x: F.prelu(s.norm(x), s.slope.abs()), "prelu"),
     "prelu later": (lambda s, x: prelu_later(s, x), "prelu"),
     "in a branch": (lambda s, x: s.act(s.norm(x)) if x.shape[0] > 1 else s.norm(x), "silu"),
     "add + prelu": (lambda s, x: F.prelu(x + s.norm(x), s.slope), "add + prelu"),
@@ -464,7 +465,6 @@ def slope_overwritten(s, x):
 
 LEFT = {
     "slope overwritten": (slope_overwritten, "runs between"),
-    "slope computed": (lambda s, x: F.prelu(s.norm(x), s.table.abs()), "runs between"),
     "slope of itself": (lambda s, x: F.prelu(x, s.norm(x).mean().reshape(1)), "no activation"),
     "dropout before prelu": (lambda s, x: F.prelu(F.dropout(s.norm(x), 0.5, s.training), s.table),
                              "no activation"),
@@ -919,7 +919,7 @@ CONTAINERS = {
     "nested": (lambda n: nn.Sequential(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sequential(n)), nn.Identity()), True),
     "activation of its own": (lambda n: nn.Sequential(n, nn.ReLU()), False),
     "something after": (lambda n: nn.Sequential(n, nn.Conv2d(4, 4, 1)), False),
-    "empty end": (lambda n: nn.Sequential(n, nn.Sequential()), False),
+    "empty end": (lambda n: nn.Sequential(n, nn.Sequential()), True),
     "hooked": (lambda n: hooked(nn.Sequential(n)), False),
     "replaced forward": (lambda n: replaced(nn.Sequential(n)), False),
     "code that does more": (lambda n: Of(lambda s, x: s.norm(x) * 2, norm=n), False),

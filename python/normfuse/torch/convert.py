@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from . import _registries, _rewrite, _rules, functional, modules
-from ._fold import Proofs
+from ._fold import Proofs, runs_as_sequential
 from ._pending import FUSED, MOVES
-from ._rules import Rule, hooked
+from ._rules import KINDS, Rule, hooked
 from ._survey import Survey
 from ._text import Left
 from .modules import _Activated
@@ -154,7 +154,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
 
 
 def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[nn.Module, Optional[str]]:
-    """Rewrites the modules above converted layers, the outermost first. Gives them, each with the reason if it is left."""
+    """Rewrites the modules above converted layers, the outermost first. Gives them, each with the reason if it is left.
+    Every nn.Sequential beside them is rewritten, too: it may run while a norm waits."""
     paths = dict(model.named_modules(remove_duplicate=False))
     above: set[nn.Module] = set()
     for path, module in paths.items():
@@ -171,6 +172,14 @@ def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[n
                 blocks[block] = None
             except Left as left:
                 blocks[block] = str(left)
+    for block in list(blocks):
+        for child in block.children():
+            if child not in blocks and runs_as_sequential(child) and "forward" not in child.__dict__ \
+                    and type(child) not in KINDS:
+                try:
+                    _rewrite.rewrite(child)
+                except Left:
+                    pass  # it runs as it is
     return blocks
 
 
