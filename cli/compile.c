@@ -108,7 +108,7 @@ static int compile_main(const struct arguments *arguments)
     if (status == NORMFUSE_OK && (before.cache[0] == '\0' || before.cache_problem[0] != '\0'))
         report_failure(before.cache[0] != '\0' ? before.cache : "NORMFUSE_CACHE_DIR", "%s", before.cache_problem);
     if (status == NORMFUSE_OK)
-        status = normfuse_prepare_with(0, show, NULL);
+        status = normfuse_prepare_with(0, isatty(STDERR_FILENO) ? show : NULL, NULL);
     report_progress(NULL);
     if (status == NORMFUSE_OK)
         status = normfuse_compiler_info(&after);

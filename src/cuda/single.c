@@ -338,7 +338,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
                          (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? m->samples : g->walkers);
     const double to_memory = is_direct(gradients) ? 0.0 : k.later + 2.0 * 16.0 * slots * (double)p->c / k.bandwidth;
     const double later = k.join * joined + to_memory;
-    return k.start + latency * (1.0 + k.sample * (samples - 1.0) + k.wave * further_waves) + hypot(memory, arithmetic) + later;
+    const double longer = sqrt(memory * memory + arithmetic * arithmetic);
+    return k.start + latency * (1.0 + k.sample * (samples - 1.0) + k.wave * further_waves) + longer + later;
 }
 
 static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
