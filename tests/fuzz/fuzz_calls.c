@@ -942,7 +942,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (rarely())
         exec.struct_bytes += take(16);
     if (rarely())
-        exec.flags = take(2);
+        exec.flags = 2 * take(2); /* 1 is NORMFUSE_PREPARE */
     if (rarely())
         exec.reserved = (int32_t)take(2);
     if (rarely())
