@@ -19,7 +19,7 @@ def test_train_digits():
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                                "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 layers: 3 done, 3 of them with what follows, 0 left" in done.stdout
+    assert "3 of 3 norms converted; 3 fused with what follows" in done.stdout
     lines = re.findall(r"^(seed \d+|mean): stock (0\.\d+).*, normfuse (0\.\d+)", done.stdout, re.M)
     assert [name for name, _, _ in lines] == ["seed 0", "seed 1", "mean"]
     _, stock, ours = lines[-1]
@@ -36,6 +36,6 @@ def test_decoder():
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     # Of both halves: 24 residual blocks with two convolutions each, and their shortcuts.
-    assert re.search(r"^52 layers: 52 done, 50 of them with what follows, 0 left; biases moved on CUDA: \d+$", done.stdout,
-                     re.M), done.stdout
+    assert re.search(r"^52 of 52 norms converted; 50 fused with what follows; \d+ biases of convolutions moved on CUDA$",
+                     done.stdout, re.M), done.stdout
     assert re.search(r"^64 x 64 pixels on (cpu|cuda): differs by", done.stdout, re.M), done.stdout

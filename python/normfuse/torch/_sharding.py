@@ -127,7 +127,6 @@ def _strategy(name: str) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
 _is_registered = False
 
 
-@torch.compiler.assume_constant_result
 def register() -> None:
     """Registers the strategies where DTensor has been imported, once."""
     global _is_registered
@@ -137,3 +136,8 @@ def register() -> None:
     _is_registered = True
     for name in (*_OF_SAMPLES, *_OF_CHANNELS, *_OF_VALUES):
         register_sharding(getattr(ops, name).default)(_strategy(name))
+
+
+# What torch.compiler.assume_constant_result sets. The function itself imports torch._dynamo, which takes seconds, and
+# keeps process groups past their end.
+register._dynamo_marked_constant = True
