@@ -26,7 +26,7 @@ CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
 RUN_SECONDS = 400  # a kernel that waits for ever is noticed by the emulator itself
 # Of tests/cases what random cases seldom have: each so many-th, since most cases have a kernel of their own to compile.
 FILES = ["special", "options", "operators"]
-EVERY = "64"
+EVERY = "128"
 # What few random problems of the size are: norm groups that a whole grid shares, small ones, layers.
 CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
          "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
@@ -172,7 +172,7 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks["without sync memory"] = pool.submit(
             emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
             str(cases // 2))
-        tasks["copies"] = pool.submit(emulator.run, "test_operators", "--every", "2", "--case", COPIES)
+        tasks["copies"] = pool.submit(emulator.run, "test_operators", "--every", "4", "--case", COPIES)
         tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
         tasks["many blocks"] = pool.submit(emulator.run, "test_operators", "--case", MANY_BLOCKS,
                                            NORMFUSE_EMULATED_MULTIPROCESSORS="132")
@@ -181,7 +181,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks["empty"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
                                      *(word for case in EMPTY for word in ("--case", case)))
         tasks["large for the GPU"] = pool.submit(
-            emulator.run, "test_operators", "--with", "device=cuda", *(word for case in LARGE for word in ("--case", case)),
+            emulator.run, "test_operators", "--with", "device=cuda", "--every", "3",
+            *(word for case in LARGE for word in ("--case", case)),
             NORMFUSE_EMULATED_MULTIPROCESSORS="1")
         for k in range(jobs):
             # Small problems have few cheapest geometries.

@@ -529,7 +529,7 @@ def emulator():
     """The CUDA kernels on the CPU."""
     if has_cuda():
         test_program("check_emulator.py", [sys.executable, ROOT / "tests/check_emulator.py", "--jobs", args.jobs,
-                                           "--cmake", args.cmake], 900)
+                                           "--cmake", args.cmake], 1500)
 
 
 def cuda():
