@@ -311,7 +311,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
         k.spilled * fmax(0.0, wanted - most);
     double latency = k.begin + k.instruction * instructions;
     if (g->lanes > 32)
-        latency += k.block_doubling * log2((double)g->lanes / 32.0);
+        latency += k.block_doubling * (double)(bits_for(g->lanes) - 5);
     if (g->exchanges)
         latency += k.cluster + k.cluster_block * (double)g->parts;
     if (m->statistics == NORMFUSE_STATISTICS_COLUMN)
