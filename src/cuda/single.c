@@ -29,6 +29,7 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
     const int64_t d = group_of(p);
     const bool none = p->sets == NORMFUSE_SETS_NONE;
     const bool apart = none && has_parameters_of_samples(p); /* samples are walked one after the other */
+    const bool joins_samples = p->sets == NORMFUSE_SETS_BATCH || (none && !apart);
     const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1;
     if (!is_adjacent)
         return "values are not adjacent";
@@ -39,7 +40,7 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
                          .samples = 1,
                          .group_channels = 1,
                          .per_sample = has_samples_of_their_own(p)};
-    if (!p->columns && (p->sets == NORMFUSE_SETS_BATCH || (none && !apart))) {
+    if (!p->columns && joins_samples) {
         m->rows = p->n;
         m->row_stride = p->x.batch;
     } else if (!p->columns) {
@@ -64,9 +65,9 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
         m->is_spread = true;
         m->statistics = none ? m->statistics : NORMFUSE_STATISTICS_COLUMN;
     }
-    if (m->rows != p->n || m->row_stride != p->x.batch || p->columns) {
-        if (p->columns && p->n > 1 && !apart && p->sets != NORMFUSE_SETS_GROUP)
-            return "samples are apart";
+    if (p->columns && joins_samples && p->n > 1)
+        return "samples are apart";
+    if (!joins_samples) {
         m->samples = p->n;
         m->sample_stride = p->x.batch;
     }

@@ -92,7 +92,6 @@ template <typename T> inline void load_shared_by_many(bool wanted, T &to, const 
 {
     emulator::load_where(wanted, to, from);
 }
-template <typename T> inline void compiler_barrier(T &) {}
 
 /* ---- kernels of a call, clusters --------------------------------------------------------------------------------- */
 

@@ -109,24 +109,6 @@ NORMFUSE_LOAD(load_shared_by_many, "ld.global.u16 %0, [%1];", unsigned short &to
 #undef NORMFUSE_LOAD
 #undef NORMFUSE_OUTPUTS
 
-/* Keeps the compiler from holding unpacked copies of vectors that can be unpacked again. */
-__device__ __forceinline__ void compiler_barrier(uint4 &vector)
-{
-    asm volatile("" : "+r"(vector.x), "+r"(vector.y), "+r"(vector.z), "+r"(vector.w));
-}
-__device__ __forceinline__ void compiler_barrier(uint2 &vector)
-{
-    asm volatile("" : "+r"(vector.x), "+r"(vector.y));
-}
-__device__ __forceinline__ void compiler_barrier(unsigned &vector)
-{
-    asm volatile("" : "+r"(vector));
-}
-__device__ __forceinline__ void compiler_barrier(unsigned short &vector)
-{
-    asm volatile("" : "+h"(vector));
-}
-
 /* ---- kernels of a call ------------------------------------------------------------------------------------------- */
 
 /* The kernels of one call follow one another by dependent launch: the next may be brought up as soon as every block of
