@@ -112,6 +112,17 @@ if(NOT NORMFUSE_CUDA_INCLUDE_DIR)
     endif()
 endif()
 
+# The assembler file that cmake/<name>.S.in makes, which embeds the files that follow.
+function(normfuse_embed name)
+    set(made ${PROJECT_BINARY_DIR}/generated/normfuse_${name}.S)
+    configure_file(${PROJECT_SOURCE_DIR}/cmake/${name}.S.in ${made} @ONLY)
+    set_source_files_properties(${made} PROPERTIES OBJECT_DEPENDS "${ARGN}")
+    if(CMAKE_C_COMPILER_ID MATCHES "Clang")
+        # It warns of every flag that means nothing to an assembler.
+        set_source_files_properties(${made} PROPERTIES COMPILE_OPTIONS "-Wno-unused-command-line-argument")
+    endif()
+endfunction()
+
 # ---- fatbins --------------------------------------------------------------------------------------------------------
 
 enable_language(ASM)
@@ -158,14 +169,7 @@ add_custom_target(normfuse_slow_kernels DEPENDS
     ${NORMFUSE_CUDA_FATBIN_DIR}/rows_backward.fatbin
     ${NORMFUSE_CUDA_FATBIN_DIR}/rows_forward.fatbin
     ${NORMFUSE_CUDA_FATBIN_DIR}/columns_forward.fatbin)
-configure_file(${PROJECT_SOURCE_DIR}/cmake/images.S.in ${PROJECT_BINARY_DIR}/generated/normfuse_images.S @ONLY)
-set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_images.S PROPERTIES
-    OBJECT_DEPENDS "${NORMFUSE_FATBINS}")
-if(CMAKE_C_COMPILER_ID MATCHES "Clang")
-    # It warns of every flag that means nothing to an assembler.
-    set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_images.S PROPERTIES
-        COMPILE_OPTIONS "-Wno-unused-command-line-argument")
-endif()
+normfuse_embed(images ${NORMFUSE_FATBINS})
 
 # ---- what is compiled at run time -----------------------------------------------------------------------------------
 
@@ -180,13 +184,7 @@ foreach(file ${NORMFUSE_CUDA_DEVICE_FILES})
         "name_${name}:\n    .asciz \"${included}\"\ntext_${name}:\n    .incbin \"${file}\"\n    .byte 0\n")
     string(APPEND NORMFUSE_TEXT_POINTERS "    .quad name_${name}, text_${name}\n")
 endforeach()
-configure_file(${PROJECT_SOURCE_DIR}/cmake/texts.S.in ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S @ONLY)
-set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_texts.S PROPERTIES
-    OBJECT_DEPENDS "${NORMFUSE_CUDA_DEVICE_FILES}")
-if(CMAKE_C_COMPILER_ID MATCHES "Clang")
-    set_source_files_properties(${PROJECT_BINARY_DIR}/generated/normfuse_texts.S PROPERTIES
-        COMPILE_OPTIONS "-Wno-unused-command-line-argument")
-endif()
+normfuse_embed(texts ${NORMFUSE_CUDA_DEVICE_FILES})
 
 # ---- the host side --------------------------------------------------------------------------------------------------
 
