@@ -138,7 +138,7 @@ list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)
 # The general kernels and what goes before and after them come first: loader.c loads no others where a GPU has these
 # alone.
 set(general ${NORMFUSE_CUDA_KERNEL_SOURCES})
-list(FILTER general INCLUDE REGEX "/(general_[a-z]+|finish|transpose)\\.cu$")
+list(FILTER general INCLUDE REGEX "/(finish|transpose)\\.cu$")
 list(LENGTH general NORMFUSE_CUDA_GENERAL_IMAGES)
 set(others ${NORMFUSE_CUDA_KERNEL_SOURCES})
 list(REMOVE_ITEM others ${general})
@@ -192,18 +192,21 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/cache.c
     src/cuda/compile.c
     src/cuda/hash.c
+    src/cuda/held.c
     src/cuda/kernels.c
     src/cuda/launch.c
     src/cuda/loader.c
     src/cuda/plan.c
     src/cuda/schedules.c
     src/cuda/schedules_columns.c
-    src/cuda/schedules_general.c
     src/cuda/schedules_grid.c
     src/cuda/schedules_rows.c
     src/cuda/shape.c
+    src/cuda/signature.c
     src/cuda/single.c
     src/cuda/specialize.c
+    src/cuda/stream.c
+    src/cuda/tiling.c
     src/cuda/transpose.c
     ${PROJECT_BINARY_DIR}/generated/normfuse_images.S
     ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S)

@@ -29,19 +29,6 @@ const struct normfuse_cuda_text *normfuse_cuda_texts = normfuse_cuda_embedded_te
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */
 
-const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,
-                                         char name[static NORMFUSE_KERNEL_NAME_BYTES])
-{
-#define BODY(name) #name,
-    static const char *const bodies[] = {NORMFUSE_BODY_LIST(BODY)};
-#undef BODY
-    static const char *const types[] = {
-        [NORMFUSE_F64] = "f64", [NORMFUSE_F32] = "f32", [NORMFUSE_F16] = "f16", [NORMFUSE_BF16] = "bf16"};
-    snprintf(name, NORMFUSE_KERNEL_NAME_BYTES, "normfuse_%s_%s_%s", bodies[signature->body],
-             signature->backward ? "backward" : "forward", types[signature->type]);
-    return name;
-}
-
 /* What is ahead of the body. */
 enum { SOURCE_BYTES = 256 + 64 * NORMFUSE_SIGNATURE_FIELDS };
 

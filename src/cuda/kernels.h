@@ -14,8 +14,7 @@
  * forward; the others are plain: nothing is added to x, before the activation or to dx. Tensors have the same strides. */
 #define NORMFUSE_SCHEDULE_LIST(SCHEDULE)                                                                               \
     SCHEDULE(cluster) SCHEDULE(split) SCHEDULE(grid_pipeline) SCHEDULE(grid_pipeline_batch) SCHEDULE(unaligned)        \
-    SCHEDULE(additions) SCHEDULE(grid_additions) SCHEDULE(batch_additions) SCHEDULE(elementwise) SCHEDULE(general)     \
-    SCHEDULE(general_vectors)
+    SCHEDULE(additions) SCHEDULE(grid_additions) SCHEDULE(batch_additions)
 enum normfuse_cuda_schedule {
 #define NORMFUSE_SCHEDULE_ID(schedule) NORMFUSE_SCHEDULE_##schedule,
     NORMFUSE_SCHEDULE_LIST(NORMFUSE_SCHEDULE_ID) NORMFUSE_SCHEDULES
@@ -174,7 +173,6 @@ struct normfuse_cuda_geometry {
     int32_t part_samples;  /* all_samples: that a part walks through */
     int32_t whole_rows;    /* vectors: of a sample; `rows` are as many as it may begin and end in */
     int32_t stores_dz;     /* dz goes to dpost_add with the sums, and the next kernel goes on from it */
-    struct normfuse_general_sizes general;
     int32_t passes; /* tiles of a part, one after the other; no kernel reads it */
     int32_t rest;    /* vectors: elements behind the whole rows */
 

@@ -109,18 +109,16 @@ static struct normfuse_place place_of(const struct normfuse_parameter *of)
 }
 
 /* What the plan could not know: addresses, and what may differ from call to call. */
-static void describe_single(const struct normfuse_problem *p, const struct step *step,
-                            const struct normfuse_cuda_arguments *scratch, struct normfuse_single_arguments *to)
+static void describe_call(const struct normfuse_problem *p, const struct step *step,
+                          const struct normfuse_cuda_arguments *scratch, struct normfuse_call_arguments *to)
 {
-    *to = step->single;
 #define DATA(name) to->name = p->name.data;
-    DATA(x) DATA(dy) DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
+    DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
 #undef DATA
 #define PLACE(name) to->name = place_of(&p->name);
     PLACE(weight) PLACE(bias) PLACE(scale) PLACE(shift) PLACE(pre_bias) PLACE(slope) PLACE(mean) PLACE(rstd)
     PLACE(running_mean) PLACE(running_var) PLACE(dweight) PLACE(dbias)
 #undef PLACE
-    to->out = output_of(p);
     to->sums = scratch->sums;
     to->slope_sums =
         scratch->sums != NULL
@@ -133,6 +131,32 @@ static void describe_single(const struct normfuse_problem *p, const struct step 
     to->act_param = (float)p->act_param;
     to->act_param_of_double = p->act_param;
     to->momentum = p->momentum;
+}
+
+/* The parameter of a kernel that is compiled at run time. */
+union body_arguments {
+    struct normfuse_single_arguments single;
+    struct normfuse_stream_arguments stream;
+};
+static void describe_body(const struct normfuse_problem *p, const struct step *step,
+                          const struct normfuse_cuda_arguments *scratch, union body_arguments *to)
+{
+#define TENSORS(body)                                                                                                  \
+    to->body = step->body;                                                                                             \
+    to->body.x = p->x.data;                                                                                            \
+    to->body.dy = p->dy.data;                                                                                          \
+    to->body.out = output_of(p);                                                                                       \
+    describe_call(p, step, scratch, &to->body.call);
+    if (step->signature.body == NORMFUSE_BODY_single) {
+        TENSORS(single)
+    } else {
+        TENSORS(stream)
+        to->stream.triples = scratch->partials;
+        to->stream.totals = scratch->totals;
+        to->stream.messages = (char *)scratch->partials;
+        to->stream.barriers = scratch->grid_barriers;
+    }
+#undef TENSORS
 }
 
 /* What a kernel reads of a problem; kernels.h. */
@@ -308,13 +332,15 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     /* What kernels of a call read is there when its first one begins, but for what others of them write. */
     arguments.begins_early = transposed.before.count == 0 && plan->steps[0].launch.grid > 0;
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
-        struct normfuse_single_arguments single;
+        union body_arguments of_body;
+        if (plan->steps[i].is_specialized && plan->steps[i].goes_on)
+            go_on_from_first_pass(&united);
         if (plan->steps[i].is_specialized)
-            describe_single(&united, &plan->steps[i], &arguments, &single);
+            describe_body(&united, &plan->steps[i], &arguments, &of_body);
         else
             describe_step(&plan->steps[i], &united, &arguments, &folded);
         status = launch(problem, device, exec, &plan->steps[i],
-                        plan->steps[i].is_specialized ? (const void *)&single : &arguments);
+                        plan->steps[i].is_specialized ? (const void *)&of_body : &arguments);
     }
     if (status == NORMFUSE_OK)
         status = copy(problem, device, exec, &transposed.after);

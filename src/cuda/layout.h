@@ -15,8 +15,7 @@
 #endif
 
 enum {
-    NORMFUSE_VECTOR_BYTES = 16,
-    NORMFUSE_SPREAD = 8 /* entries that general.cuh has in another order: blocks have room for whole ones of these */
+    NORMFUSE_VECTOR_BYTES = 16
 };
 
 /* Sums of groups in the cluster and grid schedules: an entry for each vector, and one more for each group whose
@@ -98,58 +97,6 @@ NORMFUSE_LAYOUT struct normfuse_batch_layout normfuse_lay_out_batch(int32_t stag
     at.entries = at.channels + (backward ? 8 : 16) * channels;
     at.counts = at.entries + 8 * channels * (at_once | 1);
     at.bytes = at.counts + (backward ? 0 : 16 * ((at_once + 3) / 4));
-    return at;
-}
-
-/* elementwise of rows. `slots`: bytes of what threads have of the tensors, which come first. */
-struct normfuse_run_layout {
-    int32_t rows;    /* four floats each */
-    int32_t changes; /* backward: two floats each, and */
-    int32_t rests;   /* one */
-    int32_t ended;   /* three each; forward sums have no `rows`, and results none of these */
-    int32_t open;    /* three of each warp */
-    int32_t bytes;
-};
-
-NORMFUSE_LAYOUT struct normfuse_run_layout normfuse_lay_out_run(int32_t slots, int32_t rows, int32_t warps,
-                                                                bool backward)
-{
-    struct normfuse_run_layout at = {0};
-    at.rows = slots;
-    at.changes = at.rows + 16 * rows;
-    at.rests = at.changes + 8 * rows;
-    at.ended = backward ? at.rests + 4 * rows : slots;
-    at.open = at.ended + 12 * rows;
-    at.bytes = at.open + 12 * warps;
-    if (!backward && at.bytes < at.changes)
-        at.bytes = at.changes;
-    return at;
-}
-
-/* general */
-struct normfuse_general_sizes {
-    int32_t entries;  /* of threads: forward 4 values, backward 2; each channel, or adjacent ones of a group as one */
-    int32_t channels; /* of a block */
-    int32_t slot, pipeline; /* 16 bytes each: of a slot of all threads, and of all slots; 0: there are none */
-};
-struct normfuse_general_layout {
-    int32_t entries;  /* 0: they come first, after the pipeline was there */
-    int32_t channels; /* 4 values each */
-    int32_t changes;  /* backward: of each channel 2 */
-    int32_t bytes;    /* without slopes */
-    int32_t slopes;   /* prelu: of each channel a value, behind all else */
-};
-
-NORMFUSE_LAYOUT struct normfuse_general_layout normfuse_lay_out_general(const struct normfuse_general_sizes *sizes,
-                                                                        int32_t value_bytes, bool backward)
-{
-    struct normfuse_general_layout at = {0};
-    at.channels = (sizes->entries * (backward ? 2 : 4) * value_bytes + 15) / 16 * 16;
-    if (at.channels < 16 * sizes->pipeline)
-        at.channels = 16 * sizes->pipeline;
-    at.changes = at.channels + 4 * value_bytes * sizes->channels;
-    at.bytes = at.changes + (backward ? 2 * value_bytes * sizes->channels : 0);
-    at.slopes = (at.bytes + 15) / 16 * 16;
     return at;
 }
 

@@ -343,7 +343,7 @@ static normfuse_status find_kernels(const char *call, const struct device *devic
     }
     for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
         const uint8_t schedule = normfuse_cuda_kernel_table[i].schedule;
-        if (general_alone && schedule != NORMFUSE_SCHEDULE_general && schedule != NORMFUSE_SCHEDULES)
+        if (general_alone && schedule != NORMFUSE_SCHEDULES)
             continue;
         refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
         result = CUDA_ERROR_NOT_FOUND;

@@ -149,7 +149,7 @@ static bool lets_last_block_finish(const struct shape *shape, struct step *step)
     const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
     /* Where blocks go round, each set would be counted once more, and its writes waited for. */
     const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
-    const uint32_t lacks = OF(cluster) | OF(general) | OF(general_vectors);
+    const uint32_t lacks = OF(cluster);
     if (rounds || step->is_specialized || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
         (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
         return false;
@@ -172,9 +172,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
         leave_rare_derivatives(&shape);
     }
     if (!(holds ? normfuse_cuda_hold(&shape, step)
-                : (p->columns ? normfuse_cuda_pass_columns(&shape, step, applies)
-                              : normfuse_cuda_pass_rows(&shape, step, sums, applies)) ||
-                      normfuse_cuda_pass_general(&shape, step, sums, applies)))
+                : normfuse_cuda_pass(&shape, step, sums, applies)))
         return false;
     if (shape.explains) {
         char name[NORMFUSE_KERNEL_NAME_BYTES];
@@ -193,7 +191,7 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
     const int64_t elements = 16 / (int64_t)normfuse_type_bytes(p->type); /* of a vector */
     const int64_t groups = p->columns || step->is_stacked ? g->width * elements / g->group : 1;
     if (step->launch.cooperative)
-        plan->partials =
+        plan->partials = step->is_specialized ? step->messages :
             (size_t)(2 * g->block_groups * groups * g->parts * (shape.direction == FORWARD ? 24 : 16));
     if (sums)
         plan->sums_geometry = *g;
@@ -217,20 +215,9 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
                        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, true);
     int64_t parts = statistics ? 0 : 1; /* of a set */
     if (!holds && statistics && !empty) {
-        /* The sums are of x alone where nothing is added to it. */
-        struct normfuse_problem bare = *p;
-        bare.post_add.data = NULL;
-        if (p->activation == NORMFUSE_PRELU)
-            bare.activation = NORMFUSE_IDENTITY;
-        const bool is_bare = p->pre_add.data == NULL && (p->post_add.data != NULL || p->activation == NORMFUSE_PRELU);
-        struct shape of_bare = *shape;
-        const bool sums_bare = is_bare && normfuse_cuda_shape_of(&bare, &of_bare) && of_bare.plain;
-        if (!add_step(sums_bare ? &of_bare : shape, plan, NORMFUSE_PHASE_STATISTICS, false))
+        if (!add_step(shape, plan, NORMFUSE_PHASE_STATISTICS, false))
             return false;
-        const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
-        const bool is_run = !p->columns && is_of(&plan->steps[0], OF(elementwise));
-        parts = is_run ? (p->sets == NORMFUSE_SETS_BATCH ? p->n : d) * g->sum_slots
-                       : d / g->group * g->parts * (p->columns ? copies_of(g) : 1);
+        parts = plan->steps[0].stream.set_triples;
         plan->partials = (size_t)(sets * parts) * 24;
     }
     if (!holds && sets > 0)
@@ -239,7 +226,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
         struct normfuse_problem rest = *p;
         struct shape of_u = *shape;
-        const bool stored = statistics && p->u.data != NULL && p->pre_add.data != NULL;
+        const bool stored = statistics && p->u.data != NULL;
         if (stored) {
             go_on_from_first_pass(&rest);
             (void)normfuse_cuda_shape_of(&rest, &of_u);

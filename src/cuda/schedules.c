@@ -144,8 +144,7 @@ bool normfuse_cuda_hold(const struct shape *given, struct step *best)
     const struct schedule *taken = NULL;
     struct step step;
     shape.has_pipeline = columns && normfuse_cuda_takes(&normfuse_cuda_grid_pipeline, &shape);
-    const bool is_given = shape.problem->sets == NORMFUSE_SETS_NONE;
-    const double twice = (is_given ? normfuse_cuda_elementwise : normfuse_cuda_two_pass).estimate(&shape, NULL);
+    const double twice = normfuse_cuda_stream.estimate(&shape, NULL);
     double lowest = INFINITY, of_taken = INFINITY;
     const char *const only = normfuse_cuda_choice()->only;
     for (; *list != NULL; list++) {

@@ -20,8 +20,12 @@ struct step {
     struct normfuse_cuda_launch launch; /* but for its arguments and its signature */
     bool is_specialized;                /* it has a signature */
     struct normfuse_cuda_signature signature;
-    struct normfuse_single_arguments single; /* but for what launch.c adds */
+    union { /* of its body, but for what launch.c adds */
+        struct normfuse_single_arguments single;
+        struct normfuse_stream_arguments stream;
+    };
     double microseconds;                     /* as estimated */
+    size_t messages;                         /* bytes that blocks of the grid send one another, of plan.partials */
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
     int variant;              /* of its schedule */
@@ -57,7 +61,7 @@ struct schedule {
 extern const struct schedule *const normfuse_cuda_rows_schedules[],
     *const normfuse_cuda_columns_schedules[]; /* to NULL */
 extern const struct schedule normfuse_cuda_single, normfuse_cuda_grid_pipeline, normfuse_cuda_stacked;
-extern const struct schedule normfuse_cuda_general, normfuse_cuda_two_pass, normfuse_cuda_elementwise;
+extern const struct schedule normfuse_cuda_stream, normfuse_cuda_held;
 
 /* For tests, this thread's. Schedules by their names. */
 struct normfuse_cuda_choice {
@@ -77,12 +81,9 @@ const char *normfuse_cuda_refused(const struct schedule *schedule, const struct 
 struct shape normfuse_cuda_shape_held(const struct shape *given);
 /* Whether the schedule, of one variant, would hold this. */
 bool normfuse_cuda_takes(const struct schedule *schedule, const struct shape *shape);
-/* Two passes: a kernel that only sums, or one that writes from given statistics; where no norm group is shared, both at
- * once. False: it does not fit. */
-bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums, bool applies);
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool applies);
-/* The same by the general kernels. */
-bool normfuse_cuda_pass_general(const struct shape *shape, struct step *step, bool sums, bool applies);
+/* A kernel of the body `stream`: sums, results of given statistics, or both where none are to be found. False: it counts
+ * more than 32 bits do. */
+bool normfuse_cuda_pass(const struct shape *shape, struct step *step, bool sums, bool applies);
 
 enum { MAX_STEPS = 6 };
 
@@ -141,6 +142,12 @@ static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
     by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
     by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
     return by;
+}
+
+static inline struct normfuse_divisor short_divisor(int64_t value)
+{
+    const struct normfuse_cuda_divisor by = divisor_of(value);
+    return (struct normfuse_divisor){by.divisor, by.multiplier, by.shift};
 }
 
 /* Blocks of a step that run at the same time. */

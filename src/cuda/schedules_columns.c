@@ -187,43 +187,6 @@ static double estimate(const struct shape *shape, const struct step *step)
 /* Vectors of a row that a block of what passes has at most: rows of 1 KB are as fast as longer ones. */
 enum { WIDEST = 64 };
 
-static const char *refuse_two_pass(const struct shape *shape)
-{
-    return shape->problem->columns ? (shape->plain ? NULL : "it takes plain tensors")
-           : shape->run            ? NULL
-                                   : "tensors have gaps, or are not aligned";
-}
-
-/* Reading twice, which holds nothing: what all other schedules are compared with, of rows too. */
-static double estimate_two_pass(const struct shape *shape, const struct step *step)
-{
-    (void)step;
-    const struct normfuse_cuda_policy *const policy = shape->policy;
-    const struct normfuse_problem *const p = shape->problem;
-    const int64_t vectors = vectors_of_row(shape), d = group_of(p);
-    /* Forward over columns a little more than the floor says: instance norm 21x576x144x104 f32 NHWC 786 us, held 595. */
-    const double wide = d == 1 && vectors > WIDEST ? policy->twice_wide : 1.0;
-    const double of_columns = shape->direction == FORWARD ? 1.1 * wide : wide;
-    /* Forward a warp of the kernel between has each norm group: 16384x1024 f32 with 64 groups 1181 us. */
-    const double joined = shape->direction == FORWARD ? 0.001 * (double)sets_of(p)
-                          : shape->wants_gradients    ? gradients_time(p->sets == NORMFUSE_SETS_BATCH ? 1 : p->n) - 1.0
-                                                      : 0.0;
-    /* x, or x and dy, are read twice and one is written; over rows additions are read twice, or dz in the place of two. */
-    const double plain = shape->direction == FORWARD ? 3.0 : 5.0;
-    const bool from_dz = stores_dz(shape, true, false);
-    const double of_rows = 2.0 * normfuse_cuda_tensors_of(shape) + normfuse_cuda_results_of(shape) - from_dz;
-    /* Where a first pass cannot leave dz the second finds it again: 7x928x42x58 f16 with SiLU + post_add. What it
-     * leaves is no sooner there: batch norm + add + ReLU 32x128x28x28 bf16 32 us, held by the grid 23.8; 64x128x28x28
-     * 52, in clusters 40. */
-    const double again = shape->direction == BACKWARD && rereads_post(shape) ? 1.15 : from_dz ? 1.5 : 1.0;
-    const double tensors = p->columns ? plain : of_rows * again;
-    /* The ends of rows: batch norm 139x8192x5x2 bf16 78 us, of 17 that the memory takes. */
-    const double ends = p->columns ? 0.0 : 4e-5 * (double)p->n * (double)p->c;
-    const double moved = shape->bytes * (tensors / plain) * (p->columns ? of_columns : 1.0);
-    return moved * policy->twice[shape->direction] / policy->bytes_a_microsecond +
-           policy->twice_wait[p->columns][shape->direction] + joined + ends;
-}
-
 /* Variants of cluster and split: widths of blocks times ways. A way is one block, clusters of 2 to 16, the grid with
  * all it holds in as many blocks as share a multiprocessor's shared memory once, twice or four times; and the same with
  * twice as many threads. */
@@ -386,27 +349,6 @@ static const char *configure_stacked(const struct shape *given, struct step *ste
     return reason != NULL ? reason : lowest < INFINITY ? NULL : "no variant runs on this device";
 }
 
-static const char *refuse_elementwise(const struct shape *shape)
-{
-    return shape->problem->sets == NORMFUSE_SETS_NONE ? NULL : "statistics are not given";
-}
-
-/* Of given statistics, over rows, too; backward with the kernel for the parameters' gradients. Fitted on an H100 to the
- * best of 200 calls of less than 20 MB: what is taken is 1 % slower. */
-static double estimate_elementwise(const struct shape *shape, const struct step *step)
-{
-    (void)step;
-    const bool backward = shape->direction == BACKWARD;
-    const double start = backward ? 7.0 : shape->given ? 3.6 : 4.4;
-    return start + shape->bytes * (backward ? 2.6 : 1.75) / shape->policy->bytes_a_microsecond;
-}
-
-const struct schedule normfuse_cuda_elementwise = {.name = "elementwise",
-                                                   .needs = TAKES_GIVEN | TAKES_BIAS | TAKES_PRELU | IS_GENERAL,
-                                                   .refuse = refuse_elementwise,
-                                                   .estimate = estimate_elementwise};
-const struct schedule normfuse_cuda_two_pass = {
-    .name = "two_pass", .needs = TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .refuse = refuse_two_pass, .estimate = estimate_two_pass};
 const struct schedule normfuse_cuda_stacked = {.name = "stacked",
                                                .needs = TAKES_BIAS,
                                                .refuse = refuse_stacked,
@@ -422,34 +364,4 @@ static const struct schedule
              VARIANTS};
 
 const struct schedule *const normfuse_cuda_columns_schedules[] = {
-    &normfuse_cuda_two_pass, &cluster, &split,
-    &normfuse_cuda_grid_pipeline, &normfuse_cuda_general, &normfuse_cuda_elementwise, &normfuse_cuda_single, NULL};
-
-/* Of given statistics, where nothing is added: forwards, and backwards in which general vectors would begin too late.
- */
-bool normfuse_cuda_pass_columns(const struct shape *shape, struct step *step, bool applies)
-{
-    enum { MAX_PASSES = 8 };
-    const bool backward = shape->direction == BACKWARD;
-    if (!shape->given || !applies || (backward && !is_short_of_waves(shape)))
-        return false;
-    /* Forward whole rows, so that a block has a stretch of memory: affine 6x616x77282 f16, with 64 vectors of a row
-     * 595 us, then 399. */
-    const int64_t vectors = vectors_of_row(shape),
-                  width = !backward && vectors <= THREADS ? vectors : minimum(vectors, WIDEST),
-                  slots = vectors_of(shape, NORMFUSE_SCHEDULE_elementwise);
-    struct normfuse_cuda_geometry *const g = begin_columns(shape, step, width, width * shape->elements);
-    for (int64_t max_threads = backward ? 2 * THREADS : THREADS; max_threads >= THREADS; max_threads /= 2) {
-        const uint32_t threads = whole_warps(width * maximum(1, max_threads / width));
-        const int64_t tile_rows = (int64_t)threads / width * slots;
-        if (!settle_columns(shape, step, NORMFUSE_SCHEDULE_elementwise, tile_rows, threads, false))
-            continue;
-        /* Of sums more than one tile to a block, where some waves of these are left. */
-        const int64_t wanted = 2 * maximum(1, resident_blocks(shape, step));
-        if (backward)
-            g->passes = (int32_t)minimum(maximum(1, step->launch.grid / wanted), MAX_PASSES);
-        part_rows_of(shape, step, tile_rows * g->passes);
-        return true;
-    }
-    return false;
-}
+    &cluster, &split, &normfuse_cuda_grid_pipeline, &normfuse_cuda_stream, &normfuse_cuda_held, &normfuse_cuda_single, NULL};

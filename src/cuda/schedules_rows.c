@@ -216,70 +216,6 @@ static const char *configure_cluster(const struct shape *shape, struct step *ste
                : NULL;
 }
 
-/* Rows that so many values may be of, and the one behind them. */
-static int64_t rows_of_run(const struct normfuse_problem *p, int64_t values)
-{
-    return (values - 1) / p->s + 3;
-}
-
-/* The whole tensor as one run of vectors. */
-static void configure_run(const struct shape *given, struct step *step, bool sums, bool applies)
-{
-    enum { MAX_ROWS = 600, MAX_EACH = 16, FEW = 4 };
-    struct shape shape = *given;
-    const struct normfuse_problem *const p = shape.problem;
-    const bool backward = shape.direction == BACKWARD;
-    shape.elements = (int)(16 / normfuse_type_bytes(p->type));
-    struct normfuse_cuda_geometry *const g = normfuse_cuda_begin_step(step);
-    step->launch.kernel = normfuse_cuda_kernel_for(&shape, NORMFUSE_SCHEDULE_elementwise);
-    /* One wave of blocks or more, whose rows' parameters have room. In twice as many affine 228x256x8x4 f16 takes 1.2
-     * times as long; in half as many of 16 vectors a thread group norm 1x4x152x70x242 backward 1.06. */
-    const int64_t wave = (backward ? 3 : 4) * (int64_t)shape.device->multiprocessors;
-    const int64_t values = p->n * p->c * p->s, vectors = divide_up(values, shape.elements);
-    int64_t threads = 128, each = MAX_EACH;
-    while (each > 1 && (vectors < (each > FEW ? 2 : 1) * wave * threads * each ||
-                        rows_of_run(p, threads * each * shape.elements) > MAX_ROWS))
-        each /= 2;
-    while (threads > 32 && rows_of_run(p, threads * each * shape.elements) > MAX_ROWS)
-        threads /= 2;
-    g->spans = (int32_t)p->s;
-    g->outer = (int32_t)p->c;
-    g->segment_rows = (int32_t)each;
-    g->part_rows = (int32_t)(threads * each * shape.elements);
-    /* A block has whole short rows, each of which then has one sum. */
-    const int64_t aligned = common_multiple(p->s, shape.elements), whole = g->part_rows / aligned * aligned;
-    const bool has_whole = sums && (double)whole >= 0.85 * g->part_rows;
-    if (has_whole)
-        g->part_rows = (int32_t)whole;
-    g->sum_slots = has_whole ? 1 : (g->spans - 1) / g->part_rows + 2;
-    g->parts = (int32_t)divide_up(values, g->part_rows);
-    g->coefficients = (int32_t)rows_of_run(p, g->part_rows);
-    g->backwards = !sums;
-    g->stores_dz = stores_dz(&shape, sums, applies);
-    step->launch.threads = (uint32_t)threads;
-    step->launch.grid = g->parts;
-    const bool reads_post = p->post_add.data != NULL && (backward ? p->activation != NORMFUSE_IDENTITY : !sums);
-    const int64_t tensors = shape.tensors + (p->pre_add.data != NULL) + reads_post +
-                            (backward && applies && p->dx.data != NULL && p->du.data != NULL);
-    const int64_t slots = tensors * 16 * threads * vectors_of(&shape, NORMFUSE_SCHEDULE_elementwise);
-    step->launch.shared =
-        (size_t)normfuse_lay_out_run((int32_t)slots, g->coefficients, (int32_t)threads / 32, backward).bytes;
-}
-
-bool normfuse_cuda_pass_rows(const struct shape *shape, struct step *step, bool sums, bool applies)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool forward = shape->direction == FORWARD;
-    /* Vectors that are summed, or of gradients, have values of two rows at most. Where all samples count together the
-     * general kernels find fewer sums of short rows: batch norm 500x1024x11 f16 0.73 of the time. */
-    const int64_t elements = 16 / (int64_t)normfuse_type_bytes(p->type);
-    const int64_t shortest = sums && takes_all_samples(p) ? 2 * elements : sums || !forward ? elements : 1;
-    if (!shape->run || p->s < shortest)
-        return false;
-    configure_run(shape, step, sums, applies);
-    return true;
-}
-
 /* A rare derivative is a call for each vector: group norm 35x1472x22x39x12 bf16 with mish, 64 groups, backward 2270 us;
  * in two passes 1.7 times the floor of 741. */
 static double estimate(const struct shape *shape, const struct step *step)
@@ -324,4 +260,4 @@ static const struct schedule grid = {.name = "grid", .configure = configure_grid
 
 const struct schedule *const normfuse_cuda_rows_schedules[] = {
     &normfuse_cuda_stacked, &grid,
-    &cluster, &rounds, &normfuse_cuda_two_pass, &normfuse_cuda_general, &normfuse_cuda_elementwise, &normfuse_cuda_single, NULL};
+    &cluster, &rounds, &normfuse_cuda_stream, &normfuse_cuda_held, &normfuse_cuda_single, NULL};

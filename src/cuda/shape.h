@@ -189,7 +189,7 @@ static inline void go_on_from_first_pass(struct normfuse_problem *p)
 {
     if ((p->phases & NORMFUSE_PHASE_STATISTICS) != 0) {
         p->x.data = p->u.data;
-        p->pre_add.data = p->u.data = NULL;
+        p->pre_add.data = p->pre_bias.data = p->u.data = NULL;
         return;
     }
     p->dy = p->dpost_add;

@@ -6,10 +6,11 @@
 #ifndef NORMFUSE_CUDA_SIGNATURE_H
 #define NORMFUSE_CUDA_SIGNATURE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* The bodies: files of src/cuda/device/ that define a kernel. */
-#define NORMFUSE_BODY_LIST(BODY) BODY(single)
+#define NORMFUSE_BODY_LIST(BODY) BODY(single) BODY(stream) BODY(held)
 #define NORMFUSE_BODY(name) NORMFUSE_BODY_##name,
 enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
 #undef NORMFUSE_BODY
@@ -30,11 +31,20 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(held_columns) /* vectors of a row that a thread holds */                                                     \
     FIELD(held_rows) /* rows that a thread has */                                                                      \
     FIELD(exact) /* every vector of every thread exists */                                                             \
+    FIELD(reduces) /* stream: sums go to memory */                                                                     \
+    FIELD(applies) /* stream: results are written */                                                                   \
+    FIELD(exchanges) /* held: NORMFUSE_EXCHANGE_* */                                                                   \
+    FIELD(statistics_of_groups) /* held, channels last: norm groups have several channels */                           \
+    FIELD(resident) /* stream, held: blocks that a multiprocessor has at once, at least */                                     \
+    FIELD(ahead) /* stream, held: vectors of a thread that are on their way */                                               \
+    FIELD(folded) /* stream, held: several rows are walked as one */                                                         \
+    FIELD(strided) /* stream: values of a row are not adjacent */                                                      \
     FIELD(walks) /* a block has several samples, one after the other */                                                \
     FIELD(split) /* several blocks share a norm group */                                                               \
     FIELD(shared_by_cluster) /* and exchange what they found */                                                        \
     FIELD(joins_beside) /* norm groups beside one another in a block are samples of the same channels */               \
     FIELD(packed_parameters) /* parameters of adjacent channels are read in vectors */                                 \
+    FIELD(packed_statistics) /* saved means and rstds are too */                                                       \
     FIELD(per_sample) /* weights are a sample's own */                                                                 \
     FIELD(pre_add) /* there is such a tensor, and so on */                                                             \
     FIELD(post_add)                                                                                                    \
@@ -72,6 +82,16 @@ _Static_assert(sizeof(struct normfuse_cuda_signature) == NORMFUSE_SIGNATURE_FIEL
                "a signature has no padding");
 
 enum { NORMFUSE_KERNEL_NAME_BYTES = 64 };
+
+struct normfuse_problem;
+struct normfuse_parameter;
+
+/* What a call is, whatever its geometry: types, which tensors and parameters there are. The rest is 0. */
+struct normfuse_cuda_signature normfuse_cuda_signature_of(enum normfuse_cuda_body body, bool backward,
+                                                          const struct normfuse_problem *problem);
+
+/* 0: there is no such parameter, else 1 + its type. */
+int32_t normfuse_cuda_code_of(const struct normfuse_parameter *parameter);
 
 /* "normfuse_single_forward_f32". Kernels of several signatures share a name. */
 const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,

@@ -104,11 +104,6 @@ static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int
             group_channels * bytes % at_once == 0);
 }
 
-static int32_t code_of(const struct normfuse_parameter *of)
-{
-    return of->data != NULL ? 1 + of->type : 0;
-}
-
 /* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. */
 static int64_t room_for(int64_t vectors)
 {
@@ -361,57 +356,32 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
         PACKED(mean) PACKED(rstd)
     }
 #undef PACKED
-    *to = (struct normfuse_cuda_signature){
-        .body = NORMFUSE_BODY_single,
-        .backward = backward,
-        .type = p->type,
-        .activation = p->activation,
-        .statistics = m->statistics,
-        .parameters = m->parameters,
-        .vector = (int32_t)g->vector,
-        .aligned = g->aligned,
-        .threads = (int32_t)(g->lanes * g->beside),
-        .lanes = (int32_t)g->lanes,
-        .across = (int32_t)g->across,
-        .held_columns = (int32_t)g->held_columns,
-        .held_rows = (int32_t)g->held_rows,
-        .exact = g->exact,
-        .walks = g->walkers << g->sample_bits < m->samples,
-        .split = g->parts > 1,
-        .shared_by_cluster = g->exchanges,
-        .joins_beside = g->sample_bits > 0,
-        .packed_parameters = packed,
-        .per_sample = m->per_sample,
-        .pre_add = p->pre_add.data != NULL,
-        .post_add = p->post_add.data != NULL,
-        .stores_u = !backward && p->u.data != NULL,
-        .du = backward && p->du.data != NULL && p->dx.data != NULL,
-        .dpost_add = backward && p->dpost_add.data != NULL,
-        .from_y = p->from_y,
-        .writes_out = output_of(p) != NULL,
-        .weight = code_of(&p->weight),
-        .bias = code_of(&p->bias),
-        .scale = code_of(&p->scale),
-        .shift = code_of(&p->shift),
-        .pre_bias = code_of(&p->pre_bias),
-        .slope = p->activation == NORMFUSE_PRELU ? code_of(&p->slope) : 0,
-        .mean = given ? 0 : code_of(&p->mean),
-        .rstd = given ? 0 : code_of(&p->rstd),
-        .running_mean = p->evaluate || updates ? code_of(&p->running_mean) : 0,
-        .running_var = p->evaluate || updates ? code_of(&p->running_var) : 0,
-        .updates_running = updates,
-        .keeps_statistics = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP,
-        .gradients = gradients,
-        .dweight = gradients == NORMFUSE_GRADIENTS_DIRECT ? code_of(&p->dweight) : 0,
-        .dbias = gradients == NORMFUSE_GRADIENTS_DIRECT ? code_of(&p->dbias) : 0,
-        .sums_slopes = backward && p->dslope.data != NULL,
-    };
-}
-
-static struct normfuse_divisor short_divisor(int64_t value)
-{
-    const struct normfuse_cuda_divisor by = divisor_of(value);
-    return (struct normfuse_divisor){by.divisor, by.multiplier, by.shift};
+    *to = normfuse_cuda_signature_of(NORMFUSE_BODY_single, backward, p);
+    to->statistics = m->statistics;
+    to->parameters = m->parameters;
+    to->vector = (int32_t)g->vector;
+    to->aligned = g->aligned;
+    to->threads = (int32_t)(g->lanes * g->beside);
+    to->lanes = (int32_t)g->lanes;
+    to->across = (int32_t)g->across;
+    to->held_columns = (int32_t)g->held_columns;
+    to->held_rows = (int32_t)g->held_rows;
+    to->exact = g->exact;
+    to->walks = g->walkers << g->sample_bits < m->samples;
+    to->split = g->parts > 1;
+    to->shared_by_cluster = g->exchanges;
+    to->joins_beside = g->sample_bits > 0;
+    to->packed_parameters = packed;
+    to->per_sample = m->per_sample;
+    to->updates_running = updates;
+    to->keeps_statistics = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
+    to->gradients = gradients;
+    if (given)
+        to->mean = to->rstd = 0;
+    if (!p->evaluate && !updates)
+        to->running_mean = to->running_var = 0;
+    if (gradients != NORMFUSE_GRADIENTS_DIRECT)
+        to->dweight = to->dbias = 0;
 }
 
 static void fill(const struct shape *shape, const struct matrix *m, const struct geometry *g, struct step *step)
@@ -452,12 +422,12 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .samples = (int32_t)m->samples,
         .sample_bits = (int32_t)g->sample_bits,
         .group_channels = (int32_t)(m->is_spread ? block_columns(g) : m->group_channels),
-        .channel_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->groups : p->c),
-        .channels = (int32_t)p->c,
-        .sum_slots = to->sum_slots,
-        .part_slots = part_slots,
-        .values = (float)m->values,
-        .share = 1.0f / (float)m->values,
+        .call = {.channel_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->groups : p->c),
+                 .channels = (int32_t)p->c,
+                 .sum_slots = to->sum_slots,
+                 .part_slots = part_slots,
+                 .values = (float)m->values,
+                 .share = 1.0f / (float)m->values},
     };
 }
 
@@ -472,9 +442,9 @@ static const char *refuse(const struct shape *shape)
         return "statistics or sums are given";
     if (p->sets == NORMFUSE_SETS_NONE && shape->direction == BACKWARD && !has_both_phases(p))
         return "sums are given";
-    /* Sums of very many rows are better found by few long blocks: affine 34x8192x6x4x2 NHWC 71 us, in general_vectors 48. */
+    /* Sums of very many rows are better found by few long blocks: affine 34x8192x6x4x2 NHWC 71 us, in few blocks 48. */
     if (p->sets == NORMFUSE_SETS_NONE && shape->direction == BACKWARD && shape->bytes > MAX_GIVEN_BYTES)
-        return "others have few long blocks for it";
+        return "`stream` has few long blocks for it";
     return describe(p, &m);
 }
 
@@ -569,5 +539,5 @@ static double estimate(const struct shape *shape, const struct step *step)
     return step->microseconds;
 }
 
-const struct schedule normfuse_cuda_single = {.name = "single", .needs = TAKES_GIVEN | TAKES_PRELU | TAKES_BIAS,
+const struct schedule normfuse_cuda_single = {.name = "single", .needs = TAKES_GIVEN | TAKES_PRELU | TAKES_BIAS | IS_GENERAL,
                                               .refuse = refuse, .configure = configure, .estimate = estimate};

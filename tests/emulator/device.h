@@ -72,11 +72,11 @@ inline void load_statistic(float &single, double &twice, const char *at_single, 
     request_where(type == f64_type, twice, at_twice);
 }
 
-inline void copy_ahead(uint4 *to, const char *data, int64_t bytes) { emulator::copy_later(to, data + bytes, 16); }
+inline void copy_ahead(uint4 *to, const char *data, int64_t bytes) { emulator::copy_later(to, data + bytes, 16, 16); }
 inline void copy_once(uint4 *to, const char *data, int64_t bytes) { copy_ahead(to, data, bytes); }
 inline void copy_before(uint4 *to, const char *data, int64_t bytes)
 {
-    emulator::copy_later(to, data, bytes < 0 ? 0 : bytes > 16 ? 16 : (int)bytes);
+    emulator::copy_later(to, data, bytes < 0 ? 0 : bytes > 16 ? 16 : (int)bytes, 16);
 }
 inline void wait_for_copies() { emulator::commit(), emulator::wait_for_groups(0); }
 inline void commit_copies() { emulator::commit(); }

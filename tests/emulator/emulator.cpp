@@ -430,11 +430,11 @@ static void make_copy(const copy &own)
     memset(static_cast<char *>(own.to) + own.own, 0, own.bytes - own.own);
 }
 
-void copy_later(void *to, const void *from, int own)
+void copy_later(void *to, const void *from, int own, int bytes)
 {
-    const copy asked = {to, from, 16, (unsigned)own, nullptr, {}};
-    if ((uintptr_t)to % 16 != 0 || (uintptr_t)from % 16 != 0)
-        fail("a copy from %p to %p is not aligned to 16 bytes", from, to);
+    const copy asked = {to, from, (unsigned)bytes, (unsigned)own, nullptr, {}};
+    if ((uintptr_t)to % (unsigned)bytes != 0 || (uintptr_t)from % (unsigned)bytes != 0)
+        fail("a copy from %p to %p is not aligned to %d bytes", from, to, bytes);
     if (draw() & 1)
         make_copy(asked);
     else

@@ -46,8 +46,8 @@ uint64_t meet_warp(warp_meeting what, unsigned mask, uint64_t value, unsigned fr
 /* `expected` 0: all threads of the block. Whether any of them was `true`. */
 bool meet_block(int which, int expected, bool value);
 void arrive_at_block(int which, int expected);
-/* Memory is read now or when the copy is waited for. The first `own` of 16 bytes, and zeros. */
-void copy_later(void *to, const void *from, int own);
+/* Memory is read now or when the copy is waited for. The first `own` of so many bytes, and zeros. */
+void copy_later(void *to, const void *from, int own, int bytes);
 void commit();
 void wait_for_groups(int behind);
 void barrier_open(uint64_t &barrier, int arrivals);

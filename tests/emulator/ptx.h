@@ -93,6 +93,29 @@ template <typename T> inline void load_shared_by_many(bool wanted, T &to, const 
     emulator::load_where(wanted, to, from);
 }
 
+/* ---- copies to shared memory --------------------------------------------------------------------------------------- */
+
+template <typename T> inline void copy_ahead(T *to, const char *from, bool wanted)
+{
+    if (wanted)
+        emulator::copy_later(to, from, (int)sizeof(T), (int)sizeof(T));
+}
+inline void copy_ahead(unsigned short *to, const char *from, bool wanted)
+{
+    if (wanted)
+        *to = *emulator::aligned<unsigned short>(from);
+}
+inline void commit_copies() { emulator::commit(); }
+template <int behind> inline void await_older_copies() { emulator::wait_for_groups(behind); }
+
+/* ---- words that blocks share --------------------------------------------------------------------------------------- */
+
+inline uint64_t load_past_l1(const uint64_t *from) { return *from; }
+inline void store_past_l1(uint64_t *to, uint64_t value) { *to = value; }
+inline uint32_t load_relaxed(const uint32_t *word) { return *word; }
+inline void add_release(uint32_t *word, uint32_t share) { *word += share; }
+inline void await_flip(const uint32_t *word, uint32_t before) { emulator::await_flip(word, before); }
+
 /* ---- kernels of a call, clusters --------------------------------------------------------------------------------- */
 
 inline void follow_kernel() {}
@@ -104,6 +127,11 @@ inline void open_mailbox(uint64_t &barrier, int bytes)
         emulator::barrier_arrive(barrier, (unsigned)bytes);
     }
     __syncwarp();
+}
+inline void expect_mail(uint64_t &barrier, int bytes)
+{
+    if (threadIdx.x == 0)
+        emulator::barrier_arrive(barrier, (unsigned)bytes);
 }
 inline void announce_mailboxes() { emulator::cluster_arrive(); }
 inline void await_open_mailboxes() { emulator::cluster_await(); }

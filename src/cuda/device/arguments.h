@@ -42,6 +42,14 @@ enum {
     NORMFUSE_GRADIENTS_NORMALIZED   /* the same, the second one multiplied by the sample's rstd */
 };
 
+/* Values of signature::exchanges: how blocks that share a slab send one another what they have found. */
+enum {
+    NORMFUSE_EXCHANGE_THROUGH_MEMORY, /* another kernel joins it */
+    NORMFUSE_EXCHANGE_IN_BLOCK,       /* one block has the slab */
+    NORMFUSE_EXCHANGE_IN_CLUSTER,
+    NORMFUSE_EXCHANGE_IN_GRID
+};
+
 /* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31
  * (Granlund and Montgomery 1994). */
 struct normfuse_divisor {
@@ -52,6 +60,25 @@ struct normfuse_divisor {
 struct normfuse_place {
     char *data;
     int32_t sample, channel;
+};
+
+/* What any body may read: parameters, statistics, sums, and the tensors that few calls have. */
+struct normfuse_call_arguments {
+    struct normfuse_place weight, bias;
+    struct normfuse_place mean, rstd;
+    float eps, act_param, values, share; /* values of a norm group, and 1 / values */
+
+    struct normfuse_place dweight, dbias;
+    double *sums, *slope_sums;
+    int32_t sum_slots, part_slots; /* sums of a channel; those of the blocks of a norm group */
+    int32_t accumulate, unused;
+    double *statistics; /* of each sample and norm group: mean, rstd, unbiased variance */
+    int32_t channel_groups, channels; /* of a sample: norm groups, channels */
+    const char *pre_add, *post_add, *du;
+    char *u, *dpost_add;
+    struct normfuse_place scale, shift, pre_bias, slope;
+    struct normfuse_place running_mean, running_var;
+    double eps_of_double, act_param_of_double, momentum;
 };
 
 /* The body `single`. A norm group is a matrix of rows of adjacent values; single.cuh says how threads share it. A block of
@@ -69,21 +96,44 @@ struct normfuse_single_arguments {
     int32_t groups, samples;
     int32_t sample_bits;    /* 2^bits samples are side by side in a block, and norm groups beside these */
     int32_t group_channels; /* from one norm group's first channel to the next one's */
-    struct normfuse_place weight, bias;
-    struct normfuse_place mean, rstd;
-    float eps, act_param, values, share; /* values of a norm group, and 1 / values */
+    struct normfuse_call_arguments call;
+};
 
-    struct normfuse_place dweight, dbias;
-    double *sums, *slope_sums;
-    int32_t sum_slots, part_slots; /* sums of a channel; those of the blocks of a norm group */
-    int32_t accumulate, unused;
-    double *statistics; /* of each sample and norm group: mean, rstd, unbiased variance */
-    int32_t channel_groups, channels; /* of a sample: norm groups, channels */
-    const char *pre_add, *post_add, *du;
-    char *u, *dpost_add;
-    struct normfuse_place scale, shift, pre_bias, slope;
-    struct normfuse_place running_mean, running_var;
-    double eps_of_double, act_param_of_double, momentum;
+/* The bodies `stream` and `held`. walk.cuh says what a slab is, and how threads share it. Strides are in elements. */
+struct normfuse_stream_arguments {
+    const char *x, *dy;
+    char *out; /* y, or dx */
+    int64_t sample_stride, slab_stride, row_stride, column_stride;
+    int64_t row_jump;      /* row_step rows */
+    int32_t rows, columns; /* of a slab */
+    int32_t last_columns;  /* columns of the last row: rows folded may be more than a slab has */
+    int32_t parts;         /* blocks that share a slab, beside those that share its rows */
+    int32_t next_rows, part_rows, row_step; /* rows from a part to the next one, of a part (0: all), of a thread's step */
+    int32_t next_vectors, part_vectors;     /* channels first: the same of a row */
+    int32_t steps;                          /* channels first: that threads take in a row of a part */
+    int32_t slabs, samples;
+    int32_t slab_channels; /* channels first: of a slab */
+    int32_t blocks_wide;   /* channels last: blocks that share rows */
+    struct normfuse_divisor by_parts, by_blocks_wide, by_row_step;
+    struct normfuse_divisor by_sample_slabs, by_channels, by_group, by_subgroup; /* group: channels of one */
+    int32_t backwards;                                /* the last block begins: what was read last is still in the L2 */
+    int32_t sets_are_of_samples, sums_are_of_samples; /* or of all together */
+    int32_t set_triples, part_slots; /* triples of a set; of these, those that a subgroup's parts have */
+    int32_t subgroup;                /* channels of a group whose statistics a block joins */
+    int32_t joined_rows, copies;     /* rows folded whose sums a block joins; that have sums of their own */
+    int32_t sum_parts;               /* 1: each part of a slab leaves sums of all its channels; 0: of its own */
+    double *triples;                 /* count, mean, squares: [set][subgroup][part][copy] */
+    const double *totals;            /* pairs of each set, of a backward */
+    double set_values;
+    /* held */
+    int32_t kept;      /* vectors of a thread in shared memory */
+    int32_t slab_sets; /* norm groups of a block's slab */
+    int32_t ring_at, sums_at; /* bytes, in dynamic shared memory */
+    int32_t at_once;   /* of the slabs, those that the grid has at a time; it takes so many turns */
+    int32_t turns;
+    char *messages;    /* of all blocks of a slab, twice: [turn % 2][slab of the grid][part][norm group] */
+    uint32_t *barriers;
+    struct normfuse_call_arguments call;
 };
 
 #endif

@@ -32,7 +32,8 @@ __device__ __forceinline__ R inverse_root(R value)
 }
 
 /* Over `lanes` adjacent threads of a warp, from `apart` threads to the next on. */
-template <int N, int lanes, int apart = 1> __device__ __forceinline__ void sum_lanes(R (&values)[N])
+template <int N, int lanes, int apart = 1, typename Number>
+__device__ __forceinline__ void sum_lanes(Number (&values)[N])
 {
 #pragma unroll
     for (int distance = lanes / 2; distance > 0; distance /= 2)
@@ -58,6 +59,15 @@ template <int N, int lanes> __device__ __forceinline__ void sum_threads(R (&valu
             sum_lanes<N, 32>(values);
         }
     }
+}
+
+/* Adjacent threads of a warp that join what `down` threads have of each of so many columns. */
+__device__ __forceinline__ constexpr int lanes_that_join(int threads, int columns, int down)
+{
+    int found = 1;
+    while (found < 32 && found * 2 <= down && found * 2 * columns <= threads)
+        found *= 2;
+    return found;
 }
 
 /* Numbers that a block of a cluster sends all of them. */

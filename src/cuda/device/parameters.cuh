@@ -7,22 +7,28 @@
 
 #include "vector.cuh"
 
+/* u = x + pre_bias + pre_add is a tensor, and rounded to its type; else the bias is a part of the mean. */
+constexpr bool rounds_u = signature::pre_add || signature::stores_u;
+constexpr bool centre_has_bias = signature::pre_bias != 0 && !rounds_u;
+constexpr bool is_modulated = signature::scale != 0 || signature::shift != 0;
+constexpr bool of_samples = is_modulated || signature::pre_bias != 0 || signature::per_sample; /* some parameter is a sample's own */
+constexpr bool reads_post = signature::post_add && !(signature::backward && signature::activation == 0);
 __device__ __forceinline__ constexpr int least(int a, int b)
 {
     return a < b ? a : b;
 }
 
-/* Values of V adjacent channels as they are in memory. */
-template <int code, int V> struct requested {
+/* Values of V channels as they are in memory; channel_of(i) is the i-th one's. `packed`: adjacent ones are read in vectors. */
+template <int code, int V, bool packed = signature::packed_parameters != 0> struct requested {
     static constexpr int type = code - 1;
-    static constexpr bool packed = signature::packed_parameters != 0;
     static constexpr int at_once = packed ? least(V, 16 / bytes_of(type)) : 1;
     raw<type, at_once> bits[V / at_once];
 
-    __device__ __forceinline__ void request(const normfuse_place &of, int64_t sample, int channel, bool wanted)
+    template <typename Channels>
+    __device__ __forceinline__ void request(const normfuse_place &of, int64_t sample, Channels channel_of, bool wanted)
     {
         each<V / at_once>([&](int i) {
-            const int64_t element = sample * of.sample + (int64_t)(channel + i * at_once) * of.channel;
+            const int64_t element = sample * of.sample + (int64_t)channel_of(i * at_once) * of.channel;
             bits[i] = {};
             load_shared_by_many(wanted, bits[i], of.data + element * bytes_of(type));
         });
@@ -36,8 +42,9 @@ template <int code, int V> struct requested {
         });
     }
 };
-template <int V> struct requested<0, V> {
-    __device__ __forceinline__ void request(const normfuse_place &, int64_t, int, bool)
+template <int V, bool packed> struct requested<0, V, packed> {
+    template <typename Channels>
+    __device__ __forceinline__ void request(const normfuse_place &, int64_t, Channels, bool)
     {
     }
     /* What stands for a parameter that there is not. */

@@ -109,6 +109,67 @@ NORMFUSE_LOAD(load_shared_by_many, "ld.global.u16 %0, [%1];", unsigned short &to
 #undef NORMFUSE_LOAD
 #undef NORMFUSE_OUTPUTS
 
+/* ---- copies to shared memory --------------------------------------------------------------------------------------- */
+
+/* Each thread copies what it alone reads: waiting is enough, no barrier is needed. */
+#define NORMFUSE_COPY(words, bytes, cache)                                                                             \
+    __device__ __forceinline__ void copy_ahead(words *to, const char *from, bool wanted)                               \
+    {                                                                                                                  \
+        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n"                                             \
+                     "@wanted cp.async." cache ".shared.global [%0], [%1], " #bytes ";\n}" ::"r"(shared_address(to)),  \
+                     "l"(from), "r"((int)wanted)                                                                       \
+                     : "memory");                                                                                      \
+    }
+NORMFUSE_COPY(uint4, 16, "cg")
+NORMFUSE_COPY(uint2, 8, "ca")
+NORMFUSE_COPY(unsigned, 4, "ca")
+#undef NORMFUSE_COPY
+/* There is no copy of two bytes. */
+__device__ __forceinline__ void copy_ahead(unsigned short *to, const char *from, bool wanted)
+{
+    if (wanted)
+        *to = *reinterpret_cast<const unsigned short *>(from);
+}
+__device__ __forceinline__ void commit_copies()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* But for the last `behind` that were committed. */
+template <int behind> __device__ __forceinline__ void await_older_copies()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
+}
+
+/* ---- words that blocks share --------------------------------------------------------------------------------------- */
+
+/* Other blocks write these: not from the L1. */
+__device__ __forceinline__ uint64_t load_past_l1(const uint64_t *from)
+{
+    return __ldcg(reinterpret_cast<const unsigned long long *>(from));
+}
+__device__ __forceinline__ void store_past_l1(uint64_t *to, uint64_t value)
+{
+    __stcg(reinterpret_cast<unsigned long long *>(to), value);
+}
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t *word)
+{
+    uint32_t now;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    return now;
+}
+__device__ __forceinline__ void add_release(uint32_t *word, uint32_t share)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(share) : "memory");
+}
+/* Until the top bit of the word is not what it was `before`. */
+__device__ __forceinline__ void await_flip(const uint32_t *word, uint32_t before)
+{
+    uint32_t now;
+    do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    while (((now ^ before) & 0x80000000u) == 0);
+}
+
 /* ---- kernels of a call ------------------------------------------------------------------------------------------- */
 
 /* The kernels of one call follow one another by dependent launch: the next may be brought up as soon as every block of
@@ -137,6 +198,13 @@ __device__ __forceinline__ void open_mailbox(uint64_t &barrier, int bytes)
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     __syncwarp();
+}
+/* Of a mailbox that has been awaited: `bytes` will come again. By all threads. */
+__device__ __forceinline__ void expect_mail(uint64_t &barrier, int bytes)
+{
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+                     : "memory");
 }
 /* Once, by all threads, when the block's mailboxes are open. */
 __device__ __forceinline__ void announce_mailboxes()

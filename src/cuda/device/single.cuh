@@ -31,12 +31,6 @@ constexpr bool has_statistics = of_columns || statistics == NORMFUSE_STATISTICS_
 /* Columns of one matrix are spread over blocks. */
 constexpr bool spread = parameters == NORMFUSE_PARAMETERS_OF_COLUMN && statistics != NORMFUSE_STATISTICS_GROUP;
 constexpr int block_columns = across * KX * W;
-/* u = x + pre_bias + pre_add is a tensor, and rounded to its type; else the bias is a part of the mean. */
-constexpr bool rounds_u = pre_add || stores_u;
-constexpr bool centre_has_bias = pre_bias != 0 && !rounds_u;
-constexpr bool is_modulated = scale != 0 || shift != 0;
-constexpr bool of_samples = is_modulated || pre_bias != 0 || per_sample; /* some parameter is a sample's own */
-constexpr bool reads_post = post_add && !(backward && activation == IDENTITY);
 /* Sets of weights that a thread has. */
 constexpr int weight_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW ? KY : 1;
 constexpr int weight_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? KX : 1;
@@ -63,8 +57,10 @@ __device__ __forceinline__ constexpr int centre_value(int j)
     return many_centres ? weight_value(j) : 0;
 }
 
-using raw_vector = raw<type, W>;
-using raw_element = raw<type, 1>;
+constexpr bool many_rstds = of_columns || statistics == NORMFUSE_STATISTICS_RUNNING;
+
+#include "algebra.cuh"
+
 using held = raw_vector[KY][KX];
 
 /* Where a thread is. */
@@ -139,6 +135,10 @@ struct place {
                             : parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? rank * a.next_columns + column(set, 0)
                                                                           : 0);
     }
+    __device__ __forceinline__ int channel(int set, int i) const
+    {
+        return channel(set) + i;
+    }
     __device__ __forceinline__ bool has_weights(int set) const
     {
         if constexpr (parameters == NORMFUSE_PARAMETERS_OF_ROW)
@@ -190,117 +190,6 @@ struct place {
     }
 };
 
-__device__ __forceinline__ R rounded(R value)
-{
-    const R numbers[1] = {value};
-    R found[1];
-    unpack<type, 1>(pack<type, 1>(numbers), found);
-    return found[0];
-}
-
-/* ---- weights ------------------------------------------------------------------------------------------------------ */
-
-/* As they are in memory. Those of channels are requested once, those of samples for each sample. */
-struct requested_weights {
-    requested<weight, weight_values> of_weight[weight_sets];
-    requested<bias, weight_values> of_bias[weight_sets];
-    requested<slope, weight_values> of_slope[weight_sets];
-    requested<scale, weight_values> of_scale[weight_sets];
-    requested<shift, weight_values> of_shift[weight_sets];
-    requested<pre_bias, weight_values> of_pre_bias[weight_sets];
-    requested<running_mean, weight_values> of_mean[weight_sets];
-    requested<running_var, weight_values> of_variance[weight_sets];
-
-    __device__ __forceinline__ void request_of_channels(const place &at, int64_t sample)
-    {
-        each<weight_sets>([&](int set) {
-            const int c = at.channel(set);
-            const bool wanted = at.has_weights(set);
-            of_weight[set].request(at.a.weight, sample, c, wanted);
-            of_bias[set].request(at.a.bias, sample, c, wanted);
-            of_slope[set].request(at.a.slope, 0, c, wanted);
-            if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
-                of_mean[set].request(at.a.running_mean, 0, c, wanted);
-                of_variance[set].request(at.a.running_var, 0, c, wanted);
-            }
-        });
-    }
-    __device__ __forceinline__ void request_of_sample(const place &at, int64_t sample, bool wanted_at_all)
-    {
-        each<weight_sets>([&](int set) {
-            const int c = at.channel(set);
-            const bool wanted = wanted_at_all && at.has_weights(set);
-            of_scale[set].request(at.a.scale, sample, c, wanted);
-            of_shift[set].request(at.a.shift, sample, c, wanted);
-            of_pre_bias[set].request(at.a.pre_bias, sample, c, wanted);
-        });
-    }
-};
-
-/* Of each weight: z = e * by + offset, where e = x - centre, exactly e = (x - centre) - rest. p: prelu's slope. */
-struct coefficients {
-    R by[weight_sets][weight_values], offset[weight_sets][weight_values], p[weight_sets][weight_values];
-};
-struct centres {
-    R near[centre_sets][centre_values], rest[centre_sets][centre_values];
-
-    /* u less the mean, but for `rest` where that is not a channel's own. */
-    __device__ __forceinline__ R of(R x, int ky, int kx, int j) const
-    {
-        const R distance = x - near[centre_set(ky, kx)][centre_value(j)];
-        return centre_has_bias ? distance - rest[centre_set(ky, kx)][centre_value(j)] : distance;
-    }
-    __device__ __forceinline__ R left(int set, int value) const
-    {
-        return centre_has_bias ? R(0) : rest[many_centres ? set : 0][many_centres ? value : 0];
-    }
-    /* mean - bias as two numbers. */
-    __device__ __forceinline__ void set(int at, int value, double mean, R of_bias)
-    {
-        if constexpr (sizeof(R) == 8) {
-            const R sum = mean - of_bias, part = sum - mean;
-            near[at][value] = sum;
-            rest[at][value] = (mean - (sum - part)) + (-of_bias - part);
-        } else {
-            const double exact_centre = mean - (double)of_bias;
-            near[at][value] = (R)exact_centre;
-            rest[at][value] = (R)(exact_centre - (double)near[at][value]);
-        }
-    }
-};
-
-/* rstd: of the norm group, or of each weight. */
-template <int sets, int values>
-__device__ __forceinline__ void weigh(const requested_weights &from, const centres &centre, const R (&rstd)[sets][values],
-                                      const normfuse_single_arguments &a, coefficients &of)
-{
-    constexpr bool many = sets * values > 1;
-    each<weight_sets>([&](int set) {
-        R w[weight_values], b[weight_values], more[weight_values], by_shift[weight_values];
-        from.of_weight[set].receive(w, R(1));
-        from.of_bias[set].receive(b, R(0));
-        from.of_scale[set].receive(more, R(0));
-        from.of_shift[set].receive(by_shift, R(0));
-        from.of_slope[set].receive(of.p[set], sizeof(R) == 8 ? (R)a.act_param_of_double : (R)a.act_param);
-        each<weight_values>([&](int i) {
-            if constexpr (is_modulated) {
-                more[i] += R(1);
-                w[i] *= more[i];
-                b[i] = b[i] * more[i] + by_shift[i];
-            }
-            const R slope_of = has_statistics || statistics == NORMFUSE_STATISTICS_RUNNING
-                                   ? w[i] * rstd[many ? set : 0][many ? i : 0]
-                                   : w[i];
-            of.by[set][i] = slope_of;
-            of.offset[set][i] = fma(-centre.left(set, i), slope_of, b[i]);
-        });
-    });
-}
-
-/* One of the norm group, or one of each weight. */
-constexpr bool many_rstds = of_columns || statistics == NORMFUSE_STATISTICS_RUNNING;
-using rstds = R[many_rstds ? weight_sets : 1][many_rstds ? weight_values : 1];
-
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 constexpr int warps = threads / 32;
@@ -313,32 +202,6 @@ struct shared_memory {
 __device__ __forceinline__ R values_of(const normfuse_single_arguments &a, int rank)
 {
     return (R)min(a.part_rows, a.rows - rank * a.next_rows) * (R)min(a.part_columns, a.columns - rank * a.next_columns);
-}
-
-/* The running statistics take the variance over count - 1. */
-template <int = 0> __device__ __forceinline__ void store_statistics(const normfuse_single_arguments &a, int64_t sample, int group, int channel,
-                                                 double mean_of, R variance, R rstd_of, double count)
-{
-    if constexpr (keeps_statistics) {
-        double *const to = a.statistics + (sample * a.channel_groups + group) * 3;
-        to[0] = mean_of;
-        to[1] = (double)rstd_of;
-        to[2] = (double)variance * (count / (count - 1.0));
-    }
-    store_parameter<mean>(a.mean, sample, group, mean_of);
-    store_parameter<rstd>(a.rstd, sample, group, rstd_of);
-    if constexpr (updates_running) {
-        const R momentum = (R)a.momentum, keep = R(1) - momentum;
-        const double unbiased = (double)variance * (count / (count - 1.0));
-        if constexpr (running_mean != 0)
-            store_parameter<running_mean>(
-                a.running_mean, 0, channel,
-                keep * load_parameter<running_mean, R>(a.running_mean, 0, channel) + momentum * (R)mean_of);
-        if constexpr (running_var != 0)
-            store_parameter<running_var>(
-                a.running_var, 0, channel,
-                keep * load_parameter<running_var, R>(a.running_var, 0, channel) + momentum * (R)unbiased);
-    }
 }
 
 struct exchange {
@@ -383,8 +246,8 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
 
     R sums[1] = {sum_over_values([](R distance, R sum) { return sum + distance; })};
     sum_threads<1, lanes>(sums, by.shared.of_warps[0]);
-    const R count = shared_by_cluster ? values_of(a, at.rank) : (R)a.values;
-    const R share = shared_by_cluster ? R(1) / count : (sizeof(R) == 8 ? R(1) / count : (R)a.share);
+    const R count = shared_by_cluster ? values_of(a, at.rank) : (R)a.call.values;
+    const R share = shared_by_cluster ? R(1) / count : (sizeof(R) == 8 ? R(1) / count : (R)a.call.share);
     R distance = quotient(sums[0], count, share); /* from the pivot to the mean */
     const auto move_centre = [&]() {
         if constexpr (centre_has_bias) {
@@ -417,7 +280,7 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
         const R count_of = exists ? values_of(a, lane) : R(0), of = exists ? entries[lane].numbers[0] : R(0);
         R all[1] = {count_of * of};
         sum_lanes<1, 16>(all);
-        distance = quotient(all[0], (R)a.values, R(1) / (R)a.values);
+        distance = quotient(all[0], (R)a.call.values, R(1) / (R)a.call.values);
         const R apart = of - distance;
         all[0] = exists ? fma(count_of * apart, apart, entries[lane].numbers[1]) : R(0);
         sum_lanes<1, 16>(all);
@@ -427,25 +290,17 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
         move_centre();
 #endif
     }
-    const R variance = quotient(squares, (R)a.values, R(1) / (R)a.values);
-    rstd_of[0][0] = inverse_root(variance + (sizeof(R) == 8 ? (R)a.eps_of_double : (R)a.eps));
+    const R variance = quotient(squares, (R)a.call.values, R(1) / (R)a.call.values);
+    rstd_of[0][0] = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
     if (at.thread == 0 && at.rank == 0 && wanted)
-        store_statistics(a, sample, at.group, at.channel(), (double)pivot + (double)distance, variance, rstd_of[0][0],
-                         (double)a.values);
+        store_statistics(a.call, sample, at.group, at.channel(), (double)pivot + (double)distance, variance, rstd_of[0][0],
+                         (double)a.call.values);
 }
 
 
 /* ---- columns that have statistics of their own -------------------------------------------------------------------- */
 
-/* Threads that join one column, adjacent ones of a warp. */
-__device__ __forceinline__ constexpr int lanes_of_column()
-{
-    int found = 1;
-    while (found < 32 && found * 2 <= down && found * 2 * block_columns <= threads)
-        found *= 2;
-    return found;
-}
-constexpr int column_lanes = lanes_of_column();
+constexpr int column_lanes = lanes_that_join(threads, block_columns, down);
 
 /* Behind one another in dynamic shared memory; single.c has the same sum. */
 struct column_memory {
@@ -571,7 +426,7 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
             for (int part = 0; part < a.parts; part++)
                 sum = fma((R)min(a.part_rows, a.rows - part * a.next_rows),
                           memory.of_blocks[part * block_columns + column].numbers[0], sum);
-            distance = quotient(sum, (R)a.values, R(1) / (R)a.values);
+            distance = quotient(sum, (R)a.call.values, R(1) / (R)a.call.values);
             for (int part = 0; part < a.parts; part++) {
                 const message<2> of = memory.of_blocks[part * block_columns + column];
                 const R apart = of.numbers[0] - distance;
@@ -580,15 +435,15 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
         }
         if (lane != 0 || !exists || column >= at.columns)
             return;
-        const R variance = quotient(squares, (R)a.values, R(1) / (R)a.values);
-        const R found = inverse_root(variance + (sizeof(R) == 8 ? (R)a.eps_of_double : (R)a.eps));
+        const R variance = quotient(squares, (R)a.call.values, R(1) / (R)a.call.values);
+        const R found = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
         const int channel = at.channel() + column;
         double of_bias = 0.0;
         if constexpr (centre_has_bias)
-            of_bias = load_parameter<pre_bias, double>(a.pre_bias, sample, channel);
+            of_bias = load_parameter<pre_bias, double>(a.call.pre_bias, sample, channel);
         const double of_x = (double)memory.pivots[column] + (double)distance;
         if (at.rank == 0)
-            store_statistics(a, sample, channel, channel, of_x + of_bias, variance, found, (double)a.values);
+            store_statistics(a.call, sample, channel, channel, of_x + of_bias, variance, found, (double)a.call.values);
         const R near = (R)of_x;
         memory.totals[column] = {{near, (R)(of_x - (double)near), found, R(0)}};
     });
@@ -628,13 +483,13 @@ struct requested_sample {
         const normfuse_single_arguments &a = at.a;
         at.request(a.x, sample, wanted, x);
         if constexpr (pre_add)
-            at.request(a.pre_add, sample, wanted, of_pre_add);
+            at.request(a.call.pre_add, sample, wanted, of_pre_add);
         const int64_t first = (sample * a.sample_stride + at.first) * bytes_of(type);
         if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP) {
             first_x = first_pre_add = {};
             load_shared_by_many(wanted && at.has_group, first_x, a.x + first);
             if constexpr (pre_add)
-                load_shared_by_many(wanted && at.has_group, first_pre_add, a.pre_add + first);
+                load_shared_by_many(wanted && at.has_group, first_pre_add, a.call.pre_add + first);
         }
         if constexpr (!backward && of_columns)
             each<KX>([&](int kx) {
@@ -643,7 +498,7 @@ struct requested_sample {
                 first_row[kx] = first_row_added[kx] = {};
                 load_shared_by_many(has, first_row[kx], a.x + from);
                 if constexpr (pre_add)
-                    load_shared_by_many(has, first_row_added[kx], a.pre_add + from);
+                    load_shared_by_many(has, first_row_added[kx], a.call.pre_add + from);
             });
     }
     /* u in the place of x. */
@@ -684,37 +539,6 @@ struct requested_sample {
     }
 };
 
-/* Given statistics of channels: evaluation. */
-template <int = 0> __device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_single_arguments &a,
-                                                centres &centre, rstds &rstd_of)
-{
-    each<weight_sets>([&](int set) {
-        double mean_of[weight_values], variance[weight_values];
-        R of_bias[weight_values];
-        weights.of_mean[set].receive(mean_of, 0.0);
-        weights.of_variance[set].receive(variance, 1.0);
-        weights.of_pre_bias[set].receive(of_bias, R(0));
-        each<weight_values>([&](int i) {
-            centre.set(set, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0));
-            rstd_of[set][i] = (R)(1.0 / sqrt(variance[i] + a.eps_of_double));
-        });
-    });
-}
-
-/* Affine: u is weighed as it is, or with its bias. */
-template <int = 0> __device__ __forceinline__ void centre_on_bias(const requested_weights &weights, centres &centre)
-{
-    each<centre_sets>([&](int set) {
-        R of_bias[weight_values];
-        if constexpr (centre_has_bias)
-            weights.of_pre_bias[set].receive(of_bias, R(0));
-        each<centre_values>([&](int i) {
-            centre.near[set][i] = centre_has_bias ? -of_bias[i] : R(0);
-            centre.rest[set][i] = R(0);
-        });
-    });
-}
-
 template <int = 0> __device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
                                         requested_sample &of, const requested_weights &weights, channel_sums &)
 {
@@ -722,7 +546,7 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
     of.add(weights);
     held post;
     if constexpr (reads_post)
-        at.request(a.post_add, sample, wanted, post);
+        at.request(a.call.post_add, sample, wanted, post);
     centres centre;
     rstds rstd_of;
     if constexpr (of_columns)
@@ -730,14 +554,14 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
     else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
         find_group_statistics(at, by, of.x, weights, of.pivot(), sample, wanted && at.has_group, centre, rstd_of);
     else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
-        receive_running(weights, a, centre, rstd_of);
+        receive_running(weights, a.call, centre, rstd_of);
     else
         centre_on_bias(weights, centre);
     /* After the statistics: u may be in the place of what others read for these. */
     if constexpr (stores_u)
-        at.store(a.u, sample, wanted, of.x);
+        at.store(a.call.u, sample, wanted, of.x);
     coefficients weighed;
-    weigh(weights, centre, rstd_of, a, weighed);
+    weigh(weights, centre, rstd_of, a.call, weighed);
     if constexpr (writes_out) {
         constexpr R half = halves_z ? R(0.5) : R(1);
         each<weight_sets>([&](int set) {
@@ -781,17 +605,17 @@ template <int = 0> __device__ __forceinline__ void emit(const place &at, int64_t
 {
     const normfuse_single_arguments &a = at.a;
     if constexpr (gradients == NORMFUSE_GRADIENTS_DIRECT) {
-        store_gradient<dweight>(a.dweight, channel, normalized, a.accumulate);
-        store_gradient<dbias>(a.dbias, channel, plain, a.accumulate);
+        store_gradient<dweight>(a.call.dweight, channel, normalized, a.call.accumulate);
+        store_gradient<dbias>(a.call.dbias, channel, plain, a.call.accumulate);
     } else {
-        const int part = a.part_slots > 1 ? at.rank : 0;
+        const int part = a.call.part_slots > 1 ? at.rank : 0;
         constexpr bool by_sample = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
-        const int slot = by_sample ? part : at.walker * a.part_slots + part;
-        const int64_t index = ((by_sample ? sample * a.channels : 0) +
-                               channel) * a.sum_slots + slot;
-        reinterpret_cast<double2 *>(a.sums)[index] = make_double2(plain, normalized);
+        const int slot = by_sample ? part : at.walker * a.call.part_slots + part;
+        const int64_t index = ((by_sample ? sample * a.call.channels : 0) +
+                               channel) * a.call.sum_slots + slot;
+        reinterpret_cast<double2 *>(a.call.sums)[index] = make_double2(plain, normalized);
         if constexpr (sums_slopes)
-            reinterpret_cast<double2 *>(a.slope_sums)[index] = make_double2(of_slope, 0.0);
+            reinterpret_cast<double2 *>(a.call.slope_sums)[index] = make_double2(of_slope, 0.0);
     }
 }
 
@@ -891,8 +715,8 @@ struct requested_backward {
             each<mean_sets>([&](int set) {
                 const int index = of_columns ? at.channel(set) : at.group;
                 const bool has = wanted && (of_columns ? at.has_weights(set) : exact || at.has_group);
-                of_mean[set].request(a.mean, sample, index, has);
-                of_rstd[set].request(a.rstd, sample, index, has);
+                of_mean[set].request(a.call.mean, sample, [&](int i) { return index + i; }, has);
+                of_rstd[set].request(a.call.rstd, sample, [&](int i) { return index + i; }, has);
             });
         of.request(at, sample, wanted);
         at.request(a.dy, sample, wanted, dy);
@@ -907,9 +731,9 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
     given.of.add(weights);
     held post, of_du;
     if constexpr (reads_post)
-        at.request(a.post_add, sample, wanted, post);
+        at.request(a.call.post_add, sample, wanted, post);
     if constexpr (du)
-        at.request(a.du, sample, wanted, of_du);
+        at.request(a.call.du, sample, wanted, of_du);
     centres centre;
     rstds rstd_of;
     if constexpr (has_statistics) {
@@ -925,12 +749,12 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
             });
         });
     } else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
-        receive_running(weights, a, centre, rstd_of);
+        receive_running(weights, a.call, centre, rstd_of);
     } else {
         centre_on_bias(weights, centre);
     }
     coefficients weighed;
-    weigh(weights, centre, rstd_of, a, weighed);
+    weigh(weights, centre, rstd_of, a.call, weighed);
 
     /* dz takes the place of dy. */
     constexpr bool sums = gradients != NORMFUSE_GRADIENTS_NONE || (has_statistics && writes_out);
@@ -978,7 +802,7 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
     if constexpr (dpost_add) {
         held to;
         each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<type, W>(dz[ky][kx]); }); });
-        at.store(a.dpost_add, sample, wanted, to);
+        at.store(a.call.dpost_add, sample, wanted, to);
     }
     /* About the mean itself. */
     if constexpr (sums)
@@ -989,7 +813,7 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
     /* dx = by dz + by_x (u - mean) + level, of the norm group or of each column. */
     R by_x[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
     R level[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
-    const R portion = sizeof(R) == 8 ? R(1) / (R)a.values : (R)a.share;
+    const R portion = sizeof(R) == 8 ? R(1) / (R)a.call.values : (R)a.call.share;
     if constexpr (of_columns) {
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {

@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * walk.cuh - how the threads of the bodies `stream` and `held` share a slab and walk through it.
+ *
+ * A *slab* is a matrix of rows of adjacent values:
+ *   channels first   a slab is a channel of a sample, of one row; a channel of all samples, each of which is a row; or
+ *                    (held) a norm group, each channel of which is a row
+ *   channels last    a slab is a sample, or all samples; a row is a position, and columns are channels
+ * Channels first, `lanes` threads share a slab, `across` of them a row, and `beside` slabs are side by side in a block.
+ * Channels last, a thread has the channels of one vector and walks down the rows: its weights and sums stay in registers.
+ * Where channels are no whole vectors several rows are folded to one, whose columns are the channels again and again.
+ *
+ * Where rows are no whole vectors (`aligned` is 0) vectors are those that are aligned in memory, and a row's first and last
+ * one have elements of others, which are neither counted nor written. `strided`: values of a row are not adjacent, and a
+ * vector is one of them. */
+#ifndef NORMFUSE_DEVICE_WALK_CUH
+#define NORMFUSE_DEVICE_WALK_CUH
+
+#include "activation.cuh"
+#include "exchange.cuh"
+#include "parameters.cuh"
+
+using namespace signature;
+
+namespace {
+
+constexpr int W = vector, D = ahead;
+constexpr bool by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN, by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW;
+constexpr bool has_statistics = statistics == NORMFUSE_STATISTICS_GROUP;
+constexpr int beside = threads / lanes; /* slabs of a block */
+constexpr int down = lanes / across; /* rows that threads have at once */
+constexpr int block_columns = across * W;
+constexpr bool shares_slab = exchanges != NORMFUSE_EXCHANGE_THROUGH_MEMORY; /* blocks find its statistics together */
+
+/* One set of weights: of the slab or of a row, or of each column of the thread's vector. */
+constexpr int weight_sets = 1, weight_values = by_columns ? W : 1;
+constexpr int centre_sets = 1, centre_values = weight_values;
+constexpr bool many_centres = true, many_rstds = true;
+__device__ __forceinline__ constexpr int weight_set(int, int)
+{
+    return 0;
+}
+__device__ __forceinline__ constexpr int weight_value(int j)
+{
+    return by_columns ? j : 0;
+}
+__device__ __forceinline__ constexpr int centre_set(int, int)
+{
+    return 0;
+}
+__device__ __forceinline__ constexpr int centre_value(int j)
+{
+    return weight_value(j);
+}
+
+#include "algebra.cuh"
+
+/* ---- places ------------------------------------------------------------------------------------------------------- */
+
+struct place {
+    const normfuse_stream_arguments &a;
+    int part, wide; /* of the parts of a slab; of the blocks that share its columns */
+    int sample, slab;
+    int tx, ty;
+    int column; /* channels last: of the thread's vector */
+    int first_row, row_end, first_vector, vector_end; /* of the thread: rows, and vectors of a row */
+    int64_t begin; /* element of the slab's first value */
+    bool slab_exists;
+    bool exists; /* the thread has something of it */
+
+    /* Of the slabs that are not all there at once those of a turn. */
+    __device__ __forceinline__ explicit place(const normfuse_stream_arguments &a, int which_turn = 0) : a(a)
+    {
+        const int block = !shares_slab && a.backwards ? (int)(gridDim.x - 1 - blockIdx.x) : (int)blockIdx.x;
+        const int thread = (int)threadIdx.x % lanes;
+        tx = thread % across;
+        ty = thread / across;
+        if constexpr (by_columns) {
+            if constexpr (shares_slab) {
+                const int turn = divide(block, a.by_parts), of_all = turn + which_turn * a.at_once;
+                part = block - turn * a.parts;
+                slab_exists = of_all < a.slabs;
+                sample = slab_exists ? divide(of_all, a.by_blocks_wide) : 0;
+                wide = slab_exists ? of_all - sample * a.blocks_wide : 0;
+            } else {
+                const int turn = divide(block, a.by_blocks_wide);
+                wide = block - turn * a.blocks_wide;
+                sample = divide(turn, a.by_parts);
+                part = turn - sample * a.parts;
+                slab_exists = true;
+            }
+            slab = 0;
+            column = wide * block_columns + tx * W;
+            exists = slab_exists && thread < across * down && column < a.columns;
+            begin = sample * a.sample_stride;
+            first_row = part * a.next_rows + ty;
+            row_end = end_of_rows(column);
+            first_vector = vector_end = 0;
+        } else {
+            const int turn = divide(block, a.by_parts);
+            part = block - turn * a.parts;
+            wide = column = 0;
+            const int of_all = turn * beside + (int)threadIdx.x / lanes + which_turn * a.at_once;
+            slab_exists = exists = of_all < a.slabs;
+            sample = exists ? divide(of_all, a.by_sample_slabs) : 0;
+            slab = exists ? of_all - sample * (int)a.by_sample_slabs.divisor : 0;
+            begin = sample * a.sample_stride + slab * a.slab_stride;
+            first_row = part * a.next_rows + ty;
+            row_end = exists ? min(a.rows, part * a.next_rows + a.part_rows) : 0;
+            first_vector = part * a.next_vectors + tx;
+            vector_end = part * a.next_vectors + a.part_vectors;
+        }
+    }
+    /* Channels last: behind the last row that a column of this part has. Of rows folded the last may lack some columns. */
+    __device__ __forceinline__ int end_of_rows(int of_column) const
+    {
+        const int all = of_column < a.last_columns ? a.rows : a.rows - 1;
+        return a.part_rows > 0 ? min(all, part * a.next_rows + a.part_rows) : all;
+    }
+    __device__ __forceinline__ int channel_of_column(int of_column) const
+    {
+        return folded ? of_column - divide(of_column, a.by_channels) * a.call.channels : of_column;
+    }
+    __device__ __forceinline__ int channel(int, int i) const
+    {
+        return by_columns ? channel_of_column(column + i) : slab * a.slab_channels;
+    }
+    __device__ __forceinline__ bool has_weights(int) const
+    {
+        return exists;
+    }
+    /* Of a channel, in its sample. */
+    __device__ __forceinline__ int group_of(int c) const
+    {
+        return divide(c, a.by_group);
+    }
+    /* Of all sets: where its statistics and totals are. */
+    __device__ __forceinline__ int64_t set_of(int c) const
+    {
+        return (a.sets_are_of_samples ? (int64_t)sample * a.call.channel_groups : 0) + group_of(c);
+    }
+    /* An element of a vector that has some of the row. */
+    __device__ __forceinline__ bool has_element(int first_column, int j) const
+    {
+        return aligned ? true : first_column + j >= 0 && first_column + j < a.columns;
+    }
+    /* The first row that a thread of the block has in the slab, and its first value there. */
+    __device__ __forceinline__ int64_t first_of_part() const
+    {
+        const int64_t row_begin = begin + (int64_t)(part * a.next_rows) * a.row_stride;
+        if constexpr (by_columns)
+            return row_begin + column;
+        const int vectors = part * a.next_vectors * W - (aligned ? 0 : (int)row_begin & (W - 1));
+        return row_begin + max(vectors, 0) * (strided ? a.column_stride : 1);
+    }
+};
+
+/* The vectors of a thread, one after the other. All threads that share rows take the same number of steps. */
+struct cursor {
+    const place &at;
+    int row, step;
+    int vector_of_row, first_column;
+    int64_t row_begin, element; /* of the vector in every tensor */
+    bool has;
+
+    __device__ __forceinline__ explicit cursor(const place &at) : at(at), row(at.first_row), step(0)
+    {
+        row_begin = at.begin + (int64_t)row * at.a.row_stride;
+        if constexpr (by_columns)
+            element = row_begin + at.column;
+        vector_of_row = at.first_vector;
+        find();
+    }
+    __device__ __forceinline__ void find()
+    {
+        if constexpr (by_columns) {
+            first_column = at.column;
+            has = at.exists && row < at.row_end;
+        } else {
+            first_column = vector_of_row * W - (aligned ? 0 : (int)row_begin & (W - 1));
+            element = row_begin + (strided ? first_column * at.a.column_stride : (int64_t)first_column);
+            has = row < at.row_end && vector_of_row < at.vector_end && first_column < at.a.columns;
+        }
+    }
+    __device__ __forceinline__ void next()
+    {
+        if constexpr (by_columns) {
+            row += at.a.row_step;
+            element += at.a.row_jump;
+        } else if (++step < at.a.steps) {
+            vector_of_row += across;
+        } else {
+            step = 0;
+            row += at.a.row_step;
+            row_begin += at.a.row_jump;
+            vector_of_row = at.first_vector;
+        }
+        find();
+    }
+    /* Threads of a warp that leave sums of their rows together go on together. */
+    __device__ __forceinline__ bool is_over() const
+    {
+        return row - (by_rows && across < 32 ? at.ty % (32 / across) : 0) >= at.row_end;
+    }
+};
+
+/* Where the vector's elements are the row's. */
+__device__ __forceinline__ void store(const cursor &of, char *tensor, const R (&numbers)[W])
+{
+    char *const to = tensor + of.element * bytes_of(type);
+    if (aligned || (of.first_column >= 0 && of.first_column + W <= of.at.a.columns)) {
+        store_whole(to, pack<type, W>(numbers));
+        return;
+    }
+    each<W>([&](int j) {
+        if (of.at.has_element(of.first_column, j))
+            store_number<type>(to, j, numbers[j]);
+    });
+}
+
+/* x + pre_bias + pre_add, rounded where that is a tensor; else x. */
+__device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &added, const R (&of_bias)[weight_values],
+                                         R (&numbers)[W])
+{
+    unpack<type, W>(x, numbers);
+    if constexpr (rounds_u) {
+        R more[W];
+        if constexpr (pre_bias != 0)
+            each<W>([&](int j) { numbers[j] += of_bias[weight_value(j)]; });
+        if constexpr (pre_add) {
+            unpack<type, W>(added, more);
+            each<W>([&](int j) { numbers[j] += more[j]; });
+        }
+        const raw_vector u = pack<type, W>(numbers);
+        unpack<type, W>(u, numbers);
+    }
+}
+
+/* ---- sums of a block's columns ------------------------------------------------------------------------------------ */
+
+constexpr int column_lanes = lanes_that_join(threads, block_columns, down);
+
+/* What the threads of each column found, joined: join(column of the block, its lane) is called by whole warps in step, and
+ * then store(column) by one of the lanes. */
+template <typename Join> __device__ __forceinline__ void each_column(Join join)
+{
+    constexpr int at_once = threads / column_lanes;
+#pragma unroll 1
+    for (int first = 0; first < block_columns; first += at_once) {
+        const int column = first + (int)threadIdx.x / column_lanes;
+        join(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes,
+             column < block_columns);
+    }
+}
+
+/* Rows of a column that the threads of each ty have. */
+struct shared_rows {
+    int each, rest;
+
+    __device__ __forceinline__ shared_rows(const place &at, int of_column)
+    {
+        const int rows = of_column < at.a.columns ? max(at.end_of_rows(of_column) - at.part * at.a.next_rows, 0) : 0;
+        each = divide(rows, at.a.by_row_step);
+        rest = rows - each * at.a.row_step;
+    }
+    __device__ __forceinline__ R of(int ty) const
+    {
+        return (R)(each + (ty < rest));
+    }
+};
+
+/* What the block has found of a column: count, mean and squares of a forward; sums of dz, of dz (u - mean), and of a
+ * slope of a backward. */
+struct column_sums {
+    double of[3];
+};
+
+/* The channels of a block: those of its columns; where it has all of several folded rows, each once. A *subgroup* is
+ * adjacent channels of one group that the block has, whose statistics are joined here. work(first column, channel, copy);
+ * join the columns first + i + k * channels for i below `subgroup` and k below joined_rows. */
+template <typename Work> __device__ __forceinline__ void each_subgroup(const place &at, int subgroup, Work work)
+{
+    const normfuse_stream_arguments &a = at.a;
+    const int all = a.joined_rows > 1 ? a.call.channels : min(block_columns, a.columns - at.wide * block_columns);
+#pragma unroll 1
+    for (int column = (int)threadIdx.x * subgroup; column < all; column += threads * subgroup) {
+        const int of_row = at.wide * block_columns + column;
+        work(column, at.channel_of_column(of_row), folded && a.joined_rows == 1 ? divide(of_row, a.by_channels) : 0);
+    }
+}
+
+__device__ __forceinline__ void store_triple(const place &at, int c, int copy, int subgroup, double count, double mean_of,
+                                             double squares)
+{
+    const normfuse_stream_arguments &a = at.a;
+    const int group = at.group_of(c), of_group = divide(c - group * (int)a.by_group.divisor, a.by_subgroup);
+    const int64_t part = (a.sets_are_of_samples ? 0 : (int64_t)at.sample * a.parts) + at.part;
+    const int64_t slot = (of_group * (int64_t)a.part_slots + part) * a.copies + copy;
+    double *const triple = a.triples + (at.set_of(c) * a.set_triples + slot) * 3;
+    triple[0] = count;
+    triple[1] = mean_of;
+    triple[2] = squares;
+}
+
+__device__ __forceinline__ void store_pair(const place &at, int c, int copy, double plain, double centred, double of_slope)
+{
+    const normfuse_stream_arguments &a = at.a;
+    const int64_t channel = (a.sums_are_of_samples ? (int64_t)at.sample * a.call.channels : 0) + c;
+    const int64_t index = channel * a.call.sum_slots + at.part * a.sum_parts * a.copies + copy;
+    reinterpret_cast<double2 *>(a.call.sums)[index] = make_double2(plain, centred);
+    if constexpr (sums_slopes)
+        reinterpret_cast<double2 *>(a.call.slope_sums)[index] = make_double2(of_slope, 0.0);
+}
+
+/* A value near those of u, which all threads that join their sums have: the first one of the slab or of each column,
+ * there or, where u may be written over that, in the block's part. */
+struct pivots {
+    R of[weight_values];
+
+    __device__ __forceinline__ pivots(const place &at, const R (&of_bias)[weight_values])
+    {
+        const int64_t bytes = (shares_slab ? at.begin + at.column : at.first_of_part()) * bytes_of(type);
+        if constexpr (by_columns) {
+            const bool wanted = at.exists && (shares_slab ? at.a.rows > 1 || at.column < at.a.last_columns
+                                                     : at.part * at.a.next_rows < at.row_end);
+            raw_vector x = {}, added = {};
+            R numbers[W];
+            load_shared_by_many(wanted, x, at.a.x + bytes);
+            if constexpr (pre_add)
+                load_shared_by_many(wanted, added, at.a.call.pre_add + bytes);
+            unpack_u(x, added, of_bias, numbers);
+            each<W>([&](int j) { of[j] = numbers[j]; });
+        } else {
+            raw_element x = {}, added = {};
+            R number[1], more[1] = {R(0)};
+            load_shared_by_many(at.exists, x, at.a.x + bytes);
+            if constexpr (pre_add)
+                load_shared_by_many(at.exists, added, at.a.call.pre_add + bytes);
+            unpack<type, 1>(x, number);
+            if constexpr (pre_add)
+                unpack<type, 1>(added, more);
+            of[0] = number[0] + more[0];
+        }
+        if constexpr (stores_u && !shares_slab)
+            __syncthreads();
+    }
+};
+
+/* ---- what a thread has found ---------------------------------------------------------------------------------------- */
+
+/* Of the thread: sums of dz, of dz (u - mean), and of what prelu's slope gets. */
+struct sums_of_dz {
+    R plain[weight_values], centred[weight_values], of_slope[weight_values];
+};
+
+/* ---- sums of columns ---------------------------------------------------------------------------------------------- */
+
+/* What the threads of a block found of its columns, one after the other in shared memory where nothing else is. */
+struct joined_columns {
+    column_sums *columns;      /* of each column: count, mean and squares; or sums of dz, dz (u - mean) and of a slope */
+    const message<2> *of_rows; /* of a forward: pivot and bias of each column */
+};
+
+template <int values, int sums>
+__device__ __forceinline__ joined_columns join_columns(const place &at, char *memory, const pivots &pivot,
+                                                       const R (&of_bias)[values], const R (&first)[sums],
+                                                       const R (&second)[sums], int count)
+{
+    /* Of threads, then of columns, whose pivots and biases go with these. */
+    message<2> *const of_threads = reinterpret_cast<message<2> *>(memory);
+    message<2> *const of_rows = of_threads + down * block_columns; /* pivots and biases */
+    column_sums *const columns = reinterpret_cast<column_sums *>(of_rows + block_columns);
+    if (at.ty < down)
+        each<W>([&](int j) {
+            const R mean_of = count > 0 ? first[j] / (R)count : R(0);
+            of_threads[at.ty * block_columns + at.tx * W + j] = {{mean_of, fma(-first[j], mean_of, second[j])}};
+            if (at.ty == 0)
+                of_rows[at.tx * W + j] = {{pivot.of[j], centre_has_bias ? of_bias[j] : R(0)}};
+        });
+    __syncthreads();
+    each_column([&](int column, int lane, bool exists) {
+        const shared_rows rows(at, at.wide * block_columns + column);
+        R all[2] = {R(0), R(0)};
+#pragma unroll 1
+        for (int ty = lane; ty < down; ty += column_lanes) {
+            all[0] = fma(rows.of(ty), of_threads[ty * block_columns + column].numbers[0], all[0]);
+            all[1] += rows.of(ty);
+        }
+        sum_lanes<2, column_lanes>(all);
+        const R mean_of = all[1] > R(0) ? all[0] / all[1] : R(0);
+        R squares[1] = {R(0)};
+#pragma unroll 1
+        for (int ty = lane; ty < down; ty += column_lanes) {
+            const message<2> of = of_threads[ty * block_columns + column];
+            const R apart = of.numbers[0] - mean_of;
+            squares[0] += fma(rows.of(ty) * apart, apart, of.numbers[1]);
+        }
+        sum_lanes<1, column_lanes>(squares);
+        if (lane == 0 && exists) {
+            const message<2> of = of_rows[column];
+            columns[column] = {{(double)all[1], (double)of.numbers[0] + (double)mean_of + (double)of.numbers[1],
+                                (double)squares[0]}};
+        }
+    });
+    __syncthreads();
+    return {columns, of_rows};
+}
+
+template <int numbers>
+__device__ __forceinline__ column_sums *join_columns(const place &at, char *memory, const sums_of_dz &of)
+{
+    message<numbers> *const of_threads = reinterpret_cast<message<numbers> *>(memory);
+    column_sums *const columns = reinterpret_cast<column_sums *>(
+        memory + (down * block_columns * (int)sizeof(message<numbers>) + 15) / 16 * 16);
+    if (at.ty < down)
+        each<W>([&](int j) {
+            message<numbers> &to = of_threads[at.ty * block_columns + at.tx * W + j];
+            to.numbers[0] = of.plain[j];
+            to.numbers[1] = of.centred[j];
+            if constexpr (sums_slopes)
+                to.numbers[2] = of.of_slope[j];
+        });
+    __syncthreads();
+    each_column([&](int column, int lane, bool exists) {
+        R all[numbers];
+        each<numbers>([&](int i) { all[i] = R(0); });
+#pragma unroll 1
+        for (int ty = lane; ty < down; ty += column_lanes)
+            each<numbers>([&](int i) { all[i] += of_threads[ty * block_columns + column].numbers[i]; });
+        sum_lanes<numbers, column_lanes>(all);
+        if (lane == 0 && exists)
+            columns[column] = {{(double)all[0], (double)all[1], sums_slopes ? (double)all[numbers - 1] : 0.0}};
+    });
+    __syncthreads();
+    return columns;
+}
+
+} // namespace
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * signature.c - what a signature has of the call, and its kernel's name. */
+#include "signature.h"
+
+#include <stdio.h>
+
+#include "../problem.h"
+
+const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,
+                                         char name[static NORMFUSE_KERNEL_NAME_BYTES])
+{
+#define BODY(name) #name,
+    static const char *const bodies[] = {NORMFUSE_BODY_LIST(BODY)};
+#undef BODY
+    static const char *const types[] = {
+        [NORMFUSE_F64] = "f64", [NORMFUSE_F32] = "f32", [NORMFUSE_F16] = "f16", [NORMFUSE_BF16] = "bf16"};
+    snprintf(name, NORMFUSE_KERNEL_NAME_BYTES, "normfuse_%s_%s_%s", bodies[signature->body],
+             signature->backward ? "backward" : "forward", types[signature->type]);
+    return name;
+}
+
+int32_t normfuse_cuda_code_of(const struct normfuse_parameter *parameter)
+{
+    return parameter->data != NULL ? 1 + parameter->type : 0;
+}
+
+struct normfuse_cuda_signature normfuse_cuda_signature_of(enum normfuse_cuda_body body, bool backward,
+                                                          const struct normfuse_problem *p)
+{
+#define CODE(name) .name = normfuse_cuda_code_of(&p->name),
+    return (struct normfuse_cuda_signature){
+        .body = (int32_t)body,
+        .backward = backward,
+        .type = p->type,
+        .activation = p->activation,
+        .pre_add = p->pre_add.data != NULL,
+        .post_add = p->post_add.data != NULL,
+        .stores_u = !backward && p->u.data != NULL,
+        .du = backward && p->du.data != NULL && p->dx.data != NULL,
+        .dpost_add = backward && p->dpost_add.data != NULL,
+        .from_y = p->from_y,
+        .writes_out = (backward ? p->dx.data : p->y.data) != NULL,
+        CODE(weight) CODE(bias) CODE(scale) CODE(shift) CODE(pre_bias) CODE(mean) CODE(rstd)
+        CODE(running_mean) CODE(running_var) CODE(dweight) CODE(dbias)
+        .slope = p->activation == NORMFUSE_PRELU ? normfuse_cuda_code_of(&p->slope) : 0,
+        .sums_slopes = backward && p->dslope.data != NULL,
+    };
+#undef CODE
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * tiling.c - see tiling.h. */
+#include "tiling.h"
+
+static uintptr_t places_of(const struct normfuse_problem *p)
+{
+    uintptr_t places = 0;
+#define PLACE(name) places |= (uintptr_t)p->name.data;
+    NORMFUSE_CUDA_TENSORS(PLACE)
+#undef PLACE
+    return places;
+}
+
+bool normfuse_cuda_has_columns(const struct normfuse_problem *p)
+{
+    return p->columns && (p->c == 1 || p->x.channel == 1);
+}
+
+void normfuse_cuda_tile_columns(const struct normfuse_problem *p, bool in_one_block, struct tiling *t)
+{
+    enum { MAX_VECTORS = 256 };
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
+    const bool adjoins = p->n == 1 || p->x.batch == p->s * p->x.position;
+    t->by_columns = t->aligned = true;
+    t->joins_samples = takes_all_samples(p) && adjoins && is_countable(p->n * p->s);
+    t->samples = t->joins_samples ? 1 : p->n;
+    t->sample_stride = t->samples > 1 ? p->x.batch : 0;
+    const int64_t rows = t->joins_samples ? p->n * p->s : p->s;
+    const bool is_run = rows == 1 || p->x.position == p->c; /* no gaps */
+    for (t->vector = 16 / bytes;; t->vector /= 2) {
+        const int64_t w = t->vector;
+        t->folded = common_multiple(p->c, w) / p->c;
+        const bool fits = w == 1 || (places_of(p) % (uintptr_t)(w * bytes) == 0 && t->sample_stride % w == 0);
+        const bool has_whole_rows = p->c * t->folded <= MAX_VECTORS * w;
+        if (fits && (t->folded == 1 ? w == 1 || rows == 1 || p->x.position % w == 0
+                                    : is_run && rows * p->c % w == 0 && is_countable(p->c * t->folded) &&
+                                          (has_whole_rows || !in_one_block)))
+            break;
+    }
+    t->rows = divide_up(rows, t->folded);
+    t->columns = p->c * t->folded;
+    t->last_columns = rows * p->c - (t->rows - 1) * t->columns;
+    t->row_stride = p->x.position * t->folded;
+    t->column_stride = 1;
+}
+
+void normfuse_cuda_tile_rows(const struct normfuse_problem *p, struct tiling *t)
+{
+    enum { MAX_JOINED = 2048 }; /* vectors of a row: longer ones have blocks of their own */
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type), widest = 16 / bytes;
+    t->strided = p->s > 1 && p->x.position != 1;
+    t->folded = 1;
+    t->columns = t->last_columns = p->s;
+    t->column_stride = p->x.position;
+    t->slab_stride = p->x.channel;
+    t->joins_samples = takes_all_samples(p) && (p->n == 1 || p->s <= MAX_JOINED * widest);
+    t->rows = t->joins_samples ? p->n : 1;
+    t->row_stride = t->joins_samples ? p->x.batch : 0;
+    t->sample_stride = t->joins_samples ? 0 : p->x.batch;
+    t->samples = t->joins_samples ? 1 : p->n;
+    t->slabs = t->samples * p->c;
+    const int64_t strides = t->columns | (p->n > 1 ? p->x.batch : 0) | (p->c > 1 ? p->x.channel : 0);
+    t->vector = t->strided ? 1 : widest;
+    while (t->vector > 1 && (strides % t->vector != 0 || places_of(p) % (uintptr_t)(t->vector * bytes) != 0))
+        t->vector /= 2;
+    t->aligned = t->strided || t->vector == widest || !are_aligned(p, 16) || 2 * p->s < widest;
+    if (!t->aligned)
+        t->vector = widest;
+}
+
+int64_t normfuse_cuda_threads_across(int64_t vectors, int64_t most)
+{
+    int64_t fewest = INT64_MAX, found = 1;
+    for (int64_t across = 1; across <= most && across < 2 * vectors; across *= 2)
+        fewest = minimum(fewest, divide_up(vectors, across) * across);
+    for (int64_t across = 1; across <= most && across < 2 * vectors; across *= 2)
+        if (7 * divide_up(vectors, across) * across <= 8 * fewest)
+            found = across;
+    return found;
+}
+
+/* Whether a thread reads parameters of so many adjacent channels at once. */
+static bool is_packed(const struct normfuse_parameter *of, int64_t elements)
+{
+    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);
+    return of->data == NULL ||
+           (of->channel == 1 && (intptr_t)of->data % at_once == 0 && of->batch * bytes % at_once == 0);
+}
+
+void normfuse_cuda_sign_tiling(const struct normfuse_problem *p, const struct tiling *t,
+                               struct normfuse_cuda_signature *to)
+{
+    to->vector = (int32_t)t->vector;
+    to->aligned = t->aligned;
+    to->threads = (int32_t)t->threads;
+    to->lanes = (int32_t)t->lanes;
+    to->across = (int32_t)t->across;
+    to->folded = t->folded > 1;
+    to->strided = t->strided;
+    bool packed = t->by_columns && t->folded == 1 && t->vector > 1;
+#define PACKED(name) packed = packed && (to->name == 0 || is_packed(&p->name, t->vector));
+    PACKED(weight) PACKED(bias) PACKED(scale) PACKED(shift) PACKED(pre_bias) PACKED(slope)
+    PACKED(running_mean) PACKED(running_var)
+#undef PACKED
+    to->packed_parameters = packed;
+    to->packed_statistics = t->by_columns && t->folded == 1 && t->vector > 1 && group_of(p) == 1 &&
+                            (to->mean == 0 || is_packed(&p->mean, t->vector)) &&
+                            (to->rstd == 0 || is_packed(&p->rstd, t->vector));
+}
+
+struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct normfuse_problem *p, const struct tiling *t)
+{
+    const bool is_group = p->sets == NORMFUSE_SETS_GROUP;
+    return (struct normfuse_stream_arguments){
+        .sample_stride = t->sample_stride,
+        .slab_stride = t->slab_stride,
+        .row_stride = t->row_stride,
+        .column_stride = t->column_stride,
+        .row_jump = t->row_step * t->row_stride,
+        .rows = (int32_t)t->rows,
+        .columns = (int32_t)t->columns,
+        .last_columns = (int32_t)t->last_columns,
+        .parts = (int32_t)t->parts,
+        .next_rows = (int32_t)t->next_rows,
+        .part_rows = (int32_t)t->part_rows,
+        .row_step = (int32_t)t->row_step,
+        .next_vectors = (int32_t)t->next_vectors,
+        .part_vectors = (int32_t)t->part_vectors,
+        .steps = (int32_t)t->steps,
+        .slabs = (int32_t)t->slabs,
+        .samples = (int32_t)t->samples,
+        .slab_channels = 1,
+        .blocks_wide = (int32_t)t->blocks_wide,
+        .by_parts = short_divisor(t->parts),
+        .by_blocks_wide = short_divisor(t->blocks_wide),
+        .by_row_step = short_divisor(t->row_step),
+        .by_sample_slabs = short_divisor(p->c),
+        .by_channels = short_divisor(p->c),
+        .by_group = short_divisor(group_of(p)),
+        .by_subgroup = short_divisor(1),
+        .sets_are_of_samples = is_group,
+        .sums_are_of_samples = !t->joins_samples,
+        .subgroup = 1,
+        .joined_rows = 1,
+        .copies = 1,
+        .sum_parts = 1,
+        .set_values = (double)p->set_values,
+        .call = {.values = (float)p->set_values,
+                 .share = 1.0f / (float)p->set_values,
+                 .channel_groups = (int32_t)(is_group ? p->groups : p->c),
+                 .channels = (int32_t)p->c,
+                 .sum_slots = 1},
+    };
+}
