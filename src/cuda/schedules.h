@@ -20,7 +20,10 @@ struct step {
     struct normfuse_cuda_launch launch; /* but for its arguments and its signature */
     bool is_specialized;                /* it has a signature */
     struct normfuse_cuda_signature signature;
-    struct normfuse_single_arguments single; /* but for what launch.c adds */
+    union { /* by the signature's body; but for what launch.c adds */
+        struct normfuse_single_arguments single;
+        struct normfuse_finish_arguments finish;
+    };
     double microseconds;                     /* as estimated */
     struct normfuse_cuda_geometry geometry;
     int32_t phases, source;
@@ -103,7 +106,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
 /* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so
  * these are copied, inputs before a call's kernels and outputs after them. */
 struct transposed {
-    struct normfuse_cuda_transpose_arguments before, after; /* of a call's kernels */
+    struct normfuse_transpose_arguments before, after; /* of a call's kernels */
     size_t bytes; /* of scratch, whose beginning it is */
 };
 
@@ -141,6 +144,19 @@ static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
     by.shift = by.divisor > 1 ? 32u - (uint32_t)__builtin_clz(by.divisor - 1) : 0;
     by.multiplier = (uint32_t)((UINT64_C(1) << 32) * ((UINT64_C(1) << by.shift) - by.divisor) / by.divisor + 1);
     return by;
+}
+
+/* The same for a kernel that is compiled at run time. */
+static inline struct normfuse_divisor short_divisor(int64_t value)
+{
+    const struct normfuse_cuda_divisor by = divisor_of(value);
+    return (struct normfuse_divisor){by.divisor, by.multiplier, by.shift};
+}
+
+/* Of a parameter, in a signature. */
+static inline int32_t code_of(const struct normfuse_parameter *of)
+{
+    return of->data != NULL ? 1 + of->type : 0;
 }
 
 /* Blocks of a step that run at the same time. */

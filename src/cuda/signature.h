@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* The bodies: files of src/cuda/device/ that define a kernel. */
-#define NORMFUSE_BODY_LIST(BODY) BODY(single)
+#define NORMFUSE_BODY_LIST(BODY) BODY(single) BODY(finish) BODY(transpose)
 #define NORMFUSE_BODY(name) NORMFUSE_BODY_##name,
 enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
 #undef NORMFUSE_BODY
@@ -58,7 +58,14 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(dweight)                                                                                                     \
     FIELD(dbias)                                                                                                       \
     FIELD(gradients) /* NORMFUSE_GRADIENTS_* */                                                                        \
-    FIELD(sums_slopes) /* of prelu */
+    FIELD(sums_slopes) /* of prelu */                                                                                  \
+    /* finish */                                                                                                       \
+    FIELD(work) /* NORMFUSE_WORK_* */                                                                                  \
+    FIELD(writes_shard) /* a sharded call ends with it */                                                              \
+    FIELD(totals) /* of sets are found */                                                                              \
+    FIELD(dscale)                                                                                                      \
+    FIELD(dshift)                                                                                                      \
+    FIELD(dslope)
 
 #define NORMFUSE_FIELD(name) int32_t name;
 struct normfuse_cuda_signature { /* compared as bytes */
@@ -73,7 +80,7 @@ _Static_assert(sizeof(struct normfuse_cuda_signature) == NORMFUSE_SIGNATURE_FIEL
 
 enum { NORMFUSE_KERNEL_NAME_BYTES = 64 };
 
-/* "normfuse_single_forward_f32". Kernels of several signatures share a name. */
+/* "normfuse_single_forward_f32", "normfuse_finish_merge_f64", "normfuse_transpose_f16". Kernels of several signatures share a name. */
 const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,
                                          char name[static NORMFUSE_KERNEL_NAME_BYTES]);
 

@@ -104,11 +104,6 @@ static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int
             group_channels * bytes % at_once == 0);
 }
 
-static int32_t code_of(const struct normfuse_parameter *of)
-{
-    return of->data != NULL ? 1 + of->type : 0;
-}
-
 /* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. */
 static int64_t room_for(int64_t vectors)
 {
@@ -406,12 +401,6 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
         .dbias = gradients == NORMFUSE_GRADIENTS_DIRECT ? code_of(&p->dbias) : 0,
         .sums_slopes = backward && p->dslope.data != NULL,
     };
-}
-
-static struct normfuse_divisor short_divisor(int64_t value)
-{
-    const struct normfuse_cuda_divisor by = divisor_of(value);
-    return (struct normfuse_divisor){by.divisor, by.multiplier, by.shift};
 }
 
 static void fill(const struct shape *shape, const struct matrix *m, const struct geometry *g, struct step *step)

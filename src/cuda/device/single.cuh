@@ -781,8 +781,8 @@ template <int = 0> __device__ __forceinline__ void emit(const place &at, int64_t
 {
     const normfuse_single_arguments &a = at.a;
     if constexpr (gradients == NORMFUSE_GRADIENTS_DIRECT) {
-        store_gradient<dweight>(a.dweight, channel, normalized, a.accumulate);
-        store_gradient<dbias>(a.dbias, channel, plain, a.accumulate);
+        store_gradient<dweight>(a.dweight, 0, channel, normalized, a.accumulate);
+        store_gradient<dbias>(a.dbias, 0, channel, plain, a.accumulate);
     } else {
         const int part = a.part_slots > 1 ? at.rank : 0;
         constexpr bool by_sample = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
@@ -1137,13 +1137,6 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
         at.store(a.out, sample, wanted, to);
     }
 }
-
-template <bool first, typename A, typename B> struct choose {
-    using type = A;
-};
-template <typename A, typename B> struct choose<false, A, B> {
-    using type = B;
-};
 
 } // namespace
 
