@@ -3326,6 +3326,38 @@ static void test_plans_remembered(void)
           (int)OF_A_NETWORK);
 }
 
+/* Strides of parameters are 32 bits of what kernels are given. */
+static void test_long_strides(void)
+{
+    const int64_t sizes[] = {2, 3, 40};
+    fake_driver_reset();
+    fake_driver_use();
+    for (int is_long = 0; is_long < 2; is_long++)
+        for (int backward = 0; backward < 2; backward++) {
+            normfuse_axes axes[3];
+            normfuse_tensor big[2], weight;
+            for (int i = 0; i < 2; i++) {
+                big[i] = normfuse_tensor_contiguous((void *)((uintptr_t)(i + 1) << 44), NORMFUSE_F32, 3, sizes, &axes[i]);
+                big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+            }
+            weight = normfuse_tensor_contiguous((void *)((uintptr_t)3 << 44), NORMFUSE_F32, 1, &sizes[1], &axes[2]);
+            weight.device = big[0].device;
+            axes[2].strides[0] = (int64_t)INT32_MAX + is_long;
+            const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
+                                              .x = &big[0],
+                                              .y = backward ? NULL : &big[1],
+                                              .dy = backward ? &big[0] : NULL,
+                                              .dx = backward ? &big[1] : NULL,
+                                              .weight = &weight};
+            const struct plan_case test = {.op = 2, .backward = backward != 0};
+            const normfuse_status status = call_plan_case(&test, &tensors, NULL, NULL);
+            if (is_long)
+                REFUSED(NORMFUSE_UNSUPPORTED, status, "no geometry of any kernel fits these sizes");
+            else
+                CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
+        }
+}
+
 /* The first kernel of a forward over channels-last bf16 tensors; `apart`: elements between their samples. */
 static const struct fake_launch *launch_forward(bool batch, normfuse_type weight_type, int64_t apart)
 {
@@ -3428,6 +3460,7 @@ int main(int count, char **arguments)
         test_plans_of_general_alone();
         test_order_of_schedules();
         test_transposes();
+        test_long_strides();
     } else {
         harness_skip("drawn plans: one thread makes them, and ThreadSanitizer looks for races");
     }
