@@ -178,7 +178,7 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
             str(cases // 2))
         tasks["copies"] = pool.submit(emulator.run, "test_operators", "--every", "4", "--case", COPIES)
-        tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--case", MANY_PARTS)
+        tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--schedule", "two_pass", "--case", MANY_PARTS)
         tasks["many blocks"] = pool.submit(emulator.run, "test_operators", "--case", MANY_BLOCKS,
                                            NORMFUSE_EMULATED_MULTIPROCESSORS="132")
         tasks["slopes"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda", "--every", "3",

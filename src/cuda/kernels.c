@@ -39,7 +39,8 @@ const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel)
     static _Thread_local char name[96];
     const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel];
     snprintf(name, sizeof name, "normfuse_%s_%s_%s_%s_%dx%d", row->columns ? "columns" : "rows",
-             schedules[row->schedule], row->backward ? "backward" : "forward", types[row->type], row->elements, row->vectors);
+             schedules[row->schedule], row->backward ? "backward" : "forward", types[row->type], row->elements,
+             row->vectors);
     return name;
 }
 

@@ -151,8 +151,8 @@ static void describe_finish(const struct normfuse_problem *p, const struct step 
     to->totals = scratch->totals;
     to->statistics = (double *)scratch->statistics;
     if (step->signature.dslope != 0)
-        to->slope_sums = scratch->sums + (step->signature.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? p->n : 1) * p->c *
-                                             to->slot_stride * 2;
+        to->slope_sums = scratch->sums + (step->signature.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? p->n : 1) *
+                                             p->c * to->slot_stride * 2;
     to->accumulate = p->accumulate;
     to->accumulate_slope = p->accumulate_slope;
     to->eps = p->eps;
@@ -267,12 +267,19 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
 {
     if (copies->count == 0)
         return NORMFUSE_OK;
+    struct normfuse_cuda_launch of = {.grid = copies->blocks, .threads = NORMFUSE_TRANSPOSE_THREADS};
+    int straight = 0;
+    for (int i = 0; i < copies->count; i++) {
+        of.shared = (size_t)maximum((int64_t)of.shared, copies->copies[i].shared);
+        straight += copies->copies[i].straight;
+    }
     /* Any type of so many bytes. */
     const struct normfuse_cuda_signature signature = {
-        .body = NORMFUSE_BODY_transpose, .type = problem->type == NORMFUSE_BF16 ? NORMFUSE_F16 : problem->type};
-    struct normfuse_cuda_launch of = {.grid = copies->blocks, .threads = NORMFUSE_TRANSPOSE_THREADS};
-    for (int i = 0; i < copies->count; i++)
-        of.shared = (size_t)maximum((int64_t)of.shared, copies->copies[i].shared);
+        .body = NORMFUSE_BODY_transpose,
+        .type = problem->type == NORMFUSE_BF16 ? NORMFUSE_F16 : problem->type,
+        .straight = straight == 0               ? NORMFUSE_COPIES_ACROSS
+                    : straight == copies->count ? NORMFUSE_COPIES_STRAIGHT
+                                                : NORMFUSE_COPIES_MIXED};
     return launch(problem, device, exec, of, &signature, copies);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * plan.c - the steps of a call, each a kernel with its geometry: kernels that hold what they read on the chip where
- * that is possible, else two passes, and the small kernels of the body `finish` between and after them; and the memory of
- * plans. */
+ * that is possible, else two passes, and the small kernels of the body `finish` between and after them; and the memory
+ * of plans. */
 #include "schedules.h"
 
 #include <pthread.h>
@@ -196,8 +196,8 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     }
     struct step *const step = add_finish_of_sums(plan, p, NORMFUSE_WORK_GRADIENTS, sets, outers * slots, joins);
     struct normfuse_cuda_signature *const of = &step->signature;
-    /* A sample that gets something has a lane of its own, or a warp: affine 9x4x122x38 backward 9.4 us, where warps have
-     * samples one after the other 15.6. */
+    /* A sample that gets something has a lane of its own, or a warp: affine 9x4x122x38 backward 9.4 us, where warps
+     * have samples one after the other 15.6. */
     const int64_t of_samples = slots > 8 ? 128 * minimum(samples, 8) : 4 * minimum(samples, 32);
     const int64_t gradient_lanes = lanes_of(p->c, maximum(samples * slots, of_samples));
     of->totals = sets > 0;

@@ -65,7 +65,8 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(totals) /* of sets are found */                                                                              \
     FIELD(dscale)                                                                                                      \
     FIELD(dshift)                                                                                                      \
-    FIELD(dslope)
+    FIELD(dslope)                                                                                                      \
+    FIELD(straight) /* transpose: NORMFUSE_COPIES_* */
 
 #define NORMFUSE_FIELD(name) int32_t name;
 struct normfuse_cuda_signature { /* compared as bytes */

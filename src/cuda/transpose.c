@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * transpose.c - the copies of tensors that have not the strides of the others; see schedules.h. device/transpose.cuh copies. */
+ * transpose.c - the copies of tensors that have not the strides of the others; see schedules.h. The body
+ * device/transpose.cuh copies. */
 #include "schedules.h"
 
 /* A tile's bytes: enough on their way on each multiprocessor, and few where a tensor is small, so that all of them have

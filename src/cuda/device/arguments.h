@@ -53,6 +53,13 @@ enum {
     NORMFUSE_WORK_MERGE       /* shards become one */
 };
 
+/* Values of signature::straight, of the body `transpose`: whether copies go through shared memory. */
+enum {
+    NORMFUSE_COPIES_ACROSS, /* all do */
+    NORMFUSE_COPIES_STRAIGHT,
+    NORMFUSE_COPIES_MIXED
+};
+
 /* Threads of a block: of `finish` at most, of `transpose`. */
 enum { NORMFUSE_FINISH_THREADS = 256, NORMFUSE_TRANSPOSE_THREADS = 256 };
 

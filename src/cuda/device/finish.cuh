@@ -67,7 +67,7 @@ __device__ __forceinline__ R root_inverse(R variance, R eps)
     return R(1) / sqrt(variance + eps);
 }
 
-/* ---- parameters ---------------------------------------------------------------------------------------------------- */
+/* ---- parameters -------------------------------------------------------------------------------------------------- */
 
 template <int code> __device__ __forceinline__ double number_or(const requested<code, 1> &found, double absent)
 {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void update_running(const arguments &a, int channel, 
     move_towards<running_var>(a.running_var, channel, unbiased, a.momentum);
 }
 
-/* ---- the forward --------------------------------------------------------------------------------------------------- */
+/* ---- the forward ------------------------------------------------------------------------------------------------- */
 
 struct moments {
     double count, mean, squares;
@@ -122,7 +122,8 @@ __device__ __forceinline__ void append(moments &to, const moments &next)
 
 /* The mean, then squares about it, of `count` triples that are `stride` apart; where a lane holds all that it has, they
  * are read once. */
-__device__ __forceinline__ moments join_triples(const double *triples, int64_t stride, int count, const shared_item &item)
+__device__ __forceinline__ moments join_triples(const double *triples, int64_t stride, int count,
+                                                const shared_item &item)
 {
     constexpr int held = 4;
     const int at_once = held * item.lanes;
@@ -232,11 +233,12 @@ __device__ __forceinline__ void find_running(const arguments &a)
         update_running(a, c, both.x / (double)a.samples, both.y / (double)a.samples);
 }
 
-/* ---- the backward -------------------------------------------------------------------------------------------------- */
+/* ---- the backward ------------------------------------------------------------------------------------------------ */
 
 /* Sums of a channel are of all its samples. */
 constexpr bool sums_by_channel = gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
-constexpr bool finds_gradients = dweight || dbias || dscale || dshift || (writes_shard && work == NORMFUSE_WORK_GRADIENTS);
+constexpr bool finds_gradients =
+    dweight || dbias || dscale || dshift || (writes_shard && work == NORMFUSE_WORK_GRADIENTS);
 
 /* The norm group of a channel in its sample, and its number there. */
 __device__ __forceinline__ int set_of_channel(const arguments &a, int c)
@@ -337,8 +339,7 @@ __device__ __forceinline__ void find_totals(const arguments &a)
     };
     double2 total = {0.0, 0.0}; /* plain, centred */
     walk_pairs(
-        a, item, item.exists ? outers : 0, pairs, apart,
-        [&](int outer) { return slots_of(a, by_channel ? 0 : outer); },
+        a, item, item.exists ? outers : 0, pairs, apart, [&](int outer) { return slots_of(a, by_channel ? 0 : outer); },
         [&](int outer, bool wanted) {
             weights of;
             of.by.request(a.weight, n, by_channel ? c : c + outer, wanted);
@@ -439,7 +440,8 @@ __device__ __forceinline__ void find_gradients_of_channel(const arguments &a)
                 found.y = fma(by, pair.y * number_or(of.of_rstd, of_all), found.y);
             });
     } else {
-        found = store_samples(a, item, samples, c, [&](int n) { return by_group && !has_rstd ? rstd_of(a, n, c) : of_all; });
+        found = store_samples(a, item, samples, c,
+                              [&](int n) { return by_group && !has_rstd ? rstd_of(a, n, c) : of_all; });
     }
     found = sum_item(found, item);
     if (item.lane != 0 || !item.exists || per_sample || (writes_shard && by_group))
@@ -489,7 +491,7 @@ __device__ __forceinline__ void find_gradients(const arguments &a)
         find_gradients_of_channel(a);
 }
 
-/* ---- shards -------------------------------------------------------------------------------------------------------- */
+/* ---- shards ------------------------------------------------------------------------------------------------------ */
 
 /* As normfuse_stats_merge, normfuse_sums_merge and normfuse_sums_merge_per_value on the CPU, one thread a triple, or
  * `backward` a pair. */

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int type = signature::type, bytes = bytes_of(type), W = 16 / bytes;
+constexpr int straight = signature::straight, type = signature::type, bytes = bytes_of(type), W = 16 / bytes;
 using element = raw<type, 1>;
 
 struct place {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void hold(element *to, const element &one)
 
 /* Each vector (V > 1) or element of the tile in the source goes to `held`, or straight to the destination; several of a
  * thread are on their way at a time. */
-template <int V>
+template <bool is_straight, int V>
 __device__ __forceinline__ void read_tile(const normfuse_transpose_copy &c, const place &tile, element *held)
 {
     constexpr int ahead = 4;
@@ -65,12 +65,10 @@ __device__ __forceinline__ void read_tile(const normfuse_transpose_copy &c, cons
     char *const to = tile.destination(c);
     const int rows = c.tile_outer * (c.from_plane ? 1 : c.tile_b), items = rows * (int)c.by_read.divisor;
     const int end_b = c.from_plane ? 1 : tile.left_b, end_a = c.from_plane ? tile.left_b * c.tile_a : tile.left_a;
-    const int64_t next_outer = c.straight ? c.outer.to : c.tile_b * c.pitch, next_b = c.straight ? c.b.to : c.pitch;
-    const int64_t next_a = c.straight ? c.a.to : 1;
 #pragma unroll 1
     for (int first = (int)threadIdx.x; first < items; first += ahead * (int)blockDim.x) {
         raw<type, V> vectors[ahead];
-        int64_t places[ahead];
+        typename choose<is_straight, int64_t, int>::type places[ahead];
         unsigned found = 0; /* a bit for each */
         each<ahead>([&](int k) {
             const int item = first + k * (int)blockDim.x, row = divide(item, c.by_read);
@@ -80,18 +78,30 @@ __device__ __forceinline__ void read_tile(const normfuse_transpose_copy &c, cons
             const bool has = item < items && outer < tile.left_outer && b < end_b && a < end_a;
             vectors[k] = {};
             load_once(has, vectors[k], from + (outer * c.outer.from + b * c.b.from + a * c.a.from) * bytes);
-            places[k] = outer * next_outer + b * next_b + a * next_a;
+            if constexpr (is_straight)
+                places[k] = outer * c.outer.to + b * c.b.to + a * c.a.to;
+            else
+                places[k] = (outer * c.tile_b + b) * c.pitch + a;
             found |= (unsigned)has << k;
         });
         each<ahead>([&](int k) {
             if (!(found >> k & 1))
                 return;
-            if (c.straight)
+            if constexpr (is_straight)
                 store(to + places[k] * bytes, vectors[k]);
             else
-                hold(held + (int)places[k], vectors[k]);
+                hold(held + places[k], vectors[k]);
         });
     }
+}
+
+template <bool is_straight>
+__device__ __forceinline__ void read_tile(const normfuse_transpose_copy &c, const place &tile, element *held)
+{
+    if (c.from_vectors)
+        read_tile<is_straight, W>(c, tile, held);
+    else
+        read_tile<is_straight, 1>(c, tile, held);
 }
 
 template <int V>
@@ -147,12 +157,13 @@ extern "C" __global__ void __launch_bounds__(NORMFUSE_TRANSPOSE_THREADS, 6)
         i++;
     const normfuse_transpose_copy &c = a.copies[i];
     const place tile(c, block - c.first_block);
-    if (c.from_vectors)
-        read_tile<W>(c, tile, held);
-    else
-        read_tile<1>(c, tile, held);
-    if (c.straight)
+    if (straight == NORMFUSE_COPIES_STRAIGHT || (straight == NORMFUSE_COPIES_MIXED && c.straight)) {
+        read_tile<true>(c, tile, held);
         return;
+    }
+    if (straight == NORMFUSE_COPIES_STRAIGHT)
+        return;
+    read_tile<false>(c, tile, held);
     __syncthreads();
     if (c.to_vectors)
         write_tile<W>(c, tile, held);
