@@ -135,10 +135,9 @@ list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
 # Other flags make other fatbins.
 file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_GENERAL_FLAGS}: ${NORMFUSE_CUDA_BUILT_FOR}\n")
 list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)
-# The general kernels and what goes before and after them come first: loader.c loads no others where a GPU has these
-# alone.
+# The general kernels come first: loader.c loads no others where a GPU has these alone.
 set(general ${NORMFUSE_CUDA_KERNEL_SOURCES})
-list(FILTER general INCLUDE REGEX "/(finish|transpose)\\.cu$")
+list(FILTER general INCLUDE REGEX "/general_[a-z]+\\.cu$")
 list(LENGTH general NORMFUSE_CUDA_GENERAL_IMAGES)
 set(others ${NORMFUSE_CUDA_KERNEL_SOURCES})
 list(REMOVE_ITEM others ${general})

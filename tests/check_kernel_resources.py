@@ -46,8 +46,7 @@ def reported(folder):
 def listed():
     """The kernels of kernels.def, as the C preprocessor sees them."""
     source = ('#include "kernels.def"\n#define ROW(layout, schedule, direction, type, elements, vectors, registers) '
-              "@normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors@\nNORMFUSE_KERNELS(ROW)\n"
-              "#define NAME(name) @normfuse_##name@\nNORMFUSE_FINISH_KERNELS(NAME)\n")
+              "@normfuse_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors@\nNORMFUSE_KERNELS(ROW)\n")
     text = subprocess.run([os.environ.get("CC") or "cc", "-E", "-P", f"-I{ROOT / 'src/cuda'}", "-x", "c", "-"],
                           input=source, stdout=subprocess.PIPE, text=True, check=True).stdout
     return set(re.findall(r"@(\w+)@", text))

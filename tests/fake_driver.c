@@ -35,9 +35,6 @@ static const char *const names[] = {
     "normfuse_" #layout "_" #schedule "_" #direction "_" #type "_" #elements "x" #vectors,
     NORMFUSE_KERNELS(NAME)
 #undef NAME
-#define NAME(name) "normfuse_" #name,
-        NORMFUSE_FINISH_KERNELS(NAME)
-#undef NAME
 };
 
 static void called(enum fake_entry entry)
@@ -724,6 +721,15 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const 
     return fake_driver.occupancy_result;
 }
 
+/* What device/arguments.h gives a kernel. */
+static size_t argument_bytes_of(const struct normfuse_cuda_signature *of)
+{
+    return of->body == NORMFUSE_BODY_single      ? sizeof(struct normfuse_single_arguments)
+           : of->body == NORMFUSE_BODY_transpose ? sizeof(struct normfuse_transpose_arguments)
+           : of->work == NORMFUSE_WORK_MERGE     ? sizeof(struct normfuse_merge_arguments)
+                                                 : sizeof(struct normfuse_finish_arguments);
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CALLED(cuLaunchKernelEx);
@@ -740,10 +746,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (parameters == NULL || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
     launch.argument_bytes = (int)launch.kernel < NORMFUSE_CUDA_KERNELS ? fake_driver.argument_bytes
-                                                                       : fake_driver.specialized_argument_bytes;
-    if (launch.kernel >= NORMFUSE_CUDA_transpose2 && launch.kernel <= NORMFUSE_CUDA_transpose8 &&
-        launch.argument_bytes > sizeof(struct normfuse_cuda_transpose_arguments))
-        launch.argument_bytes = sizeof(struct normfuse_cuda_transpose_arguments); /* the others' are more */
+                            : fake_driver.notes_specialized
+                                ? argument_bytes_of(&signatures[launch.kernel - NORMFUSE_CUDA_KERNELS])
+                                : 0;
     if (launch.argument_bytes > FAKE_ARGUMENT_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(launch.arguments, parameters[0], launch.argument_bytes);

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cuda/device/arguments.h"
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
 #include "cuda/signature.h"
@@ -39,7 +40,7 @@ struct fake_device {
 
 struct fake_launch {
     enum normfuse_cuda_kernel kernel; /* or the number of one that was compiled at run time */
-    const char *name;                /* "normfuse_merge" */
+    const char *name;                /* "normfuse_finish_merge_f64" */
     uint32_t grid, threads, cluster; /* cluster 0: the attribute was not given */
     size_t shared;
     bool cooperative, dependent;
@@ -71,7 +72,7 @@ struct fake_driver {
     CUresult code_result;                    /* of loading machine code that was compiled at run time, */
     int code_failures;                       /* so many times; then it succeeds. Below 0: always */
     size_t argument_bytes;                   /* of a kernel's parameter, to be noted at launches: 0 */
-    size_t specialized_argument_bytes;       /* the same of those that were compiled at run time */
+    bool notes_specialized;                  /* the parameters of those that were compiled at run time are */
     bool capturing;                          /* some stream is: what may not be captured is refused, if not relaxed */
     uint64_t capture;                        /* and that every stream asked about is; 0: none */
     void *renewed;                           /* a stream that was destroyed, and made again at its address, */
@@ -110,7 +111,7 @@ static inline void fake_driver_use(void)
 CUcontext fake_driver_context(int device, int index);
 /* As if every graph that was captured were destroyed: gives up the user objects they hold. */
 void fake_driver_destroy_graphs(void);
-/* "normfuse_merge" */
+/* "normfuse_finish_merge_f64" */
 const char *fake_driver_kernel_name(int kernel);
 /* What a kernel was compiled for at run time, read from the text that fake_nvrtc.c took for machine code. */
 struct normfuse_cuda_signature fake_driver_signature(int kernel);

@@ -1132,6 +1132,16 @@ static void test_prepared_calls(void)
     CHECK(fake_driver.launches == 0 && compilations() == 0, "%d launches", fake_driver.launches);
     exec.flags = 2;
     REFUSED(NORMFUSE_BAD_ARGUMENT, normfuse_stats_merge(&in, &out, &exec), "exec.flags");
+    /* A merge has a kernel, which is noted and then compiled. */
+    begin();
+    exec.flags = NORMFUSE_PREPARE;
+    CHECK(normfuse_stats_merge(&in, &out, &exec) == NORMFUSE_OK && normfuse_prepare(0) == NORMFUSE_OK, "%s",
+          normfuse_last_error());
+    CHECK(fake_driver.launches == 0 && compilations() == 1, "%d compilations", compilations());
+    exec.flags = 0;
+    CHECK(normfuse_stats_merge(&in, &out, &exec) == NORMFUSE_OK && fake_driver.launches == 1 && compilations() == 1, "%s",
+          normfuse_last_error());
+    CHECK(strcmp(fake_driver.launch[0].name, "normfuse_finish_merge_f64") == 0, "%s", fake_driver.launch[0].name);
     /* What a call would be refused for, it is refused for here. */
     fake_driver.devices = 0;
     fake_driver_use();

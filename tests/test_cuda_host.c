@@ -32,7 +32,7 @@ static const char *const first_kernel_name = "normfuse_rows_split_forward_f32_4x
 static void note_arguments(void)
 {
     fake_driver.argument_bytes = sizeof(struct normfuse_cuda_arguments);
-    fake_driver.specialized_argument_bytes = sizeof(struct normfuse_single_arguments);
+    fake_driver.notes_specialized = true;
 }
 
 static const struct normfuse_cuda_device *device_of(int32_t ordinal)
@@ -495,20 +495,19 @@ static void test_general_alone(void)
     int general = 0;
     for (int k = 0; k < NORMFUSE_CUDA_KERNELS; k++) {
         const char *const name = fake_driver_kernel_name(k);
-        const bool is_general = (strstr(name, "_general_") != NULL && strstr(name, "_general_vectors_") == NULL) ||
-                                k >= NORMFUSE_CUDA_shares;
+        const bool is_general = strstr(name, "_general_") != NULL && strstr(name, "_general_vectors_") == NULL;
         general += is_general;
         CHECK(fake_driver.device[0].functions_loaded[k] == 1 && fake_driver.device[1].functions_loaded[k] == is_general,
               "%s was loaded %d and %d times", name, fake_driver.device[0].functions_loaded[k],
               fake_driver.device[1].functions_loaded[k]);
     }
-    CHECK(general == 29, "%d kernels", general);
+    CHECK(general == 20, "%d kernels", general);
     const struct normfuse_cuda_launch launch = {.kernel = KERNEL, .grid = 1, .threads = 256};
     CHECK(launch_on(first, launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     REFUSED(NORMFUSE_DEVICE_ERROR, launch_on(second, launch), "NVIDIA R100", first_kernel_name);
     CHECK(blocks_per_multiprocessor(first, KERNEL, 256, 0) == 8 &&
               blocks_per_multiprocessor(second, KERNEL, 256, 0) == 0 && !normfuse_cuda_lacks_answers() &&
-              blocks_per_multiprocessor(second, LAST_KERNEL, 256, 0) == 8,
+              blocks_per_multiprocessor(second, NORMFUSE_CUDA_rows_general_forward_f64_1x8, 256, 0) == 8,
           "occupancy");
 }
 
@@ -1180,6 +1179,7 @@ static size_t scratch_address_bytes;
 static int early_launches, too_large, too_little_shared, general_launches, unaligned_launches, folded_launches,
     slope_launches, compact_launches, grid_launches, cache_line_launches, unaligned_samples_launches,
     general_vectors_launches, additions_launches, run_launches, sums_of_runs;
+static int finish_launches[NORMFUSE_WORK_MERGE + 1]; /* of the body `finish`, by its work */
 static int single_launches, single_parts, single_walks, single_unaligned, single_sums; /* of the body `single` */
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -1400,18 +1400,19 @@ static double longest_way(const struct normfuse_cuda_arguments *a, const char *k
     return serial + 4.0 * (double)(passes - 1) + 17 + (g->parts > 1 && applies ? joins : 0);
 }
 
-/* x / divisor as the kernels do it. */
-static bool divides(const struct normfuse_cuda_divisor *by)
+/* x / divisor as the kernels do it: `by` is a divisor of theirs. */
+static bool divides_by(uint32_t divisor, uint32_t multiplier, uint32_t shift)
 {
     for (int i = 0; i < 40; i++) {
-        const uint32_t near = (uint32_t)random_below(2000) * by->divisor;
+        const uint32_t near = (uint32_t)random_below(2000) * divisor;
         const uint32_t x = (i < 20 ? (uint32_t)random_below(INT32_MAX) : near - (i & 1)) & INT32_MAX;
-        const uint32_t high = (uint32_t)((uint64_t)x * by->multiplier >> 32);
-        if ((high + x) >> by->shift != x / by->divisor)
+        const uint32_t high = (uint32_t)((uint64_t)x * multiplier >> 32);
+        if ((high + x) >> shift != x / divisor)
             return false;
     }
     return true;
 }
+#define divides(by) divides_by((by)->divisor, (by)->multiplier, (by)->shift)
 
 /* In `seen`, one a vector of channels and row (columns) or a set and row (rows): how many threads have it. */
 static void count_owners(const struct fake_launch *launch, const struct normfuse_cuda_arguments *a, int vector_elements,
@@ -2189,11 +2190,8 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     HOLDS((a->parts > 1) == (a->next_rows > 0 || a->next_columns > 0));
     HOLDS((int64_t)launch->shared >= shared_of_single(&s));
     HOLDS(launch->shared + STATIC_SHARED <= device->shared_per_block);
-    const struct normfuse_cuda_divisor by_parts = {a->by_parts.divisor, a->by_parts.multiplier, a->by_parts.shift};
-    const struct normfuse_cuda_divisor by_walkers = {a->by_walkers.divisor, a->by_walkers.multiplier,
-                                                     a->by_walkers.shift};
-    HOLDS((int32_t)by_parts.divisor == a->parts && divides(&by_parts));
-    HOLDS((int32_t)by_walkers.divisor == a->walkers && divides(&by_walkers));
+    HOLDS((int32_t)a->by_parts.divisor == a->parts && divides(&a->by_parts));
+    HOLDS((int32_t)a->by_walkers.divisor == a->walkers && divides(&a->by_walkers));
     /* Whatever the size: rows, columns, groups and samples are all somebody's. */
     const int64_t turns = (int64_t)launch->grid / a->parts, group_blocks = turns / a->walkers;
     HOLDS(turns * a->parts == (int64_t)launch->grid && group_blocks * a->walkers == turns);
@@ -2257,6 +2255,82 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
 #undef HOLDS
 }
 
+/* ---- the body `finish` ------------------------------------------------------------------------------------------- */
+
+static bool is_power_of_two(int64_t value)
+{
+    return value > 0 && (value & (value - 1)) == 0;
+}
+
+/* Each item has its threads, and memory that was asked for. */
+static void check_finish(const struct plan_case *test, const struct fake_launch *launch)
+{
+    const struct normfuse_cuda_signature of = fake_driver_signature((int)launch->kernel);
+    struct normfuse_finish_arguments a;
+    if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
+        return;
+    memcpy(&a, launch->arguments, sizeof a);
+#define HOLDS(condition)                                                                                               \
+    if (!(condition))                                                                                                  \
+    CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
+    const int64_t threads = (int64_t)launch->threads, grid = launch->grid;
+    const int64_t samples = test->sizes[0], channels = test->sizes[1];
+    const int64_t sets = test->op == 0 ? samples * test->groups : channels;
+    HOLDS(threads % 32 == 0 && threads <= NORMFUSE_FINISH_THREADS && launch->cluster <= 1 && !launch->cooperative);
+    HOLDS(is_power_of_two(a.lanes) && threads % a.lanes == 0);
+    HOLDS(a.samples == samples || a.samples == 1); /* samples that count together may be one */
+    HOLDS(a.channels == channels);
+    HOLDS(of.statistics == (test->op == 0   ? NORMFUSE_STATISTICS_GROUP
+                            : test->op == 1 ? NORMFUSE_STATISTICS_CHANNEL
+                                            : NORMFUSE_STATISTICS_NONE));
+    HOLDS(divides(&a.by_groups) && divides(&a.by_set_channels));
+    HOLDS(test->op != 0 || (a.by_groups.divisor == test->groups && a.by_set_channels.divisor * test->groups == channels));
+    if (of.work != NORMFUSE_WORK_GRADIENTS)
+        HOLDS(grid * threads >= (int64_t)a.items * a.lanes);
+    finish_launches[of.work]++;
+    if (of.work == NORMFUSE_WORK_SHARES) {
+        const int64_t shares = a.by_shares.divisor;
+        HOLDS(divides(&a.by_shares) && a.items == sets * shares && shares * a.share >= a.triples);
+        HOLDS(end_of(a.sums, (size_t)(sets * a.triples) * 24) <= scratch_address_bytes);
+    } else if (of.work == NORMFUSE_WORK_STATISTICS) {
+        HOLDS(a.items == sets && (int64_t)a.joined * a.share >= a.triples && (int64_t)(a.joined - 1) * a.share < a.triples);
+        HOLDS(end_of(a.sums, (size_t)(sets * a.triples) * 24) <= scratch_address_bytes);
+        HOLDS(of.keeps_statistics == 0 || (end_of(a.sums, (size_t)(sets * a.triples) * 24) <= end_of(a.statistics, 0) &&
+                                           end_of(a.statistics, (size_t)sets * 24) <= scratch_address_bytes));
+    } else {
+        const bool by_sample = of.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
+        const int64_t all = (by_sample ? a.samples : 1) * channels * a.slot_stride;
+        HOLDS(divides(&a.by_slots) && a.slots <= a.slot_stride && (int32_t)a.by_slots.divisor == a.slots);
+        HOLDS(end_of(a.sums, (size_t)all * 16) <= scratch_address_bytes);
+        HOLDS(of.gradients != NORMFUSE_GRADIENTS_NORMALIZED || test->op == 0);
+        HOLDS(of.work != NORMFUSE_WORK_PARTS || (a.items == all / a.slot_stride && a.slots > 1));
+    }
+    if (of.work == NORMFUSE_WORK_GRADIENTS) {
+        const bool finds = (of.dweight | of.dbias | of.dscale | of.dshift | of.writes_shard) != 0;
+        const int64_t before = of.dslope ? a.slopes.first_block : grid;
+        HOLDS(of.totals ? a.items == sets && a.totals_blocks * threads >= (int64_t)a.items * a.lanes
+                        : a.totals_blocks == 0);
+        HOLDS(of.totals == 0 || (a.totals != NULL && end_of(a.totals, (size_t)sets * 16) <= scratch_address_bytes));
+        HOLDS(finds ? (before - a.totals_blocks) * threads >= channels * a.gradient_lanes &&
+                          threads % a.gradient_lanes == 0 && is_power_of_two(a.gradient_lanes)
+                    : before == a.totals_blocks);
+        HOLDS(of.totals != 0 || finds || of.dslope != 0);
+        if (of.dslope) {
+            /* All pairs, once, of channels or of what these left. */
+            const struct normfuse_finish_slopes *const slopes = &a.slopes;
+            const int64_t pairs = (int64_t)slopes->items * slopes->outers * slopes->by_slots.divisor;
+            const int64_t all = (of.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? a.samples : 1) * channels * a.slot_stride;
+            slope_launches++;
+            HOLDS((grid - before) * threads >= (int64_t)slopes->items * slopes->lanes);
+            HOLDS(threads % slopes->lanes == 0 && is_power_of_two(slopes->lanes) && divides(&slopes->by_slots));
+            HOLDS(pairs == all || pairs == channels);
+            HOLDS(slopes->leaves || slopes->items == (a.dslope.channel == 0 ? 1 : channels));
+            HOLDS(end_of(a.slope_sums, (size_t)all * 16) <= scratch_address_bytes);
+        }
+    }
+#undef HOLDS
+}
+
 static void check_launch(const struct plan_case *test, const struct fake_launch *launch,
                          const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
 {
@@ -2264,7 +2338,10 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     int vector_elements = 0, held = 0;
     const char *const numbers = strrchr(launch->name, '_');
     if ((int)launch->kernel >= NORMFUSE_CUDA_KERNELS) {
-        check_single(test, launch, device, arithmetic);
+        if (fake_driver_signature((int)launch->kernel).body == NORMFUSE_BODY_finish)
+            check_finish(test, launch);
+        else
+            check_single(test, launch, device, arithmetic);
         return;
     }
     if (!CHECK(launch->argument_bytes == sizeof a, "%s: %zu bytes of arguments", test->name, launch->argument_bytes))
@@ -2272,34 +2349,8 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
     memcpy(&a, launch->arguments, sizeof a);
     const struct normfuse_problem of_launch = problem_of(&a), *const p = &of_launch;
     const struct normfuse_cuda_geometry *const g = &a.geometry;
-    if (sscanf(numbers, "_%dx%d", &vector_elements, &held) != 2) {
-        const int64_t threads = (int64_t)launch->threads, of_totals = g->totals_blocks * threads;
-        CHECK(launch->threads % 32 == 0 && launch->cluster <= 1 && !launch->cooperative, "%s: %s", test->name,
-              launch->name);
-        /* Each item has its threads. */
-        if (strcmp(launch->name, "normfuse_gradients") != 0) {
-            CHECK(launch->grid * threads >= (int64_t)g->items * g->lanes, "%s: %s", test->name, launch->name);
-        } else {
-            const struct normfuse_cuda_slopes *const of = &g->slopes;
-            const int64_t grid = launch->grid, before = of->first_block < grid ? of->first_block : grid;
-            CHECK(of_totals >= (int64_t)g->items * g->lanes &&
-                      (before == g->totals_blocks || before * threads - of_totals >= p->c * g->gradient_lanes),
-                  "%s: %s", test->name, launch->name);
-            /* Slopes: all pairs, once, of channels or of what these left. */
-            const int64_t pairs = (int64_t)of->items * of->outers * of->by_slots.divisor;
-            const int64_t channels = (g->sums_by_channel ? 1 : p->n) * p->c,
-                          slots = g->sum_slots > 0 ? g->sum_slots : 1;
-            slope_launches += before < grid;
-            CHECK(before == grid || ((grid - before) * threads >= (int64_t)of->items * of->lanes &&
-                                     threads % of->lanes == 0 && (of->lanes & (of->lanes - 1)) == 0 &&
-                                     (pairs == channels * slots || pairs == p->c || normfuse_is_empty(p)) &&
-                                     (of->leaves || of->items == (p->dslope.channel == 0 ? 1 : p->c))),
-                  "%s: %s: slopes", test->name, launch->name);
-        }
-        CHECK(threads % g->lanes == 0 && (g->lanes & (g->lanes - 1)) == 0 && threads % g->gradient_lanes == 0, "%s: %s",
-              test->name, launch->name);
+    if (!CHECK(sscanf(numbers, "_%dx%d", &vector_elements, &held) == 2, "%s: %s", test->name, launch->name))
         return;
-    }
     const bool backward = strstr(launch->name, "backward") != NULL;
     const bool gathers = (a.phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0;
     const int resident =
@@ -2584,9 +2635,9 @@ static void read_registers(void)
           NORMFUSE_CUDA_KERNELS);
 }
 
-/* One copy of transpose.cu: tiles that are all of the tensor, vectors that are aligned in memory, shared memory that
+/* One copy of device/transpose.cuh: tiles that are all of the tensor, vectors that are aligned in memory, shared memory that
  * holds a tile, and memory that is no other copy's: of the call's scratch, or for an input that of one of `outputs`. */
-static void check_copy(const char *name, const struct fake_launch *launch, const struct normfuse_cuda_copy *copy,
+static void check_copy(const char *name, const struct fake_launch *launch, const struct normfuse_transpose_copy *copy,
                        int64_t bytes, int64_t elements, bool is_output, uintptr_t outputs[2], size_t *scratch_used)
 {
 #define HOLDS(condition)                                                                                               \
@@ -2661,19 +2712,19 @@ static bool is_copy(const struct fake_launch *launch)
 static void check_copies(const char *name, const struct fake_launch *launch, normfuse_type type, int64_t elements,
                          bool are_outputs, uintptr_t outputs[2], int *copies, size_t *scratch_used)
 {
-    struct normfuse_cuda_transpose_arguments a;
+    struct normfuse_transpose_arguments a;
     const int64_t bytes = (int64_t)normfuse_type_bytes((int32_t)type);
-    static const enum normfuse_cuda_kernel kernels[9] = {
-        [2] = NORMFUSE_CUDA_transpose2, [4] = NORMFUSE_CUDA_transpose4, [8] = NORMFUSE_CUDA_transpose8};
+    const struct normfuse_cuda_signature of = fake_driver_signature((int)launch->kernel);
     memcpy(&a, launch->arguments, sizeof a);
-    CHECK(launch->kernel == kernels[bytes] && launch->threads == NORMFUSE_CUDA_TRANSPOSE_THREADS &&
+    CHECK(of.body == NORMFUSE_BODY_transpose && (int64_t)normfuse_type_bytes(of.type) == bytes &&
+              launch->threads == NORMFUSE_TRANSPOSE_THREADS &&
               !launch->cooperative && launch->cluster <= 1 && launch->grid == a.blocks && a.count >= 1 &&
-              a.count <= NORMFUSE_CUDA_COPIES && a.copies[0].first_block == 0,
+              a.count <= NORMFUSE_TRANSPOSE_COPIES && a.copies[0].first_block == 0,
           "%s: %s of %d copies, %lld blocks", name, launch->name, a.count, (long long)a.blocks);
     *copies += a.count;
     for (int i = 0; i < a.count; i++) {
         check_copy(name, launch, &a.copies[i], bytes, elements, are_outputs, outputs, scratch_used);
-        const struct normfuse_cuda_copy *const copy = &a.copies[i];
+        const struct normfuse_transpose_copy *const copy = &a.copies[i];
         const int64_t end = copy->first_block + up(copy->a.size, copy->tile_a) * up(copy->b.size, copy->tile_b) *
                                                     up(copy->outer.size, copy->tile_outer);
         CHECK(end == (i + 1 < a.count ? a.copies[i + 1].first_block : (int64_t)launch->grid), "%s: %s: copy %d", name,
@@ -2894,6 +2945,11 @@ static void test_plans(void)
     CHECK(run_launches > 500 && sums_of_runs > 300, "tensors were walked as a run %d times, %d for sums", run_launches,
           sums_of_runs);
     CHECK(slope_launches > 50, "the gradients of slopes were launched %d times", slope_launches);
+    CHECK(finish_launches[NORMFUSE_WORK_SHARES] > 0 && finish_launches[NORMFUSE_WORK_STATISTICS] > 500 &&
+              finish_launches[NORMFUSE_WORK_PARTS] > 10 && finish_launches[NORMFUSE_WORK_GRADIENTS] > 1000,
+          "shares %d, statistics %d, parts %d, gradients %d", finish_launches[NORMFUSE_WORK_SHARES],
+          finish_launches[NORMFUSE_WORK_STATISTICS], finish_launches[NORMFUSE_WORK_PARTS],
+          finish_launches[NORMFUSE_WORK_GRADIENTS]);
     CHECK(general_vectors_launches > 500, "general kernels of vectors were launched %d times", general_vectors_launches);
     CHECK(additions_launches > 150, "kernels of every addition were launched %d times", additions_launches);
     CHECK(early_launches > 1000, "kernels began early %d times", early_launches);
@@ -3270,6 +3326,38 @@ static void test_plans_remembered(void)
           (int)OF_A_NETWORK);
 }
 
+/* Strides of parameters are 32 bits of what kernels are given. */
+static void test_long_strides(void)
+{
+    const int64_t sizes[] = {2, 3, 40};
+    fake_driver_reset();
+    fake_driver_use();
+    for (int is_long = 0; is_long < 2; is_long++)
+        for (int backward = 0; backward < 2; backward++) {
+            normfuse_axes axes[3];
+            normfuse_tensor big[2], weight;
+            for (int i = 0; i < 2; i++) {
+                big[i] = normfuse_tensor_contiguous((void *)((uintptr_t)(i + 1) << 44), NORMFUSE_F32, 3, sizes, &axes[i]);
+                big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
+            }
+            weight = normfuse_tensor_contiguous((void *)((uintptr_t)3 << 44), NORMFUSE_F32, 1, &sizes[1], &axes[2]);
+            weight.device = big[0].device;
+            axes[2].strides[0] = (int64_t)INT32_MAX + is_long;
+            const normfuse_tensors tensors = {.struct_bytes = sizeof tensors,
+                                              .x = &big[0],
+                                              .y = backward ? NULL : &big[1],
+                                              .dy = backward ? &big[0] : NULL,
+                                              .dx = backward ? &big[1] : NULL,
+                                              .weight = &weight};
+            const struct plan_case test = {.op = 2, .backward = backward != 0};
+            const normfuse_status status = call_plan_case(&test, &tensors, NULL, NULL);
+            if (is_long)
+                REFUSED(NORMFUSE_UNSUPPORTED, status, "no geometry of any kernel fits these sizes");
+            else
+                CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
+        }
+}
+
 /* The first kernel of a forward over channels-last bf16 tensors; `apart`: elements between their samples. */
 static const struct fake_launch *launch_forward(bool batch, normfuse_type weight_type, int64_t apart)
 {
@@ -3372,6 +3460,7 @@ int main(int count, char **arguments)
         test_plans_of_general_alone();
         test_order_of_schedules();
         test_transposes();
+        test_long_strides();
     } else {
         harness_skip("drawn plans: one thread makes them, and ThreadSanitizer looks for races");
     }

@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "device/arguments.h"
 #include "loader.h"
 #include "nvrtc.h"
 

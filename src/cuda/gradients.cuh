@@ -6,25 +6,10 @@
 
 #include "join.cuh"
 
-static __device__ __forceinline__ bool computes_in_double(const normfuse_cuda_problem &p)
-{
-    return p.type() == NORMFUSE_F64;
-}
-
-/* R as the tiles have it. */
-static __device__ __forceinline__ double root_inverse(const normfuse_cuda_problem &p, double variance)
-{
-    if (computes_in_double(p))
-        return 1.0 / sqrt(variance + p.eps);
-    return (double)(1.0f / sqrtf((float)variance + (float)p.eps));
-}
-
 /* How many partial sums channel `outer` of a set has. */
 static __device__ __forceinline__ int sum_slots_of(const normfuse_cuda_arguments &a, int outer)
 {
     const normfuse_cuda_geometry &g = a.geometry;
-    if (g.shares)
-        return 1;
     if (g.sum_slots == 1 || g.channels_a_segment == 0 || g.sums_by_channel)
         return g.sum_slots; /* one, columns, or one stretch a set */
     const unsigned first = (unsigned)outer * (unsigned)g.spans, part = (unsigned)g.part_rows;
@@ -50,8 +35,6 @@ struct channel_parts {
 static __device__ __forceinline__ channel_parts parts_of(const normfuse_cuda_arguments &a, int64_t n, int c)
 {
     const normfuse_cuda_problem &p = a.problem;
-    if (!a.sums)
-        return {p.sums + ((p.sets == NORMFUSE_SETS_GROUP ? n * p.c : 0) + c) * PAIR, 1};
     const int64_t channel = (a.geometry.sums_by_channel ? 0 : n * p.c) + c;
     return {a.sums + channel * a.geometry.sum_slots * PAIR,
             sum_slots_of(a, p.sets == NORMFUSE_SETS_GROUP ? outer_of_channel(a, c) : c)};
@@ -72,14 +55,6 @@ static __device__ __forceinline__ void write_gradient(const normfuse_cuda_proble
     if (p.accumulate())
         value += parameter<double>(to, n, c, 0.0);
     write_parameter<double>(to, n, c, value);
-}
-
-static __device__ __forceinline__ void write_shard_sums(const normfuse_cuda_problem &p, int64_t at, double plain,
-                                                        double centred)
-{
-    double *const pair = p.sums + at * PAIR;
-    pair[0] = plain + (p.accumulate() ? pair[0] : 0.0);
-    pair[1] = centred + (p.accumulate() ? pair[1] : 0.0);
 }
 
 /* What scale and shift of a sample get; by how much weight and bias count there. */

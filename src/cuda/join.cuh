@@ -9,7 +9,6 @@
 #include "vector.cuh"
 
 constexpr unsigned full_mask = 0xffffffffu;
-constexpr int max_warps = 32;
 
 __device__ __forceinline__ int divide(int value, const normfuse_cuda_divisor &by)
 {

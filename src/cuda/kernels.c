@@ -23,33 +23,24 @@ const struct normfuse_cuda_kernel_row normfuse_cuda_kernel_table[NORMFUSE_CUDA_K
     {NORMFUSE_SCHEDULE_##schedule, LAYOUT_##layout, DIRECTION_##direction, TYPE_##type, __VA_ARGS__},
     NORMFUSE_KERNELS(ROW)
 #undef ROW
-#define ROW(kernel) {.schedule = NORMFUSE_SCHEDULES},
-        NORMFUSE_FINISH_KERNELS(ROW)
-#undef ROW
 };
 
 /* All names would be 5 KB: they are put together from these. */
 static const char schedules[][24] = {
 #define NAME(name) #name,
     NORMFUSE_SCHEDULE_LIST(NAME)
+#undef NAME
 };
 static const char types[TYPES][8] = {
     [NORMFUSE_F64] = "f64", [NORMFUSE_F32] = "f32", [NORMFUSE_F16] = "f16", [NORMFUSE_BF16] = "bf16"};
-static const char finish[][12] = {
-    NORMFUSE_FINISH_KERNELS(NAME)
-#undef NAME
-};
 
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel)
 {
     static _Thread_local char name[96];
     const struct normfuse_cuda_kernel_row *const row = &normfuse_cuda_kernel_table[kernel];
-    if (row->schedule == NORMFUSE_SCHEDULES)
-        snprintf(name, sizeof name, "normfuse_%s", finish[kernel - NORMFUSE_CUDA_shares]);
-    else
-        snprintf(name, sizeof name, "normfuse_%s_%s_%s_%s_%dx%d", row->columns ? "columns" : "rows",
-                 schedules[row->schedule], row->backward ? "backward" : "forward", types[row->type], row->elements,
-                 row->vectors);
+    snprintf(name, sizeof name, "normfuse_%s_%s_%s_%s_%dx%d", row->columns ? "columns" : "rows",
+             schedules[row->schedule], row->backward ? "backward" : "forward", types[row->type], row->elements,
+             row->vectors);
     return name;
 }
 

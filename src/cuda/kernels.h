@@ -42,15 +42,11 @@ enum {
 enum normfuse_cuda_kernel {
 #define NORMFUSE_KERNEL_ID(layout, schedule, direction, type, elements, vectors, registers)                            \
     NORMFUSE_CUDA_##layout##_##schedule##_##direction##_##type##_##elements##x##vectors,
-    NORMFUSE_KERNELS(NORMFUSE_KERNEL_ID)
+    NORMFUSE_KERNELS(NORMFUSE_KERNEL_ID) NORMFUSE_CUDA_KERNELS
 #undef NORMFUSE_KERNEL_ID
-#define NORMFUSE_KERNEL_ID(name) NORMFUSE_CUDA_##name,
-        NORMFUSE_FINISH_KERNELS(NORMFUSE_KERNEL_ID)
-#undef NORMFUSE_KERNEL_ID
-            NORMFUSE_CUDA_KERNELS
 };
 
-/* A row of kernels.def; finish.cu's kernels have the schedule NORMFUSE_SCHEDULES and nothing else. */
+/* A row of kernels.def. */
 struct normfuse_cuda_kernel_row {
     uint8_t schedule, columns, backward, type;
     int16_t elements, vectors, registers;
@@ -63,7 +59,7 @@ NORMFUSE_LAYOUT bool normfuse_is_dz_exact(int32_t bytes, int32_t activation)
     return bytes >= 4 || activation == NORMFUSE_IDENTITY || activation == NORMFUSE_RELU || activation == NORMFUSE_RELU6;
 }
 
-/* In the module: "normfuse_merge". This thread's until it asks again. */
+/* In the module: "normfuse_rows_general_forward_f64_1x8". This thread's until it asks again. */
 const char *normfuse_cuda_kernel_name(enum normfuse_cuda_kernel kernel);
 
 /* Whether a build for these targets ("80 90a 90-general-PTX") has nothing for a GPU but PTX of the general kernels.
@@ -94,15 +90,6 @@ enum normfuse_cuda_source {
  * (Granlund and Montgomery 1994). The hardware has no division; the compiler's of 64 bits takes longer than a load. */
 struct normfuse_cuda_divisor {
     uint32_t divisor, multiplier, shift;
-};
-
-/* Of `gradients`: its blocks from the first on join pairs of slopes, of `outers` that are `apart` pairs from one
- * another and have as many slots each; each item of its own place. */
-struct normfuse_cuda_slopes {
-    int32_t first_block, lanes, items;
-    int32_t outers, apart;
-    int32_t leaves; /* the sum in the place of the first pair, for another launch */
-    struct normfuse_cuda_divisor by_slots;
 };
 
 /* A tile is what one block holds at a time.
@@ -178,19 +165,6 @@ struct normfuse_cuda_geometry {
 
     struct normfuse_cuda_divisor by_subvectors;   /* columns: subvectors of a group */
     int32_t staggered_blocks, stagger_cycles; /* exchange by the grid: from which block on they begin so much later */
-    /* the small kernels */
-    int32_t items; /* sets, shares of them, or channels */
-    int32_t lanes; /* threads that share one of these, a power of two; */
-    int32_t gradient_lanes; /* gradients: one of the channels, which come after the sets */
-    int32_t totals_blocks;  /* gradients: the first blocks, which have the sets' totals */
-    struct normfuse_cuda_divisor by_sum_slots;
-    int32_t triples; /* of a set: its partial statistics, */
-
-    int32_t share, joined; /* those of a share, and those that are joined, one of each share */
-    int32_t shares; /* items that first join the partial statistics of a set; 0: the next kernel joins all. Backward:
-                       the parts of each channel are one already */
-    struct normfuse_cuda_divisor by_shares;
-    struct normfuse_cuda_slopes slopes;
 };
 
 struct normfuse_cuda_statistics {
@@ -271,7 +245,7 @@ struct normfuse_cuda_strides {
 };
 /* Bits of `flags`; phases are above them. */
 #define NORMFUSE_FLAG_LIST(FLAG)                                                                                       \
-    FLAG(columns) FLAG(accumulate) FLAG(has_running_momentum) FLAG(from_y) FLAG(evaluate) FLAG(accumulate_slope)
+    FLAG(columns) FLAG(accumulate) FLAG(has_running_momentum) FLAG(from_y) FLAG(evaluate)
 enum normfuse_cuda_flag {
 #define NORMFUSE_FLAG_ID(name) NORMFUSE_FLAG_##name,
     NORMFUSE_FLAG_LIST(NORMFUSE_FLAG_ID) NORMFUSE_FLAG_PHASES = 8
@@ -297,11 +271,9 @@ struct normfuse_cuda_problem {
     double act_param;
 
     double momentum;
-    double *stats, *sums;
     char *rare_parameters[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     struct normfuse_cuda_strides rare_strides[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
     int32_t rare_types[NORMFUSE_PARAMETERS - NORMFUSE_COMMON_PARAMETERS];
-    char unused[48]; /* what comes next begins a line */
 
 #if defined(__cplusplus)
 #define NORMFUSE_VIEW(name, place)                                                                                     \
@@ -360,44 +332,6 @@ struct normfuse_cuda_arguments {
         char lines[5][64];
     };
     struct normfuse_cuda_geometry geometry;
-};
-
-/* A tensor that is copied to other strides. Axes: `a`, on which the source's elements are nearest; `b`, the same of the
- * destination, or the next one where that is `a`; and the third. A block has a tile of them. */
-struct normfuse_cuda_axis {
-    int64_t size, from, to; /* strides in elements */
-};
-struct normfuse_cuda_copy {
-    const char *from;
-    char *to;
-    struct normfuse_cuda_axis a, b, outer;
-    int32_t tile_a, tile_b, tile_outer;
-    int32_t first_block;
-    int32_t pitch;  /* of a row of the tile in shared memory, in elements */
-    int32_t shared; /* bytes of it */
-    int32_t straight; /* nothing goes through shared memory */
-    int32_t from_vectors, to_vectors; /* of 16 bytes; else elements */
-    int32_t from_plane, to_plane;     /* the tile's elements of a and b are adjacent, and read or written as one row */
-    struct normfuse_cuda_divisor by_tiles_a, by_tiles_b, by_tile_a, by_tile_b;
-    struct normfuse_cuda_divisor by_read, by_write; /* vectors or elements of a row */
-};
-
-/* Of a call's tensors five are inputs: x, pre_add, post_add, dy, du. */
-enum { NORMFUSE_CUDA_COPIES = 5, NORMFUSE_CUDA_TRANSPOSE_THREADS = 256 };
-struct normfuse_cuda_transpose_arguments {
-    int64_t blocks; /* of all copies */
-    int32_t count;
-    struct normfuse_cuda_copy copies[NORMFUSE_CUDA_COPIES];
-};
-
-struct normfuse_cuda_merge_arguments {
-    const double *in; /* [shards][values] */
-    double *out;      /* [values] */
-    int64_t shards, values;
-    const double *stats; /* triples, whose counts divide factor * sums; NULL: nothing does */
-    int64_t share;       /* pairs a triple */
-    double factor;
-    int32_t width;       /* 3: triples, 2: pairs */
 };
 
 #endif

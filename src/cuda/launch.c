@@ -137,6 +137,7 @@ static void describe_call(const struct normfuse_problem *p, const struct step *s
 union body_arguments {
     struct normfuse_single_arguments single;
     struct normfuse_stream_arguments stream;
+    struct normfuse_finish_arguments finish;
 };
 static void describe_body(const struct normfuse_problem *p, const struct step *step,
                           const struct normfuse_cuda_arguments *scratch, union body_arguments *to)
@@ -159,6 +160,30 @@ static void describe_body(const struct normfuse_problem *p, const struct step *s
 #undef TENSORS
 }
 
+/* The same of the body `finish`. */
+static void describe_finish(const struct normfuse_problem *p, const struct step *step,
+                            const struct normfuse_cuda_arguments *scratch, struct normfuse_finish_arguments *to)
+{
+    const bool backward = step->signature.backward != 0;
+    const bool sharded = (p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) == 0;
+    *to = step->finish;
+#define PLACE(name) to->name = place_of(&p->name);
+    PLACE(weight) PLACE(bias) PLACE(scale) PLACE(mean) PLACE(rstd) PLACE(running_mean) PLACE(running_var)
+    PLACE(dweight) PLACE(dbias) PLACE(dscale) PLACE(dshift) PLACE(dslope)
+#undef PLACE
+    to->shard = backward ? p->sums : p->stats;
+    to->sums = sharded ? to->shard : backward ? scratch->sums : scratch->partials;
+    to->totals = scratch->totals;
+    to->statistics = (double *)scratch->statistics;
+    if (step->signature.dslope != 0)
+        to->slope_sums = scratch->sums + (step->signature.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? p->n : 1) *
+                                             p->c * to->slot_stride * 2;
+    to->accumulate = p->accumulate;
+    to->accumulate_slope = p->accumulate_slope;
+    to->eps = p->eps;
+    to->momentum = p->momentum;
+}
+
 /* What a kernel reads of a problem; kernels.h. */
 static void describe_problem(const struct normfuse_problem *p, struct normfuse_cuda_problem *to)
 {
@@ -170,7 +195,6 @@ static void describe_problem(const struct normfuse_problem *p, struct normfuse_c
 #define FLAG(name) | (int32_t)p->name << NORMFUSE_FLAG_##name
     *to = (struct normfuse_cuda_problem){
         SAME(n) SAME(c) SAME(s) SAME(activation) SAME(eps) SAME(set_values) SAME(act_param) SAME(momentum)
-        SAME(stats) SAME(sums)
         .x_batch = p->x.batch,
         .x_channel = p->x.channel,
         .x_position = p->x.position,
@@ -219,44 +243,69 @@ static bool prepares(const normfuse_exec *exec)
     return exec != NULL && (exec->flags & NORMFUSE_PREPARE) != 0;
 }
 
+/* Enqueues, or notes the kernel that would be. */
+static normfuse_status launch_or_note(const char *call, const struct normfuse_cuda_device *device,
+                                      const normfuse_exec *exec, const struct normfuse_cuda_launch *launch)
+{
+    if (!prepares(exec))
+        return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, launch);
+    return launch->signature != NULL ? normfuse_cuda_note(call, device, launch->signature) : NORMFUSE_OK;
+}
+
 /* Behind what the call has launched. */
 static normfuse_status launch(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                              const normfuse_exec *exec, const struct step *step, const void *arguments)
+                              const normfuse_exec *exec, struct normfuse_cuda_launch launch,
+                              const struct normfuse_cuda_signature *signature, const void *arguments)
 {
-    struct normfuse_cuda_launch launch = step->launch;
     struct ran *const ran = &last_steps[last_count++];
     launch.dependent = last_count > 1 && device->capability >= 90;
     launch.arguments = arguments;
-    launch.signature = signature_of(step);
+    launch.signature = signature;
     ran->launch = launch;
-    ran->phases = step->phases;
-    ran->exchange = step->geometry.exchange;
-    ran->parts = step->geometry.parts;
-    ran->held_shared = step->geometry.held_shared;
-    if (launch.signature != NULL)
-        ran->signature = *launch.signature;
+    ran->phases = 0;
+    if (signature != NULL)
+        ran->signature = *signature;
     if (launch.grid == 0)
         return NORMFUSE_OK;
     if (launch.grid > INT32_MAX)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %" PRId64 " blocks are more than a grid has", problem->name,
                                launch.grid);
-    if (prepares(exec))
-        return launch.signature != NULL ? normfuse_cuda_note(problem->name, device, launch.signature) : NORMFUSE_OK;
-    return normfuse_cuda_launch(problem->name, device, exec != NULL ? exec->stream : NULL, &launch);
+    return launch_or_note(problem->name, device, exec, &launch);
+}
+
+/* One of the plan, with what is said of it. */
+static normfuse_status launch_step(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
+                                   const normfuse_exec *exec, const struct step *step, const void *arguments)
+{
+    struct ran *const ran = &last_steps[last_count];
+    const normfuse_status status = launch(problem, device, exec, step->launch, signature_of(step), arguments);
+    ran->phases = step->phases;
+    ran->exchange = step->geometry.exchange;
+    ran->parts = step->geometry.parts;
+    ran->held_shared = step->geometry.held_shared;
+    return status;
 }
 
 /* Copies before or after the steps. */
 static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            const normfuse_exec *exec, const struct normfuse_cuda_transpose_arguments *copies)
+                            const normfuse_exec *exec, const struct normfuse_transpose_arguments *copies)
 {
-    struct step step = {.launch = {.kernel = problem->type == NORMFUSE_F64   ? NORMFUSE_CUDA_transpose8
-                                             : problem->type == NORMFUSE_F32 ? NORMFUSE_CUDA_transpose4
-                                                                             : NORMFUSE_CUDA_transpose2,
-                                   .grid = copies->blocks,
-                                   .threads = NORMFUSE_CUDA_TRANSPOSE_THREADS}};
-    for (int i = 0; i < copies->count; i++)
-        step.launch.shared = (size_t)maximum((int64_t)step.launch.shared, copies->copies[i].shared);
-    return copies->count > 0 ? launch(problem, device, exec, &step, copies) : NORMFUSE_OK;
+    if (copies->count == 0)
+        return NORMFUSE_OK;
+    struct normfuse_cuda_launch of = {.grid = copies->blocks, .threads = NORMFUSE_TRANSPOSE_THREADS};
+    int straight = 0;
+    for (int i = 0; i < copies->count; i++) {
+        of.shared = (size_t)maximum((int64_t)of.shared, copies->copies[i].shared);
+        straight += copies->copies[i].straight;
+    }
+    /* Any type of so many bytes. */
+    const struct normfuse_cuda_signature signature = {
+        .body = NORMFUSE_BODY_transpose,
+        .type = problem->type == NORMFUSE_BF16 ? NORMFUSE_F16 : problem->type,
+        .straight = straight == 0               ? NORMFUSE_COPIES_ACROSS
+                    : straight == copies->count ? NORMFUSE_COPIES_STRAIGHT
+                                                : NORMFUSE_COPIES_MIXED};
+    return launch(problem, device, exec, of, &signature, copies);
 }
 
 /* The arguments of a step. Steps before it have changed the problem; *folded: rows that its strides are of. */
@@ -332,15 +381,17 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     /* What kernels of a call read is there when its first one begins, but for what others of them write. */
     arguments.begins_early = transposed.before.count == 0 && plan->steps[0].launch.grid > 0;
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
+        const struct step *const step = &plan->steps[i];
         union body_arguments of_body;
-        if (plan->steps[i].is_specialized && plan->steps[i].goes_on)
+        if (step->is_specialized && step->goes_on)
             go_on_from_first_pass(&united);
-        if (plan->steps[i].is_specialized)
-            describe_body(&united, &plan->steps[i], &arguments, &of_body);
+        if (!step->is_specialized)
+            describe_step(step, &united, &arguments, &folded);
+        else if (step->signature.body == NORMFUSE_BODY_finish)
+            describe_finish(&united, step, &arguments, &of_body.finish);
         else
-            describe_step(&plan->steps[i], &united, &arguments, &folded);
-        status = launch(problem, device, exec, &plan->steps[i],
-                        plan->steps[i].is_specialized ? (const void *)&of_body : &arguments);
+            describe_body(&united, step, &arguments, &of_body);
+        status = launch_step(problem, device, exec, step, step->is_specialized ? (const void *)&of_body : &arguments);
     }
     if (status == NORMFUSE_OK)
         status = copy(problem, device, exec, &transposed.after);
@@ -379,16 +430,18 @@ normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct
     const char *const call = width == 3 ? "stats_merge" : "sums_merge";
     const struct normfuse_cuda_device *device;
     const normfuse_status status = normfuse_cuda_device(call, ordinal, &device);
-    if (status != NORMFUSE_OK || out->elements == 0 || prepares(exec))
+    if (status != NORMFUSE_OK || out->elements == 0)
         return status;
-    const struct normfuse_cuda_merge_arguments arguments = {
+    const struct normfuse_merge_arguments arguments = {
         .in = (const double *)(const void *)in->data, .out = (double *)(void *)out->data,
-        .shards = in->elements / out->elements, .values = out->elements,
+        .shards = in->elements / out->elements, .items = out->elements / width,
         .stats = (const double *)(const void *)stats->data, .factor = NORMFUSE_PER_VALUE,
-        .share = stats->data == NULL ? 1 : out->elements / 2 / (stats->elements / 3), .width = width};
-    const struct normfuse_cuda_launch launch = {.kernel = NORMFUSE_CUDA_merge,
-                                                .grid = divide_up(out->elements / width, 128),
+        .share = stats->data == NULL ? 1 : out->elements / 2 / (stats->elements / 3)};
+    const struct normfuse_cuda_signature signature = {
+        .body = NORMFUSE_BODY_finish, .work = NORMFUSE_WORK_MERGE, .type = NORMFUSE_F64, .backward = width == 2};
+    const struct normfuse_cuda_launch launch = {.signature = &signature,
+                                                .grid = divide_up(arguments.items, 128),
                                                 .threads = 128,
                                                 .arguments = &arguments};
-    return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, &launch);
+    return launch_or_note(call, device, exec, &launch);
 }

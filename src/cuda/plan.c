@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * plan.c - the steps of a call, each a kernel with its geometry: kernels that hold what they read on the chip where
- * that is possible, else two passes, and the small kernels of finish.cu between and after them; and the memory of
- * plans. */
+ * that is possible, else two passes, and the small kernels of the body `finish` between and after them; and the memory
+ * of plans. */
 #include "schedules.h"
 
 #include <pthread.h>
@@ -17,7 +17,7 @@ static void set_divisors(const struct normfuse_problem *p, uint32_t threads, str
     const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
 #define BY(name, value) g->by_##name = divisor_of(value);
 #define BY_ITS_OWN(name) BY(name, g->name)
-    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(sum_slots) BY_ITS_OWN(width)
+    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(width)
     BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
     BY(groups, p->groups)
     BY(set_channels, group_of(p))
@@ -38,39 +38,96 @@ static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
     return lanes;
 }
 
-/* One of finish.cu, over `items` sets or channels that have at most `parts` parts each of the sums to join. */
-static struct step *add_small(struct plan *plan, const struct normfuse_problem *p, enum normfuse_cuda_kernel kernel,
-                              int64_t items, int64_t parts)
+/* One of the body `finish`, over `items` sets, shares or channels that have at most `parts` parts each of the sums to
+ * join. Its type is double, whatever the call's, unless the work finds a root or running statistics. */
+static struct step *add_finish(struct plan *plan, const struct normfuse_problem *p, int32_t work, int64_t items,
+                               int64_t parts)
 {
     const int64_t lanes = lanes_of(items, parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
     *step = (struct step){
-        .launch = {.kernel = kernel, .threads = (uint32_t)threads, .grid = divide_up(items, threads / lanes)},
-        .geometry = plan->sums_geometry};
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    g->lanes = g->gradient_lanes = (int32_t)lanes;
-    g->items = (int32_t)items;
-    g->totals_blocks = 0;
-    set_divisors(p, step->launch.threads, g);
+        .is_specialized = true,
+        .signature = {.body = NORMFUSE_BODY_finish,
+                      .work = work,
+                      .type = NORMFUSE_F64,
+                      .backward = work == NORMFUSE_WORK_PARTS || work == NORMFUSE_WORK_GRADIENTS,
+                      .statistics = p->sets == NORMFUSE_SETS_GROUP   ? NORMFUSE_STATISTICS_GROUP
+                                    : p->sets == NORMFUSE_SETS_BATCH ? NORMFUSE_STATISTICS_CHANNEL
+                                    : p->evaluate                    ? NORMFUSE_STATISTICS_RUNNING
+                                                                     : NORMFUSE_STATISTICS_NONE},
+        .launch = {.threads = (uint32_t)threads, .grid = divide_up(items, threads / lanes)},
+        .finish = {.lanes = (int32_t)lanes,
+                   .items = (int32_t)items,
+                   .samples = (int32_t)p->n,
+                   .channels = (int32_t)p->c,
+                   .by_groups = short_divisor(p->groups),
+                   .by_set_channels = short_divisor(group_of(p))}};
     return step;
 }
 
+/* What statistics are computed in. */
+static int32_t computed_type(const struct normfuse_problem *p)
+{
+    return p->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+}
+
+static void set_running(const struct normfuse_problem *p, struct normfuse_cuda_signature *of)
+{
+    of->updates_running = 1;
+    of->running_mean = normfuse_cuda_code_of(&p->running_mean);
+    of->running_var = normfuse_cuda_code_of(&p->running_var);
+}
+
 /* The statistics of `sets` sets of which each has so many parts: where these are very many, a few blocks a set first
- * join shares of them. */
-static void add_statistics(struct plan *plan, const struct normfuse_problem *p, int64_t sets, int64_t parts)
+ * join shares of them. `keeps`: later kernels read them. */
+static void add_statistics(struct plan *plan, const struct normfuse_problem *p, int64_t sets, int64_t parts, bool keeps)
 {
     enum { MANY_PARTS = 4096, SHARE = 1024, MAX_SHARES = 256 };
-    struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
-    g->triples = g->joined = (int32_t)parts;
-    g->share = 1;
+    int64_t share = 1, joined = parts;
     if (parts > MANY_PARTS && sets * MAX_SHARES < INT32_MAX) {
-        g->shares = (int32_t)minimum(MAX_SHARES, divide_up(parts, SHARE));
-        g->by_shares = divisor_of(g->shares);
-        g->share = (int32_t)divide_up(parts, g->shares);
-        g->joined = (int32_t)divide_up(parts, g->share);
-        add_small(plan, p, NORMFUSE_CUDA_shares, sets * g->shares, parts);
+        const int64_t shares = minimum(MAX_SHARES, divide_up(parts, SHARE));
+        share = divide_up(parts, shares);
+        joined = divide_up(parts, share);
+        struct normfuse_finish_arguments *const of =
+            &add_finish(plan, p, NORMFUSE_WORK_SHARES, sets * shares, parts)->finish;
+        of->by_shares = short_divisor(shares);
+        of->triples = (int32_t)parts;
+        of->share = (int32_t)share;
     }
-    add_small(plan, p, NORMFUSE_CUDA_statistics, sets, g->joined);
+    struct step *const step = add_finish(plan, p, NORMFUSE_WORK_STATISTICS, sets, joined);
+    struct normfuse_cuda_signature *const of = &step->signature;
+    step->finish.triples = (int32_t)parts;
+    step->finish.share = (int32_t)share;
+    step->finish.joined = (int32_t)joined;
+    of->writes_shard = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0 && p->stats != NULL;
+    if (of->writes_shard)
+        return;
+    of->type = computed_type(p);
+    of->mean = normfuse_cuda_code_of(&p->mean);
+    of->rstd = normfuse_cuda_code_of(&p->rstd);
+    of->keeps_statistics = keeps;
+    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_BATCH)
+        set_running(p, of);
+}
+
+/* One over sums of channels, as the kernel left them whose geometry this is; `joined`: those of a channel are one. */
+static struct step *add_finish_of_sums(struct plan *plan, const struct normfuse_problem *p, int32_t work, int64_t items,
+                                       int64_t parts, bool joined)
+{
+    const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    struct step *const step = add_finish(plan, p, work, items, parts);
+    const bool given = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) == 0;
+    const bool by_channel = given ? p->sets != NORMFUSE_SETS_GROUP : g->sums_by_channel != 0;
+    const bool differ = !given && !joined && g->sum_slots != 1 && g->channels_a_segment != 0 && !by_channel;
+    step->signature.gradients = !by_channel                      ? NORMFUSE_GRADIENTS_OF_SAMPLES
+                                : p->sets == NORMFUSE_SETS_GROUP ? NORMFUSE_GRADIENTS_NORMALIZED
+                                                                 : NORMFUSE_GRADIENTS_OF_CHANNELS;
+    step->finish.slot_stride = given ? 1 : g->sum_slots;
+    step->finish.slots = given || joined ? 1 : g->sum_slots;
+    step->finish.by_slots = short_divisor(step->finish.slots);
+    step->finish.spans = g->spans;
+    step->finish.part_rows = differ ? g->part_rows : 0;
+    return step;
 }
 
 /* Pairs of slopes that the blocks which come next join. One slope is joined at once where these are few; else each
@@ -78,15 +135,16 @@ static void add_statistics(struct plan *plan, const struct normfuse_problem *p, 
 static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, struct step *step)
 {
     enum { MANY_PAIRS = 1 << 14 };
-    struct normfuse_cuda_slopes *const of = &step->geometry.slopes;
-    const int64_t slots = maximum(1, step->geometry.sum_slots), pairs = samples * p->c * slots;
-    const bool is_one = p->dslope.channel == 0, at_once = is_one && pairs <= MANY_PAIRS;
+    struct normfuse_finish_slopes *const of = &step->finish.slopes;
+    const int64_t slots = maximum(1, step->finish.slot_stride), pairs = samples * p->c * slots;
+    const bool is_one = p->dslope.channel == 0, at_once = is_one && (pairs <= MANY_PAIRS || normfuse_is_empty(p));
     of->leaves = is_one && !at_once;
     of->items = at_once ? 1 : (int32_t)p->c;
     of->outers = (int32_t)(normfuse_is_empty(p) ? 0 : at_once ? 1 : samples);
     of->apart = (int32_t)(p->c * slots);
-    of->by_slots = divisor_of(at_once ? pairs : slots);
+    of->by_slots = short_divisor(at_once ? pairs : slots);
     of->lanes = (int32_t)lanes_of(of->items, at_once ? pairs : samples * slots);
+    step->signature.dslope = normfuse_cuda_code_of(&p->dslope);
     step->launch.threads = (uint32_t)maximum(step->launch.threads, of->lanes);
     return divide_up((int64_t)of->items * of->lanes, step->launch.threads);
 }
@@ -94,13 +152,31 @@ static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, st
 /* One slope, of what `gradients` left of each channel. */
 static void add_slope(struct plan *plan, const struct normfuse_problem *p)
 {
-    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, 1, p->c);
-    step->geometry.items = 0; /* sets */
-    step->geometry.slopes = (struct normfuse_cuda_slopes){.lanes = step->geometry.lanes,
+    struct step *const step = add_finish_of_sums(plan, p, NORMFUSE_WORK_GRADIENTS, 1, p->c, false);
+    step->signature.dslope = normfuse_cuda_code_of(&p->dslope);
+    step->finish.slopes = (struct normfuse_finish_slopes){.lanes = step->finish.lanes,
                                                           .items = 1,
                                                           .outers = (int32_t)p->c,
-                                                          .apart = (int32_t)maximum(1, plan->sums_geometry.sum_slots),
-                                                          .by_slots = divisor_of(1)};
+                                                          .apart = step->finish.slot_stride,
+                                                          .by_slots = short_divisor(1)};
+}
+
+/* What is found of each channel: gradients of parameters, or a shard's sums. */
+static void set_gradients(const struct normfuse_problem *p, struct normfuse_cuda_signature *of)
+{
+    of->writes_shard = (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) == 0;
+    if (of->writes_shard)
+        return;
+    of->per_sample = p->sets == NORMFUSE_SETS_NONE && (p->dweight.batch != 0 || p->dbias.batch != 0);
+    of->dweight = normfuse_cuda_code_of(&p->dweight);
+    of->dbias = normfuse_cuda_code_of(&p->dbias);
+    of->dscale = normfuse_cuda_code_of(&p->dscale);
+    of->dshift = normfuse_cuda_code_of(&p->dshift);
+}
+
+static bool finds_gradients(const struct normfuse_cuda_signature *of)
+{
+    return (of->writes_shard | of->dweight | of->dbias | of->dscale | of->dshift) != 0;
 }
 
 /* The totals of `sets` sets, the parameters' gradients, those of prelu's slopes, or some of these. A block has the sums
@@ -115,27 +191,38 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     const int64_t outers = p->sets == NORMFUSE_SETS_BATCH ? samples : group_of(p); /* that a set has sums of */
     const bool joins = sets > 0 && slots >= PARTS_OF_CHANNEL && outers * slots > MANY_PARTS;
     if (joins) {
-        add_small(plan, p, NORMFUSE_CUDA_parts, samples * p->c, slots);
+        add_finish_of_sums(plan, p, NORMFUSE_WORK_PARTS, samples * p->c, slots, false);
         slots = 1;
     }
-    struct step *const step = add_small(plan, p, NORMFUSE_CUDA_gradients, sets, outers * slots);
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    g->shares = joins;
-    if (joins)
-        g->by_sum_slots = divisor_of(1);
-    /* A sample that gets something has a lane of its own, or a warp: affine 9x4x122x38 backward 9.4 us, where warps have
-     * samples one after the other 15.6. */
+    struct step *const step = add_finish_of_sums(plan, p, NORMFUSE_WORK_GRADIENTS, sets, outers * slots, joins);
+    struct normfuse_cuda_signature *const of = &step->signature;
+    /* A sample that gets something has a lane of its own, or a warp: affine 9x4x122x38 backward 9.4 us, where warps
+     * have samples one after the other 15.6. */
     const int64_t of_samples = slots > 8 ? 128 * minimum(samples, 8) : 4 * minimum(samples, 32);
-    g->gradient_lanes = (int32_t)lanes_of(p->c, maximum(samples * slots, of_samples));
+    const int64_t gradient_lanes = lanes_of(p->c, maximum(samples * slots, of_samples));
+    of->totals = sets > 0;
     if (wants_gradients)
-        step->launch.threads = (uint32_t)maximum(step->launch.threads, g->gradient_lanes);
+        set_gradients(p, of);
+    of->weight = of->totals || of->dscale ? normfuse_cuda_code_of(&p->weight) : 0;
+    of->bias = of->dscale ? normfuse_cuda_code_of(&p->bias) : 0;
+    of->scale = normfuse_cuda_code_of(&p->scale);
+    const bool finds = finds_gradients(of);
+    const bool reads_statistics = finds && !of->writes_shard && of->gradients != NORMFUSE_GRADIENTS_NORMALIZED;
+    if (p->sets == NORMFUSE_SETS_NONE && p->evaluate && reads_statistics) {
+        of->type = computed_type(p);
+        of->running_var = normfuse_cuda_code_of(&p->running_var);
+    }
+    of->rstd = p->sets != NORMFUSE_SETS_NONE && (of->totals || reads_statistics) ? normfuse_cuda_code_of(&p->rstd) : 0;
+    step->finish.gradient_lanes = (int32_t)gradient_lanes;
+    if (finds)
+        step->launch.threads = (uint32_t)maximum(step->launch.threads, gradient_lanes);
     const int64_t slope_blocks = wants_slopes ? join_slopes(p, samples, step) : 0;
     const int64_t threads = step->launch.threads;
-    g->totals_blocks = (int32_t)divide_up(sets * g->lanes, threads);
-    step->launch.grid = g->totals_blocks + (wants_gradients ? divide_up(p->c * g->gradient_lanes, threads) : 0);
-    g->slopes.first_block = (int32_t)step->launch.grid;
+    step->finish.totals_blocks = (int32_t)divide_up(sets * step->finish.lanes, threads);
+    step->launch.grid = step->finish.totals_blocks + (finds ? divide_up(p->c * gradient_lanes, threads) : 0);
+    step->finish.slopes.first_block = (int32_t)step->launch.grid;
     step->launch.grid += slope_blocks;
-    if (g->slopes.leaves)
+    if (step->finish.slopes.leaves)
         add_slope(plan, p);
 }
 
@@ -220,8 +307,9 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         parts = plan->steps[0].stream.set_triples;
         plan->partials = (size_t)(sets * parts) * 24;
     }
+    const bool updates_later = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
     if (!holds && sets > 0)
-        add_statistics(plan, p, sets, parts);
+        add_statistics(plan, p, sets, parts, (applies && !empty) || updates_later);
     if (!holds && applies && !empty) {
         plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
         struct normfuse_problem rest = *p;
@@ -235,9 +323,10 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
             return false;
         plan->steps[plan->count - 1].goes_on = stored;
     }
-    if (p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP && sets > 0) {
-        plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
-        add_small(plan, p, NORMFUSE_CUDA_running, p->c, p->n);
+    if (updates_later && sets > 0) {
+        struct normfuse_cuda_signature *const of = &add_finish(plan, p, NORMFUSE_WORK_RUNNING, p->c, p->n)->signature;
+        of->type = computed_type(p);
+        set_running(p, of);
         plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
     }
     return true;

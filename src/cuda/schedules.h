@@ -23,6 +23,7 @@ struct step {
     union { /* of its body, but for what launch.c adds */
         struct normfuse_single_arguments single;
         struct normfuse_stream_arguments stream;
+        struct normfuse_finish_arguments finish;
     };
     double microseconds;                     /* as estimated */
     size_t messages;                         /* bytes that blocks of the grid send one another, of plan.partials */
@@ -104,7 +105,7 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
 /* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so
  * these are copied, inputs before a call's kernels and outputs after them. */
 struct transposed {
-    struct normfuse_cuda_transpose_arguments before, after; /* of a call's kernels */
+    struct normfuse_transpose_arguments before, after; /* of a call's kernels */
     size_t bytes; /* of scratch, whose beginning it is */
 };
 
@@ -144,6 +145,7 @@ static inline struct normfuse_cuda_divisor divisor_of(int64_t value)
     return by;
 }
 
+/* The same for a kernel that is compiled at run time. */
 static inline struct normfuse_divisor short_divisor(int64_t value)
 {
     const struct normfuse_cuda_divisor by = divisor_of(value);

@@ -56,6 +56,21 @@ static bool reads_running(const struct normfuse_problem *p, int elements)
            (is_packed(&p->running_mean, elements, false) && is_packed(&p->running_var, elements, false));
 }
 
+static bool is_short(ptrdiff_t stride)
+{
+    return stride >= -INT32_MAX && stride <= INT32_MAX;
+}
+
+/* Whether struct normfuse_place holds the strides of all parameters. */
+static bool has_short_parameters(const struct normfuse_problem *p)
+{
+    bool all = true;
+#define SHORT(name) all = all && is_short(p->name.batch) && is_short(p->name.channel);
+    NORMFUSE_COMMON_PARAMETER_LIST(SHORT) NORMFUSE_RARE_PARAMETER_LIST(SHORT)
+#undef SHORT
+    return all;
+}
+
 bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shape)
 {
     shape->problem = p;
@@ -122,6 +137,6 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
     shape->wants_gradients = !forward && (!(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) || p->dweight.data != NULL ||
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);
-    return is_countable(p->n) && is_countable(p->c) && is_countable(p->s / elements * (p->columns ? elements : 1)) &&
+    return has_short_parameters(p) && is_countable(p->n) && is_countable(p->c) && is_countable(p->s / elements * (p->columns ? elements : 1)) &&
            is_countable(p->sets == NORMFUSE_SETS_GROUP ? sets_of(p) : p->n);
 }

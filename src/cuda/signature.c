@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "../problem.h"
+#include "device/arguments.h"
 
 const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,
                                          char name[static NORMFUSE_KERNEL_NAME_BYTES])
@@ -15,8 +16,16 @@ const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *s
 #undef BODY
     static const char *const types[] = {
         [NORMFUSE_F64] = "f64", [NORMFUSE_F32] = "f32", [NORMFUSE_F16] = "f16", [NORMFUSE_BF16] = "bf16"};
-    snprintf(name, NORMFUSE_KERNEL_NAME_BYTES, "normfuse_%s_%s_%s", bodies[signature->body],
-             signature->backward ? "backward" : "forward", types[signature->type]);
+    static const char *const works[] = {
+        [NORMFUSE_WORK_SHARES] = "shares",   [NORMFUSE_WORK_STATISTICS] = "statistics",
+        [NORMFUSE_WORK_RUNNING] = "running", [NORMFUSE_WORK_PARTS] = "parts",
+        [NORMFUSE_WORK_GRADIENTS] = "gradients", [NORMFUSE_WORK_MERGE] = "merge"};
+    const char *const direction = signature->backward ? "backward" : "forward";
+    if (signature->body == NORMFUSE_BODY_transpose)
+        snprintf(name, NORMFUSE_KERNEL_NAME_BYTES, "normfuse_%s_%s", bodies[signature->body], types[signature->type]);
+    else
+        snprintf(name, NORMFUSE_KERNEL_NAME_BYTES, "normfuse_%s_%s_%s", bodies[signature->body],
+                 signature->body == NORMFUSE_BODY_finish ? works[signature->work] : direction, types[signature->type]);
     return name;
 }
 

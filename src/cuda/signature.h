@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* The bodies: files of src/cuda/device/ that define a kernel. */
-#define NORMFUSE_BODY_LIST(BODY) BODY(single) BODY(stream) BODY(held)
+#define NORMFUSE_BODY_LIST(BODY) BODY(single) BODY(stream) BODY(held) BODY(finish) BODY(transpose)
 #define NORMFUSE_BODY(name) NORMFUSE_BODY_##name,
 enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
 #undef NORMFUSE_BODY
@@ -68,7 +68,15 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(dweight)                                                                                                     \
     FIELD(dbias)                                                                                                       \
     FIELD(gradients) /* NORMFUSE_GRADIENTS_* */                                                                        \
-    FIELD(sums_slopes) /* of prelu */
+    FIELD(sums_slopes) /* of prelu */                                                                                  \
+    /* finish */                                                                                                       \
+    FIELD(work) /* NORMFUSE_WORK_* */                                                                                  \
+    FIELD(writes_shard) /* a sharded call ends with it */                                                              \
+    FIELD(totals) /* of sets are found */                                                                              \
+    FIELD(dscale)                                                                                                      \
+    FIELD(dshift)                                                                                                      \
+    FIELD(dslope)                                                                                                      \
+    FIELD(straight) /* transpose: NORMFUSE_COPIES_* */
 
 #define NORMFUSE_FIELD(name) int32_t name;
 struct normfuse_cuda_signature { /* compared as bytes */
@@ -93,7 +101,7 @@ struct normfuse_cuda_signature normfuse_cuda_signature_of(enum normfuse_cuda_bod
 /* 0: there is no such parameter, else 1 + its type. */
 int32_t normfuse_cuda_code_of(const struct normfuse_parameter *parameter);
 
-/* "normfuse_single_forward_f32". Kernels of several signatures share a name. */
+/* "normfuse_single_forward_f32", "normfuse_finish_merge_f64", "normfuse_transpose_f16". Kernels of several signatures share a name. */
 const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,
                                          char name[static NORMFUSE_KERNEL_NAME_BYTES]);
 

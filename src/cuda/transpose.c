@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * transpose.c - the copies of tensors that have not the strides of the others; see schedules.h. transpose.cu copies. */
+ * transpose.c - the copies of tensors that have not the strides of the others; see schedules.h. The body
+ * device/transpose.cuh copies. */
 #include "schedules.h"
 
 /* A tile's bytes: enough on their way on each multiprocessor, and few where a tensor is small, so that all of them have
@@ -63,13 +64,13 @@ static struct normfuse_view choose_strides(const struct normfuse_problem *p, str
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------ */
 
-static const struct normfuse_cuda_axis one = {1, 0, 0}; /* of one element */
+static const struct normfuse_transpose_axis one = {1, 0, 0}; /* of one element */
 
 /* Axes whose elements follow one another in both tensors become one. */
-static void unite(struct normfuse_cuda_axis axes[3])
+static void unite(struct normfuse_transpose_axis axes[3])
 {
     for (int i = 0; i < 18; i++) { /* twice, since two may be one only once another two are */
-        struct normfuse_cuda_axis *const inner = &axes[i / 3 % 3], *const outer = &axes[i % 3];
+        struct normfuse_transpose_axis *const inner = &axes[i / 3 % 3], *const outer = &axes[i % 3];
         if (inner == outer || outer->size == 1 || inner->size == 1 || outer->from != inner->from * inner->size ||
             outer->to != inner->to * inner->size)
             continue;
@@ -85,11 +86,11 @@ static int64_t magnitude(int64_t stride)
 }
 
 /* The axis of axes[from..3) with the shortest stride, of the destination or of the source, goes to axes[from]. */
-static void bring_nearest(struct normfuse_cuda_axis axes[3], int from, bool to)
+static void bring_nearest(struct normfuse_transpose_axis axes[3], int from, bool to)
 {
     for (int i = from + 1; i < 3; i++)
         if (magnitude(to ? axes[i].to : axes[i].from) < magnitude(to ? axes[from].to : axes[from].from)) {
-            const struct normfuse_cuda_axis nearer = axes[i];
+            const struct normfuse_transpose_axis nearer = axes[i];
             axes[i] = axes[from];
             axes[from] = nearer;
         }
@@ -101,15 +102,15 @@ static int64_t share_of(int64_t room, int64_t size, int64_t multiple)
     return minimum(size, maximum(multiple, room & -multiple));
 }
 
-/* How a tile is cut from the axes, and read and written: see transpose.cu. Returns its blocks. */
-static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, int64_t bytes)
+/* How a tile is cut from the axes, and read and written: see device/transpose.cuh. Returns its blocks. */
+static __attribute__((noinline)) int64_t cut(struct normfuse_transpose_copy *copy, int64_t bytes)
 {
-    const struct normfuse_cuda_axis *const a = &copy->a, *const b = &copy->b, *const outer = &copy->outer;
+    const struct normfuse_transpose_axis *const a = &copy->a, *const b = &copy->b, *const outer = &copy->outer;
     const int64_t vector = 16 / bytes, line = 128 / bytes, rest = vector - 1, in_plane = PLANE_BYTES / bytes;
     const bool is_small = a->size * b->size * outer->size * bytes < SMALL_BYTES;
     const int64_t room = (is_small ? SMALL_TILE_BYTES : TILE_BYTES) / bytes;
     const bool straight = magnitude(a->to) < magnitude(b->to);
-    const struct normfuse_cuda_axis *const near = straight ? a : b, *const apart = straight ? b : a;
+    const struct normfuse_transpose_axis *const near = straight ? a : b, *const apart = straight ? b : a;
     const bool from_aligned = (uintptr_t)copy->from % 16 == 0 && a->from == 1 && (outer->from & rest) == 0;
     const bool to_aligned = (uintptr_t)copy->to % 16 == 0 && near->to == 1 && (outer->to & rest) == 0;
     const bool from_vectors = from_aligned && ((a->size | b->from) & rest) == 0;
@@ -151,7 +152,7 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, in
 #define SET(name) copy->name = (int32_t)name;
     SET(tile_a) SET(tile_b) SET(tile_outer) SET(pitch) SET(straight) SET(from_plane) SET(to_plane)
 #undef SET
-#define BY(name, value) copy->by_##name = divisor_of(value);
+#define BY(name, value) copy->by_##name = short_divisor(value);
     BY(tiles_a, tiles_a) BY(tiles_b, tiles_b) BY(tile_a, tile_a) BY(tile_b, tile_b)
     BY(read, divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1))
     BY(write, divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1))
@@ -160,11 +161,11 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_cuda_copy *copy, in
 }
 
 /* False: it has more blocks than a grid. */
-static __attribute__((noinline)) bool add_copy(struct normfuse_cuda_transpose_arguments *copies,
+static __attribute__((noinline)) bool add_copy(struct normfuse_transpose_arguments *copies,
                                                const struct normfuse_problem *p, const struct normfuse_view *from,
                                                const struct normfuse_view *to)
 {
-    struct normfuse_cuda_axis axes[3] = {{p->n, from->batch, to->batch},
+    struct normfuse_transpose_axis axes[3] = {{p->n, from->batch, to->batch},
                                          {p->c, from->channel, to->channel},
                                          {p->s, from->position, to->position}};
     for (int i = 0; i < 3; i++)
@@ -173,7 +174,7 @@ static __attribute__((noinline)) bool add_copy(struct normfuse_cuda_transpose_ar
     unite(axes);
     bring_nearest(axes, 0, false);
     bring_nearest(axes, 1, true);
-    struct normfuse_cuda_copy *const copy = &copies->copies[copies->count++];
+    struct normfuse_transpose_copy *const copy = &copies->copies[copies->count++];
     copy->from = from->data;
     copy->to = to->data;
     copy->a = axes[0];

@@ -23,7 +23,8 @@ enum {
     NORMFUSE_STATISTICS_NONE,    /* there are none: affine */
     NORMFUSE_STATISTICS_RUNNING, /* given ones of each channel: evaluation */
     NORMFUSE_STATISTICS_GROUP,   /* a norm group */
-    NORMFUSE_STATISTICS_COLUMN   /* a column of the matrix that a block holds: a channel, channels last */
+    NORMFUSE_STATISTICS_COLUMN,  /* a column of the matrix that a block holds: a channel, channels last */
+    NORMFUSE_STATISTICS_CHANNEL  /* finish: a channel, whatever the layout */
 };
 
 /* Values of signature::parameters: what has a weight of its own. */
@@ -49,6 +50,26 @@ enum {
     NORMFUSE_EXCHANGE_IN_CLUSTER,
     NORMFUSE_EXCHANGE_IN_GRID
 };
+
+/* Values of signature::work, of the body `finish`. */
+enum {
+    NORMFUSE_WORK_SHARES,     /* partial statistics of a set become fewer */
+    NORMFUSE_WORK_STATISTICS, /* these become its statistics */
+    NORMFUSE_WORK_RUNNING,    /* running statistics of instance norm */
+    NORMFUSE_WORK_PARTS,      /* partial sums of a channel become one */
+    NORMFUSE_WORK_GRADIENTS,  /* sums of channels become totals of sets and gradients of parameters */
+    NORMFUSE_WORK_MERGE       /* shards become one */
+};
+
+/* Values of signature::straight, of the body `transpose`: whether copies go through shared memory. */
+enum {
+    NORMFUSE_COPIES_ACROSS, /* all do */
+    NORMFUSE_COPIES_STRAIGHT,
+    NORMFUSE_COPIES_MIXED
+};
+
+/* Threads of a block: of `finish` at most, of `transpose`. */
+enum { NORMFUSE_FINISH_THREADS = 256, NORMFUSE_TRANSPOSE_THREADS = 256 };
 
 /* Division by what is known before the launch: x / divisor = (high(x * multiplier) + x) >> shift for x below 2^31
  * (Granlund and Montgomery 1994). */
@@ -134,6 +155,81 @@ struct normfuse_stream_arguments {
     char *messages;    /* of all blocks of a slab, twice: [turn % 2][slab of the grid][part][norm group] */
     uint32_t *barriers;
     struct normfuse_call_arguments call;
+};
+
+/* The last blocks of `finish` join pairs of slopes, of `outers` that are `apart` pairs from one another and have as many
+ * slots each; each item of its own place. */
+struct normfuse_finish_slopes {
+    int32_t first_block, lanes, items;
+    int32_t outers, apart;
+    int32_t leaves; /* the sum in the place of the first pair, for another launch */
+    struct normfuse_divisor by_slots;
+};
+
+/* The body `finish`, but for merges. Items are sets, shares of them, or channels; `lanes` threads share one, a power of
+ * two. A set is a norm group, or a channel where all samples share statistics. */
+struct normfuse_finish_arguments {
+    double *sums; /* triples of each set and part, or pairs of each channel and slot; a shard's where these are given */
+    double *totals;     /* pairs of each set: what the backward subtracts */
+    double *statistics; /* of each set: mean, rstd, unbiased variance */
+    double *shard;      /* what a sharded call leaves: a triple of each set, or pairs */
+    int32_t lanes, items;
+    int32_t samples, channels;
+    struct normfuse_divisor by_groups;       /* norm groups of a sample */
+    struct normfuse_divisor by_set_channels; /* channels of a norm group */
+    /* Partial statistics of a set: all, those of a share, and those that are joined, one of each share. */
+    int32_t triples, share, joined;
+    struct normfuse_divisor by_shares; /* items that first join those of a set */
+    /* Partial sums of a channel: their room, their number, and in by_slots the most of them, which is at least 1. */
+    int32_t slot_stride, slots;
+    struct normfuse_divisor by_slots;
+    int32_t spans, part_rows; /* part_rows not 0: a channel has as many slots as parts of so many of the set's vectors
+                                 that its own `spans` touch */
+    int32_t gradient_lanes, totals_blocks; /* threads that share a channel; the blocks ahead of these, which have totals */
+    int32_t accumulate, accumulate_slope;
+    struct normfuse_place weight, bias, scale;
+    struct normfuse_place mean, rstd, running_mean, running_var;
+    struct normfuse_place dweight, dbias, dscale, dshift, dslope;
+    double eps, momentum;
+    double *slope_sums; /* pairs as `sums`: what parts found of prelu's slopes, and 0 */
+    struct normfuse_finish_slopes slopes;
+};
+
+/* The work MERGE of `finish`. An item is a triple, or a pair. */
+struct normfuse_merge_arguments {
+    const double *in; /* [shards][items] */
+    double *out;      /* [items] */
+    int64_t shards, items;
+    const double *stats; /* triples, whose counts divide factor * sums; NULL: nothing does */
+    int64_t share;       /* pairs a triple */
+    double factor;
+};
+
+/* The body `transpose`. Axes of a tensor that is copied to other strides: `a`, on which the source's elements are
+ * nearest; `b`, the same of the destination, or the next one where that is `a`; and the third. A block has a tile. */
+struct normfuse_transpose_axis {
+    int64_t size, from, to; /* strides in elements */
+};
+struct normfuse_transpose_copy {
+    const char *from;
+    char *to;
+    struct normfuse_transpose_axis a, b, outer;
+    int32_t tile_a, tile_b, tile_outer;
+    int32_t first_block;
+    int32_t pitch;    /* of a row of the tile in shared memory, in elements */
+    int32_t shared;   /* bytes of it */
+    int32_t straight; /* nothing goes through shared memory */
+    int32_t from_vectors, to_vectors; /* of 16 bytes; else elements */
+    int32_t from_plane, to_plane;     /* the tile's elements of a and b are adjacent, and read or written as one row */
+    struct normfuse_divisor by_tiles_a, by_tiles_b, by_tile_a, by_tile_b;
+    struct normfuse_divisor by_read, by_write; /* vectors or elements of a row */
+};
+/* Of a call's tensors five are inputs: x, pre_add, post_add, dy, du. */
+enum { NORMFUSE_TRANSPOSE_COPIES = 5 };
+struct normfuse_transpose_arguments {
+    int64_t blocks; /* of all copies */
+    int32_t count;
+    struct normfuse_transpose_copy copies[NORMFUSE_TRANSPOSE_COPIES];
 };
 
 #endif

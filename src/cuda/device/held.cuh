@@ -583,8 +583,8 @@ __device__ __forceinline__ void emit(const place &at, int c, double plain, doubl
 {
     if constexpr (gradients == NORMFUSE_GRADIENTS_DIRECT) {
         if (at.part == 0) {
-            store_gradient<dweight>(at.a.call.dweight, c, centred * (double)rstd_of, at.a.call.accumulate);
-            store_gradient<dbias>(at.a.call.dbias, c, plain, at.a.call.accumulate);
+            store_gradient<dweight>(at.a.call.dweight, 0, c, centred * (double)rstd_of, at.a.call.accumulate);
+            store_gradient<dbias>(at.a.call.dbias, 0, c, plain, at.a.call.accumulate);
         }
     } else if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
         store_pair(at, c, 0, plain, centred, of_slope);

@@ -67,14 +67,15 @@ __device__ __forceinline__ Number load_parameter(const normfuse_place &from, int
     return load_number<code - 1, Number>(from.data, sample * from.sample + (int64_t)channel * from.channel);
 }
 
-/* dweight, dbias: += where the caller accumulates. */
+/* dweight, dbias, dslope: += where the caller accumulates. */
 template <int code>
-__device__ __forceinline__ void store_gradient(const normfuse_place &to, int channel, double value, bool accumulates)
+__device__ __forceinline__ void store_gradient(const normfuse_place &to, int64_t sample, int channel, double value,
+                                               bool accumulates)
 {
     if constexpr (code != 0) {
         if (accumulates)
-            value += load_parameter<code, double>(to, 0, channel);
-        store_parameter<code>(to, 0, channel, value);
+            value += load_parameter<code, double>(to, sample, channel);
+        store_parameter<code>(to, sample, channel, value);
     }
 }
 

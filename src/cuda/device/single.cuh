@@ -605,8 +605,8 @@ template <int = 0> __device__ __forceinline__ void emit(const place &at, int64_t
 {
     const normfuse_single_arguments &a = at.a;
     if constexpr (gradients == NORMFUSE_GRADIENTS_DIRECT) {
-        store_gradient<dweight>(a.call.dweight, channel, normalized, a.call.accumulate);
-        store_gradient<dbias>(a.call.dbias, channel, plain, a.call.accumulate);
+        store_gradient<dweight>(a.call.dweight, 0, channel, normalized, a.call.accumulate);
+        store_gradient<dbias>(a.call.dbias, 0, channel, plain, a.call.accumulate);
     } else {
         const int part = a.call.part_slots > 1 ? at.rank : 0;
         constexpr bool by_sample = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
@@ -961,13 +961,6 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
         at.store(a.out, sample, wanted, to);
     }
 }
-
-template <bool first, typename A, typename B> struct choose {
-    using type = A;
-};
-template <typename A, typename B> struct choose<false, A, B> {
-    using type = B;
-};
 
 } // namespace
 

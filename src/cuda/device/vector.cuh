@@ -16,13 +16,14 @@ __device__ __forceinline__ constexpr int bytes_of(int type)
     return type == F64 ? 8 : type == F32 ? 4 : 2;
 }
 
-template <bool is_double> struct compute_type {
-    using type = float;
+template <bool first, typename A, typename B> struct choose {
+    using type = A;
 };
-template <> struct compute_type<true> {
-    using type = double;
+template <typename A, typename B> struct choose<false, A, B> {
+    using type = B;
 };
-using R = compute_type<signature::type == F64>::type;
+
+using R = choose<signature::type == F64, double, float>::type;
 
 /* work(i) for each i below N, unrolled: what i counts through stays in registers. */
 template <int N, typename Work> __device__ __forceinline__ void each(Work work)
