@@ -123,52 +123,7 @@ function(normfuse_embed name)
     endif()
 endfunction()
 
-# ---- fatbins --------------------------------------------------------------------------------------------------------
-
 enable_language(ASM)
-file(GLOB NORMFUSE_CUDA_KERNEL_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cu)
-file(GLOB NORMFUSE_CUDA_KERNEL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cuda/*.cuh)
-list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS
-    ${PROJECT_SOURCE_DIR}/src/cuda/kernels.h ${PROJECT_SOURCE_DIR}/src/cuda/kernels.def
-    ${PROJECT_SOURCE_DIR}/src/cuda/layout.h ${PROJECT_SOURCE_DIR}/src/problem.h
-    ${PROJECT_SOURCE_DIR}/include/normfuse.h ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake)
-# Other flags make other fatbins.
-file(GENERATE OUTPUT ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt CONTENT "${NORMFUSE_NVCC} ${NORMFUSE_GENERAL_FLAGS}: ${NORMFUSE_CUDA_BUILT_FOR}\n")
-list(APPEND NORMFUSE_CUDA_KERNEL_HEADERS ${NORMFUSE_CUDA_FATBIN_DIR}/flags.txt)
-# The general kernels come first: loader.c loads no others where a GPU has these alone.
-set(general ${NORMFUSE_CUDA_KERNEL_SOURCES})
-list(FILTER general INCLUDE REGEX "/general_[a-z]+\\.cu$")
-list(LENGTH general NORMFUSE_CUDA_GENERAL_IMAGES)
-set(others ${NORMFUSE_CUDA_KERNEL_SOURCES})
-list(REMOVE_ITEM others ${general})
-set(NORMFUSE_FATBINS "")
-set(NORMFUSE_INCBINS "")
-set(NORMFUSE_POINTERS "")
-foreach(source ${general} ${others})
-    get_filename_component(name ${source} NAME_WE)
-    set(fatbin ${NORMFUSE_CUDA_FATBIN_DIR}/${name}.fatbin)
-    set(flags ${NORMFUSE_NVCC_FLAGS})
-    if(source IN_LIST general)
-        set(flags ${NORMFUSE_GENERAL_FLAGS})
-    endif()
-    # The list travels as one argument of a shell: ';' would end it.
-    string(REPLACE ";" " " flags "${flags}")
-    add_custom_command(OUTPUT ${fatbin}
-        COMMAND ${CMAKE_COMMAND} -DNVCC=${NORMFUSE_NVCC} "-DFLAGS=${flags}" -DSOURCE=${source} -DOUTPUT=${fatbin}
-                -P ${PROJECT_SOURCE_DIR}/cmake/fatbin.cmake
-        DEPENDS ${source} ${NORMFUSE_CUDA_KERNEL_HEADERS}
-        COMMENT "Building the kernels of ${name}.cu for ${NORMFUSE_CUDA_BUILT_FOR}"
-        VERBATIM)
-    list(APPEND NORMFUSE_FATBINS ${fatbin})
-    string(APPEND NORMFUSE_INCBINS "    .balign 64\nimage_${name}:\n    .incbin \"${fatbin}\"\n")
-    string(APPEND NORMFUSE_POINTERS "    .quad image_${name}\n")
-endforeach()
-# The slowest first: where rows_backward.cu came last, a core was idle for a third of the time (145 s for 123).
-add_custom_target(normfuse_slow_kernels DEPENDS
-    ${NORMFUSE_CUDA_FATBIN_DIR}/rows_backward.fatbin
-    ${NORMFUSE_CUDA_FATBIN_DIR}/rows_forward.fatbin
-    ${NORMFUSE_CUDA_FATBIN_DIR}/columns_forward.fatbin)
-normfuse_embed(images ${NORMFUSE_FATBINS})
 
 # ---- what is compiled at run time -----------------------------------------------------------------------------------
 
@@ -192,14 +147,10 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/compile.c
     src/cuda/hash.c
     src/cuda/held.c
-    src/cuda/kernels.c
     src/cuda/launch.c
     src/cuda/loader.c
     src/cuda/plan.c
     src/cuda/schedules.c
-    src/cuda/schedules_columns.c
-    src/cuda/schedules_grid.c
-    src/cuda/schedules_rows.c
     src/cuda/shape.c
     src/cuda/signature.c
     src/cuda/single.c
@@ -207,10 +158,7 @@ list(APPEND NORMFUSE_SOURCES
     src/cuda/stream.c
     src/cuda/tiling.c
     src/cuda/transpose.c
-    ${PROJECT_BINARY_DIR}/generated/normfuse_images.S
     ${PROJECT_BINARY_DIR}/generated/normfuse_texts.S)
 list(APPEND NORMFUSE_DEFINITIONS NORMFUSE_HAVE_CUDA)
-set_source_files_properties(src/cuda/loader.c PROPERTIES COMPILE_DEFINITIONS
-    "NORMFUSE_CUDA_BUILT_FOR=\"${NORMFUSE_CUDA_BUILT_FOR}\";NORMFUSE_CUDA_GENERAL_IMAGES=${NORMFUSE_CUDA_GENERAL_IMAGES}")
 set(NORMFUSE_HAVE_CUDA ON)
 message(STATUS "CUDA: kernels for ${NORMFUSE_CUDA_BUILT_FOR} with ${NORMFUSE_NVCC}")

@@ -30,13 +30,6 @@ static struct {
 } user_objects[64];
 static char graph;
 
-static const char *const names[] = {
-#define NAME(layout, schedule, direction, type, elements, vectors, registers)                                          \
-    "normfuse_" #layout "_" #schedule "_" #direction "_" #type "_" #elements "x" #vectors,
-    NORMFUSE_KERNELS(NAME)
-#undef NAME
-};
-
 static void called(enum fake_entry entry)
 {
     pthread_mutex_lock(&mutex);
@@ -53,30 +46,12 @@ CUcontext fake_driver_context(int device, int index)
 
 const char *fake_driver_kernel_name(int kernel)
 {
-    return kernel < NORMFUSE_CUDA_KERNELS ? names[kernel] : specialized_names[kernel - NORMFUSE_CUDA_KERNELS];
+    return specialized_names[kernel];
 }
 
 int fake_driver_depth(void)
 {
     return depth;
-}
-
-int fake_driver_read_registers(const char *path)
-{
-    FILE *const file = fopen(path, "r");
-    char line[200], name[120];
-    int registers, found = 0;
-    while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (line[0] != '#' && sscanf(line, "%119s %d", name, &registers) == 2)
-            for (int kernel = 0; kernel < NORMFUSE_CUDA_KERNELS; kernel++)
-                if (strcmp(names[kernel], name) == 0) {
-                    fake_driver.registers[kernel] = (registers + 7) / 8 * 8;
-                    fake_driver.fixed_shared[kernel] = 1024;
-                    found++;
-                }
-    if (file != NULL)
-        fclose(file);
-    return found;
 }
 
 void fake_driver_set_context(CUcontext context)
@@ -470,7 +445,7 @@ static int specialized_of(CUlibrary library)
 
 struct normfuse_cuda_signature fake_driver_signature(int kernel)
 {
-    return signatures[kernel - NORMFUSE_CUDA_KERNELS];
+    return signatures[kernel];
 }
 
 /* 0 where the text has no such constant. */
@@ -552,17 +527,8 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *nam
             (fake_driver.load != NULL && strcmp(name, specialized_names[own]) != 0))
             return CUDA_ERROR_NOT_FOUND;
         snprintf(specialized_names[own], sizeof *specialized_names, "%s", name);
-        *kernel = (CUkernel)(void *)&kernels[NORMFUSE_CUDA_KERNELS + own];
+        *kernel = (CUkernel)(void *)&kernels[own];
         return CUDA_SUCCESS;
-    }
-    for (int i = 0; i < NORMFUSE_CUDA_KERNELS; i++) {
-        /* Every other library has it. */
-        const bool here = ((const char *)(const void *)library - libraries) % 2 == i % 2;
-        const bool missing = fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0;
-        if (strcmp(name, names[i]) == 0 && here && !missing) {
-            *kernel = (CUkernel)(void *)&kernels[i];
-            return CUDA_SUCCESS;
-        }
     }
     return CUDA_ERROR_NOT_FOUND;
 }
@@ -644,16 +610,6 @@ static int resident(const struct fake_device *device, int kernel, int threads, s
     return smaller(blocks, device->shared_per_multiprocessor / (shared + device->shared_reserved));
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared)
-{
-    CALLED(cuOccupancyMaxActiveBlocksPerMultiprocessor);
-    const int device = current_device(), kernel = kernel_of(function);
-    if (device < 0 || kernel < 0)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *blocks = resident(&fake_driver.device[device], kernel, threads, shared);
-    return fake_driver.occupancy_result;
-}
-
 /* Reads the attributes into `launch`, and refuses what the driver refuses. */
 static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *config, CUfunction function)
 {
@@ -665,7 +621,7 @@ static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *co
     if (kernel < 0)
         return CUDA_ERROR_INVALID_HANDLE;
     const struct fake_device *const device = &fake_driver.device[ordinal];
-    *launch = (struct fake_launch){.kernel = (enum normfuse_cuda_kernel)kernel,
+    *launch = (struct fake_launch){.kernel = kernel,
                                    .name = fake_driver_kernel_name(kernel),
                                    .grid = config->gridDimX,
                                    .threads = config->blockDimX,
@@ -698,33 +654,12 @@ static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *co
     return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config)
-{
-    CALLED(cuOccupancyMaxActiveClusters);
-    struct fake_launch launch;
-    const CUresult result = read_config(&launch, config, function);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (launch.cluster == 0 || launch.cooperative || launch.dependent)
-        return CUDA_ERROR_INVALID_VALUE;
-    const struct fake_device *const device = &fake_driver.device[launch.device];
-    /* A cluster is within one of the parts of the chip: those of an H200 by what it says of clusters of 8 and 16. */
-    enum { PARTS = 8 };
-    static const int multiprocessors[PARTS] = {18, 18, 18, 16, 16, 16, 16, 14};
-    const int on_each = resident(device, (int)launch.kernel, (int)launch.threads, launch.shared);
-    *clusters = 0;
-    if (device->multiprocessors <= multiprocessors[0]) /* a small chip is one part */
-        *clusters = on_each * device->multiprocessors / (int)launch.cluster;
-    else
-        for (int i = 0; i < PARTS; i++)
-            *clusters += on_each * multiprocessors[i] * device->multiprocessors / 132 / (int)launch.cluster;
-    return fake_driver.occupancy_result;
-}
-
 /* What device/arguments.h gives a kernel. */
 static size_t argument_bytes_of(const struct normfuse_cuda_signature *of)
 {
     return of->body == NORMFUSE_BODY_single      ? sizeof(struct normfuse_single_arguments)
+           : of->body == NORMFUSE_BODY_stream || of->body == NORMFUSE_BODY_held
+               ? sizeof(struct normfuse_stream_arguments)
            : of->body == NORMFUSE_BODY_transpose ? sizeof(struct normfuse_transpose_arguments)
            : of->work == NORMFUSE_WORK_MERGE     ? sizeof(struct normfuse_merge_arguments)
                                                  : sizeof(struct normfuse_finish_arguments);
@@ -739,16 +674,13 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
         return result;
     const struct fake_device *const device = &fake_driver.device[launch.device];
     const uint32_t blocks =
-        (uint32_t)(resident(device, (int)launch.kernel, (int)launch.threads, launch.shared) * device->multiprocessors);
+        (uint32_t)(resident(device, launch.kernel, (int)launch.threads, launch.shared) * device->multiprocessors);
     if (launch.cooperative && launch.grid > blocks)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     /* The form with a buffer is refused for cooperative launches by the driver itself. */
     if (parameters == NULL || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    launch.argument_bytes = (int)launch.kernel < NORMFUSE_CUDA_KERNELS ? fake_driver.argument_bytes
-                            : fake_driver.notes_specialized
-                                ? argument_bytes_of(&signatures[launch.kernel - NORMFUSE_CUDA_KERNELS])
-                                : 0;
+    launch.argument_bytes = fake_driver.notes_specialized ? argument_bytes_of(&signatures[launch.kernel]) : 0;
     if (launch.argument_bytes > FAKE_ARGUMENT_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(launch.arguments, parameters[0], launch.argument_bytes);

@@ -11,12 +11,13 @@
 
 #include "cuda/device/arguments.h"
 #include "cuda/driver.h"
-#include "cuda/kernels.h"
+#include "cuda/device/arguments.h"
+#include "cuda/signature.h"
 #include "cuda/signature.h"
 
 enum { FAKE_DEVICES = 4, FAKE_CONTEXTS = 3, FAKE_LAUNCHES = 256, FAKE_ARGUMENT_BYTES = 4096 };
 /* Kernels that were compiled at run time are numbered behind those of the build, in the order of their loading. */
-enum { FAKE_SPECIALIZED = 16384, FAKE_KERNELS = NORMFUSE_CUDA_KERNELS + FAKE_SPECIALIZED };
+enum { FAKE_SPECIALIZED = 16384, FAKE_KERNELS = FAKE_SPECIALIZED };
 
 struct fake_device {
     const char *name;
@@ -39,7 +40,7 @@ struct fake_device {
 };
 
 struct fake_launch {
-    enum normfuse_cuda_kernel kernel; /* or the number of one that was compiled at run time */
+    int kernel;
     const char *name;                /* "normfuse_finish_merge_f64" */
     uint32_t grid, threads, cluster; /* cluster 0: the attribute was not given */
     size_t shared;
@@ -115,9 +116,6 @@ void fake_driver_destroy_graphs(void);
 const char *fake_driver_kernel_name(int kernel);
 /* What a kernel was compiled for at run time, read from the text that fake_nvrtc.c took for machine code. */
 struct normfuse_cuda_signature fake_driver_signature(int kernel);
-/* As many registers as the kernels of a development build use, by the file of their limits: of them depends how many
- * blocks are resident. Returns how many kernels the file names. */
-int fake_driver_read_registers(const char *path);
 /* This thread's stack of contexts. */
 int fake_driver_depth(void);
 /* Makes it this thread's only context; NULL: none. */

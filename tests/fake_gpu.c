@@ -28,7 +28,6 @@ __attribute__((constructor(101))) static void begin(void)
     setenv("NORMFUSE_CACHE_DIR", "", 1);
 #endif
     fake_driver_reset();
-    (void)fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
 }
 
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)

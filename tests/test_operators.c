@@ -452,13 +452,9 @@ static void add_drawn(int64_t count, uint64_t seed)
 static bool use_schedule(const char *name)
 {
 #ifdef NORMFUSE_HAVE_CUDA
-    for (int columns = 0; columns < 2; columns++) {
-        const struct schedule *const *schedule =
-            columns ? normfuse_cuda_columns_schedules : normfuse_cuda_rows_schedules;
-        for (; *schedule != NULL; schedule++)
-            if (strcmp((*schedule)->name, name) == 0)
-                normfuse_cuda_choice()->only = name;
-    }
+    for (const struct schedule *const *schedule = normfuse_cuda_schedules; *schedule != NULL; schedule++)
+        if (strcmp((*schedule)->name, name) == 0)
+            normfuse_cuda_choice()->only = name;
     return normfuse_cuda_choice()->only == name;
 #else
     (void)name;

@@ -19,7 +19,7 @@
     ENTRY(cuThreadExchangeStreamCaptureMode)                                                                           \
     ENTRY(cuLibraryLoadData) ENTRY(cuLibraryUnload) ENTRY(cuLibraryGetKernel)                                          \
     ENTRY(cuKernelGetFunction) ENTRY(cuKernelGetAttribute) ENTRY(cuKernelSetAttribute) ENTRY(cuFuncLoad)               \
-    ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor) ENTRY(cuOccupancyMaxActiveClusters) ENTRY(cuLaunchKernelEx)
+    ENTRY(cuLaunchKernelEx)
 
 struct normfuse_cuda_driver {
 #define NORMFUSE_CUDA_DRIVER_MEMBER(name) __typeof__(&name) name;
@@ -38,7 +38,5 @@ normfuse_status normfuse_cuda_refuse_kernels(const char *call, const struct norm
 /* For tests: forgets everything known of the driver, and takes `driver` in place of libcuda.so.1 from now on; NULL:
  * that one again. No other call of the library may be running. */
 void normfuse_cuda_use_driver(const struct normfuse_cuda_driver *driver);
-/* "80 90a 90-general-PTX": what the library was built for, read when devices are found. Tests set others. */
-extern const char *normfuse_cuda_built_for;
 
 #endif

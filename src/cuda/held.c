@@ -179,7 +179,7 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     const double multiprocessors = shape->device->multiprocessors, turns = (double)turns_of(g);
     const double blocks = (double)(g->at_once * g->t.parts), filled = (double)g->t.slabs / ((double)g->at_once * turns);
     const double tensors = (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) +
-                                    normfuse_cuda_results_of(shape));
+                                    results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
     /* What is adjacent of a row is less than a line, or shares its lines with what other blocks have. */
     const double adjacent = g->t.by_columns && g->t.blocks_wide > 1 ? (double)g->t.across * elements * type_bytes : 1e9;
@@ -214,10 +214,17 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     const bool is_direct = wants && !is_group && p->dslope.data == NULL && !is_modulated(p);
     const bool updates = p->has_running_momentum && !is_group;
     const int64_t d = group_of(p);
-    struct normfuse_cuda_geometry *const to = normfuse_cuda_begin_step(step);
     struct normfuse_cuda_signature *const of = &step->signature;
-    step->is_specialized = true;
-    step->finds_gradients = is_direct;
+    const bool has_own_channels = g->by_rows && t->next_rows > 0;
+    *step = (struct step){.launch = {.threads = (uint32_t)t->threads,
+                                     .grid = g->at_once * t->parts,
+                                     .shared = (size_t)g->shared,
+                                     .cooperative = g->in_grid,
+                                     .cluster = g->in_grid || t->parts == 1 ? 0 : (uint32_t)t->parts},
+                          .parts = (int32_t)t->parts,
+                          .finds_gradients = is_direct,
+                          .sums = {.by_channel = !is_group,
+                                   .slots = is_direct || has_own_channels ? 1 : (int32_t)t->parts}};
     *of = normfuse_cuda_signature_of(NORMFUSE_BODY_held, backward, p);
     of->reduces = of->applies = 1;
     of->statistics = NORMFUSE_STATISTICS_GROUP;
@@ -238,27 +245,15 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     if (!is_direct)
         of->dweight = of->dbias = 0;
     normfuse_cuda_sign_tiling(p, t, of);
-    step->launch.threads = (uint32_t)t->threads;
     of->walks = turns_of(g) > 1;
-    step->launch.grid = g->at_once * t->parts;
-    step->launch.shared = (size_t)g->shared;
-    step->launch.cooperative = g->in_grid;
-    exchange_by_cluster(step, g->in_grid ? 1 : t->parts);
-    if (g->in_grid)
-        to->exchange = NORMFUSE_EXCHANGE_GRID;
-    to->group = (int32_t)d;
-    to->parts = (int32_t)t->parts;
-    to->all_samples = to->sums_by_channel = !is_group;
-    const bool has_own_channels = g->by_rows && t->next_rows > 0;
-    to->sum_slots = is_direct || has_own_channels ? 1 : (int32_t)t->parts;
     struct normfuse_stream_arguments *const a = &step->stream;
     *a = normfuse_cuda_tiling_arguments(p, t);
-    a->by_sample_slabs = short_divisor(is_group ? p->groups : p->c);
+    a->by_sample_slabs = divisor_of(is_group ? p->groups : p->c);
     a->slab_channels = t->by_columns ? 1 : (int32_t)d;
     a->sums_are_of_samples = is_group;
     a->sum_parts = !has_own_channels;
     a->joined_rows = (int32_t)t->folded;
-    a->call.sum_slots = to->sum_slots;
+    a->call.sum_slots = step->sums.slots;
     a->kept = (int32_t)g->kept;
     a->slab_sets = (int32_t)g->slab_sets;
     a->ring_at = (int32_t)g->ring_at;
@@ -270,13 +265,10 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
                                 : 0;
 }
 
-/* For tests, which would see few geometries where problems are small: a number of this one in the place of its time. */
 static double draw(uint64_t seed, const struct geometry *g)
 {
     const int64_t of[] = {g->t.threads, g->t.across, g->t.parts, g->t.blocks_wide, g->in_grid, g->kept};
-    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
-        seed = (seed ^ (uint64_t)of[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ seed >> 29;
-    return (double)(seed >> 11);
+    return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
 /* Keeps the cheaper of both. Returns why the candidate is none. */
@@ -303,21 +295,20 @@ static const char *try(const struct shape *shape, struct geometry *g, struct geo
 
 static const char *refuse(const struct shape *shape)
 {
-    struct tiling t;
     const struct normfuse_problem *const p = shape->problem;
     const bool both = shape->direction == FORWARD
                           ? (p->phases & NORMFUSE_PHASE_STATISTICS) != 0 && p->y.data != NULL
                           : has_both_phases(p);
-    if (!both)
-        return "statistics or sums are given";
-    return describe(shape, &t);
+    return p->sets == NORMFUSE_SETS_NONE ? "there are no norm groups" : !both ? "statistics or sums are given" : NULL;
 }
 
 static const char *configure(const struct shape *shape, struct step *step)
 {
     const struct normfuse_problem *const p = shape->problem;
     struct tiling t;
-    const char *reason = describe(shape, &t);
+    const char *reason = refuse(shape);
+    if (reason == NULL)
+        reason = describe(shape, &t);
     if (reason != NULL)
         return reason;
     struct geometry best = {0};
@@ -353,11 +344,4 @@ static const char *configure(const struct shape *shape, struct step *step)
     return NULL;
 }
 
-static double estimate(const struct shape *shape, const struct step *step)
-{
-    (void)shape;
-    return step->microseconds;
-}
-
-const struct schedule normfuse_cuda_held = {.name = "held", .needs = TAKES_PRELU | TAKES_BIAS | IS_GENERAL,
-                                            .refuse = refuse, .configure = configure, .estimate = estimate};
+const struct schedule normfuse_cuda_held = {.name = "held", .configure = configure};

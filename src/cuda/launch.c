@@ -13,38 +13,31 @@
 
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 static _Thread_local struct ran {
-    struct normfuse_cuda_launch launch; /* its signature only says whether there is one */
     struct normfuse_cuda_signature signature;
-    int32_t phases, exchange, parts, held_shared;
+    int64_t grid;
+    uint32_t threads;
+    int32_t phases, parts;
 } last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
 static _Thread_local int last_count;
-
-/* NULL: of a kernel that the build compiled. */
-static const struct normfuse_cuda_signature *signature_of(const struct step *step)
-{
-    return step->is_specialized ? &step->signature : NULL;
-}
 
 const char *normfuse_last_kernels(void)
 {
     enum { WORDS_OF_ONE = 96 };
     static _Thread_local char text[512];
-    static const char *const shared_by[] = {"parts", "cluster", "grid"}; /* by enum normfuse_cuda_exchange */
+    static const char *const shared_by[] = {[NORMFUSE_EXCHANGE_THROUGH_MEMORY] = "parts",
+                                            [NORMFUSE_EXCHANGE_IN_BLOCK] = "parts",
+                                            [NORMFUSE_EXCHANGE_IN_CLUSTER] = "cluster",
+                                            [NORMFUSE_EXCHANGE_IN_GRID] = "grid"};
     size_t at = 0;
     text[0] = '\0';
     for (int i = 0; i < last_count && sizeof text - at >= WORDS_OF_ONE; i++) {
         const struct ran *const of = &last_steps[i];
-        struct normfuse_cuda_launch ran = of->launch;
         char name[NORMFUSE_KERNEL_NAME_BYTES];
-        if (ran.signature != NULL)
-            ran.signature = &of->signature;
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%s", i == 0 ? "" : " + ",
-                               normfuse_cuda_launch_name(&ran, name) + strlen("normfuse_"));
+                               normfuse_cuda_signature_name(&of->signature, name) + strlen("normfuse_"));
         if (of->phases != 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d held=%d", ran.grid,
-                                   ran.threads, shared_by[of->exchange],
-                                   of->exchange == NORMFUSE_EXCHANGE_CLUSTER ? (int)ran.cluster : (int)of->parts,
-                                   (int)of->held_shared);
+            at += (size_t)snprintf(text + at, sizeof text - at, " %" PRId64 "x%" PRIu32 " %s=%d", of->grid, of->threads,
+                                   shared_by[of->signature.exchanges], (int)of->parts);
     }
     return text;
 }
@@ -63,54 +56,23 @@ static void unite_samples(struct normfuse_problem *p)
     p->n = 1;
 }
 
-static int64_t batch_bytes(const struct normfuse_parameter *of)
-{
-    return of->data != NULL ? of->batch * (int64_t)normfuse_type_bytes(of->type) : 0;
-}
-
-static void describe_columns(const struct normfuse_problem *p, const struct step *step,
-                             struct normfuse_cuda_columns *columns)
-{
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
-    const struct normfuse_parameter *const parameters[] = {&p->weight, &p->bias, &p->scale,
-                                                           &p->shift,  &p->mean, &p->rstd};
-#define SAME(name) .name = g->name,
-#define DATA(name) .name = p->name.data,
-    *columns = (struct normfuse_cuda_columns){
-        SAME(rows) SAME(part_rows) SAME(width) SAME(group) SAME(lane_bits) SAME(parts)
-        SAME(by_blocks_wide) SAME(by_width) SAME(by_group) SAME(by_parts)
-        DATA(x) DATA(dy) DATA(weight) DATA(bias) DATA(scale) DATA(shift) DATA(mean) DATA(rstd)
-        .out = output_of(p),
-        .batch_bytes = p->x.batch * bytes,
-        .row_bytes = (uint32_t)(p->x.position * bytes),
-        .at_once = step->at_once,
-        .groups = (int32_t)((int64_t)g->width * 16 / bytes / g->group),
-        .scale_batch = batch_bytes(&p->scale),
-        .shift_batch = batch_bytes(&p->shift),
-        .mean_batch = p->mean.batch,
-        .rstd_batch = p->rstd.batch,
-        .activation = p->activation,
-        .act_param = (float)p->act_param,
-        .eps = (float)p->eps,
-        .share = 1.0f / (float)p->set_values,
-        .n = (int32_t)p->n,
-        .of = step->of,
-    };
-#undef DATA
-#undef SAME
-    for (int i = 0; i < 6; i++)
-        columns->types |= parameters[i]->data != NULL ? (uint32_t)parameters[i]->type << 2 * i : 0;
-}
-
 static struct normfuse_place place_of(const struct normfuse_parameter *of)
 {
     return (struct normfuse_place){of->data, (int32_t)of->batch, (int32_t)of->channel};
 }
 
+/* The parts of a call's scratch memory, and its sync memory. */
+struct scratch {
+    double *partials;   /* triples of norm groups, or what blocks of the grid send one another */
+    double *statistics; /* of each norm group: mean, rstd, unbiased variance */
+    double *sums;       /* pairs of each channel, or of each channel of a sample */
+    double *totals;     /* pairs of each norm group: what the backward subtracts */
+    uint32_t *grid_barriers;
+};
+
 /* What the plan could not know: addresses, and what may differ from call to call. */
 static void describe_call(const struct normfuse_problem *p, const struct step *step,
-                          const struct normfuse_cuda_arguments *scratch, struct normfuse_call_arguments *to)
+                          const struct scratch *scratch, struct normfuse_call_arguments *to)
 {
 #define DATA(name) to->name = p->name.data;
     DATA(pre_add) DATA(post_add) DATA(du) DATA(u) DATA(dpost_add)
@@ -122,9 +84,9 @@ static void describe_call(const struct normfuse_problem *p, const struct step *s
     to->sums = scratch->sums;
     to->slope_sums =
         scratch->sums != NULL
-            ? scratch->sums + (step->geometry.sums_by_channel ? 1 : p->n) * p->c * step->geometry.sum_slots * 2
+            ? scratch->sums + (step->sums.by_channel ? 1 : p->n) * p->c * step->sums.slots * 2
             : NULL;
-    to->statistics = (double *)scratch->statistics;
+    to->statistics = scratch->statistics;
     to->accumulate = p->accumulate;
     to->eps = (float)p->eps;
     to->eps_of_double = p->eps;
@@ -140,7 +102,7 @@ union body_arguments {
     struct normfuse_finish_arguments finish;
 };
 static void describe_body(const struct normfuse_problem *p, const struct step *step,
-                          const struct normfuse_cuda_arguments *scratch, union body_arguments *to)
+                          const struct scratch *scratch, union body_arguments *to)
 {
 #define TENSORS(body)                                                                                                  \
     to->body = step->body;                                                                                             \
@@ -162,7 +124,7 @@ static void describe_body(const struct normfuse_problem *p, const struct step *s
 
 /* The same of the body `finish`. */
 static void describe_finish(const struct normfuse_problem *p, const struct step *step,
-                            const struct normfuse_cuda_arguments *scratch, struct normfuse_finish_arguments *to)
+                            const struct scratch *scratch, struct normfuse_finish_arguments *to)
 {
     const bool backward = step->signature.backward != 0;
     const bool sharded = (p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) == 0;
@@ -174,7 +136,7 @@ static void describe_finish(const struct normfuse_problem *p, const struct step 
     to->shard = backward ? p->sums : p->stats;
     to->sums = sharded ? to->shard : backward ? scratch->sums : scratch->partials;
     to->totals = scratch->totals;
-    to->statistics = (double *)scratch->statistics;
+    to->statistics = scratch->statistics;
     if (step->signature.dslope != 0)
         to->slope_sums = scratch->sums + (step->signature.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? p->n : 1) *
                                              p->c * to->slot_stride * 2;
@@ -182,44 +144,6 @@ static void describe_finish(const struct normfuse_problem *p, const struct step 
     to->accumulate_slope = p->accumulate_slope;
     to->eps = p->eps;
     to->momentum = p->momentum;
-}
-
-/* What a kernel reads of a problem; kernels.h. */
-static void describe_problem(const struct normfuse_problem *p, struct normfuse_cuda_problem *to)
-{
-#define PLACE(name) &p->name,
-    const struct normfuse_parameter *const parameters[NORMFUSE_PARAMETERS] = {
-        NORMFUSE_COMMON_PARAMETER_LIST(PLACE) NORMFUSE_RARE_PARAMETER_LIST(PLACE)};
-#undef PLACE
-#define SAME(name) .name = p->name,
-#define FLAG(name) | (int32_t)p->name << NORMFUSE_FLAG_##name
-    *to = (struct normfuse_cuda_problem){
-        SAME(n) SAME(c) SAME(s) SAME(activation) SAME(eps) SAME(set_values) SAME(act_param) SAME(momentum)
-        .x_batch = p->x.batch,
-        .x_channel = p->x.channel,
-        .x_position = p->x.position,
-        .sets = (int32_t)p->sets,
-        .groups = (int32_t)p->groups,
-        .flags = p->phases << NORMFUSE_FLAG_PHASES NORMFUSE_FLAG_LIST(FLAG),
-        .big_type = p->type,
-        .views = {[NORMFUSE_VIEW_X] = p->x.data,
-                  [NORMFUSE_VIEW_OUT] = output_of(p),
-                  [NORMFUSE_VIEW_DY] = p->dy.data,
-                  [NORMFUSE_VIEW_POST_ADD] = p->post_add.data,
-                  [NORMFUSE_VIEW_PRE_ADD] = p->pre_add.data,
-                  [NORMFUSE_VIEW_U] = p->dy.data != NULL ? p->du.data : p->u.data,
-                  [NORMFUSE_VIEW_DPOST_ADD] = p->dpost_add.data},
-    };
-#undef FLAG
-#undef SAME
-    for (int i = 0; i < NORMFUSE_PARAMETERS; i++) {
-        const struct normfuse_parameter *const of = parameters[i];
-        const int rare = i - NORMFUSE_COMMON_PARAMETERS;
-        *(rare < 0 ? &to->parameters[i] : &to->rare_parameters[rare]) = of->data;
-        *(rare < 0 ? &to->strides[i] : &to->rare_strides[rare]) =
-            (struct normfuse_cuda_strides){of->batch, of->channel};
-        *(rare < 0 ? &to->types[i] : &to->rare_types[rare]) = of->type;
-    }
 }
 
 /* Where scratch memory is none or not known yet: aligned as that is. */
@@ -247,9 +171,8 @@ static bool prepares(const normfuse_exec *exec)
 static normfuse_status launch_or_note(const char *call, const struct normfuse_cuda_device *device,
                                       const normfuse_exec *exec, const struct normfuse_cuda_launch *launch)
 {
-    if (!prepares(exec))
-        return normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, launch);
-    return launch->signature != NULL ? normfuse_cuda_note(call, device, launch->signature) : NORMFUSE_OK;
+    return prepares(exec) ? normfuse_cuda_note(call, device, launch->signature)
+                          : normfuse_cuda_launch(call, device, exec != NULL ? exec->stream : NULL, launch);
 }
 
 /* Behind what the call has launched. */
@@ -261,10 +184,7 @@ static normfuse_status launch(const struct normfuse_problem *problem, const stru
     launch.dependent = last_count > 1 && device->capability >= 90;
     launch.arguments = arguments;
     launch.signature = signature;
-    ran->launch = launch;
-    ran->phases = 0;
-    if (signature != NULL)
-        ran->signature = *signature;
+    *ran = (struct ran){.signature = *signature, .grid = launch.grid, .threads = launch.threads};
     if (launch.grid == 0)
         return NORMFUSE_OK;
     if (launch.grid > INT32_MAX)
@@ -278,11 +198,9 @@ static normfuse_status launch_step(const struct normfuse_problem *problem, const
                                    const normfuse_exec *exec, const struct step *step, const void *arguments)
 {
     struct ran *const ran = &last_steps[last_count];
-    const normfuse_status status = launch(problem, device, exec, step->launch, signature_of(step), arguments);
+    const normfuse_status status = launch(problem, device, exec, step->launch, &step->signature, arguments);
     ran->phases = step->phases;
-    ran->exchange = step->geometry.exchange;
-    ran->parts = step->geometry.parts;
-    ran->held_shared = step->geometry.held_shared;
+    ran->parts = step->parts;
     return status;
 }
 
@@ -308,32 +226,6 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
     return launch(problem, device, exec, of, &signature, copies);
 }
 
-/* The arguments of a step. Steps before it have changed the problem; *folded: rows that its strides are of. */
-static void describe_step(const struct step *step, struct normfuse_problem *problem,
-                          struct normfuse_cuda_arguments *arguments, int32_t *folded)
-{
-    if (step->goes_on) {
-        go_on_from_first_pass(problem);
-        arguments->begins_early = 0;
-    }
-    if (step->is_stacked) { /* sizes stay those of rows, which what follows asks for */
-        problem->columns = true;
-        problem->x.position = problem->x.batch;
-        problem->x.channel = 1;
-        problem->x.batch = 0;
-    }
-    if (step->geometry.folded > 0 && step->geometry.folded != *folded) {
-        problem->x.position = problem->x.position / *folded * step->geometry.folded;
-        *folded = step->geometry.folded;
-    }
-    describe_problem(problem, &arguments->problem);
-    arguments->geometry = step->geometry;
-    if (step->at_once > 0)
-        describe_columns(problem, step, &arguments->columns);
-    arguments->phases = step->phases;
-    arguments->source = (int16_t)step->source;
-}
-
 normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
     const struct normfuse_cuda_device *device;
@@ -350,13 +242,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     if (explains && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
                 problem->name, transposed.before.count, transposed.after.count);
-    bool is_certain = true;
-    const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains, &is_certain)
-                                         : NULL;
-    if (plan == NULL && !is_certain)
-        return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
-                               "%s: device %" PRId32 ", %s, does not say how many blocks it holds", problem->name,
-                               device->ordinal, device->name);
+    const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains) : NULL;
     if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
                                problem->name, device->name);
@@ -367,31 +253,26 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is smaller than the %zu bytes that this call needs",
                                problem->name, needed);
 
-    struct normfuse_cuda_arguments arguments;
     scratch += transposed.bytes;
-    arguments.partials = take(&scratch, plan->partials);
-    arguments.statistics = take(&scratch, plan->statistics);
-    arguments.sums = take(&scratch, plan->sums);
-    arguments.totals = take(&scratch, plan->totals);
-    arguments.grid_barriers = has_grid_barriers ? exec->sync : NULL;
+    struct scratch parts;
+    parts.partials = take(&scratch, plan->partials);
+    parts.statistics = take(&scratch, plan->statistics);
+    parts.sums = take(&scratch, plan->sums);
+    parts.totals = take(&scratch, plan->totals);
+    parts.grid_barriers = has_grid_barriers ? exec->sync : NULL;
 
     last_count = 0;
     status = copy(problem, device, exec, &transposed.before);
-    int32_t folded = 1; /* rows of `united` walked as one */
-    /* What kernels of a call read is there when its first one begins, but for what others of them write. */
-    arguments.begins_early = transposed.before.count == 0 && plan->steps[0].launch.grid > 0;
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
         const struct step *const step = &plan->steps[i];
         union body_arguments of_body;
-        if (step->is_specialized && step->goes_on)
+        if (step->goes_on)
             go_on_from_first_pass(&united);
-        if (!step->is_specialized)
-            describe_step(step, &united, &arguments, &folded);
-        else if (step->signature.body == NORMFUSE_BODY_finish)
-            describe_finish(&united, step, &arguments, &of_body.finish);
+        if (step->signature.body == NORMFUSE_BODY_finish)
+            describe_finish(&united, step, &parts, &of_body.finish);
         else
-            describe_body(&united, step, &arguments, &of_body);
-        status = launch_step(problem, device, exec, step, step->is_specialized ? (const void *)&of_body : &arguments);
+            describe_body(&united, step, &parts, &of_body);
+        status = launch_step(problem, device, exec, step, &of_body);
     }
     if (status == NORMFUSE_OK)
         status = copy(problem, device, exec, &transposed.after);
@@ -415,8 +296,7 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
     size_t needed = 0;
     const bool has_sync = exec != NULL && exec->sync != NULL;
     for (int without = 0; without < (has_sync ? 1 : 2); without++) {
-        bool is_certain;
-        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, false, &is_certain);
+        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, false);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }

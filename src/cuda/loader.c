@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * loader.c - see loader.h. What is found out is published once and only read from then on, so that a launch takes no
- * lock: the driver by one atomic pointer, each device by one atomic flag, occupancy by one atomic word an answer. */
+ * lock: the driver by one atomic pointer, each device by one atomic flag. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -25,16 +25,7 @@
 
 enum { DRIVER_MAJOR = CUDA_VERSION / 1000 };
 
-/* The fatbins that the build embedded, one of each .cu file, NORMFUSE_CUDA_GENERAL_IMAGES of the general kernels first;
- * ends with NULL. */
-extern const void *const normfuse_cuda_images[];
-
-const char *normfuse_cuda_built_for = NORMFUSE_CUDA_BUILT_FOR;
-
 /* ---- what is known -------------------------------------------------------------------------------------------- */
-
-/* Of slots for answers about occupancy. A plan asks for some hundred; few enough slots to stay in the cache. */
-enum { OCCUPANCY_BITS = 10 };
 
 struct device {
     struct normfuse_cuda_device facts; /* first: a pointer to it is a pointer to the device */
@@ -43,7 +34,6 @@ struct device {
     _Atomic(bool) ready;
     _Atomic(CUcontext) primary; /* retained at the first call whose thread has no context of this device */
     char name[128];
-    _Atomic(uint64_t) occupancy[1 << OCCUPANCY_BITS];
 };
 
 struct loaded {
@@ -52,12 +42,6 @@ struct loaded {
     int32_t devices;        /* 0 where the status is not OK */
     struct device *device;
     struct loaded *before; /* what was found earlier, whose words normfuse_info may have given out */
-    /* Libraries and kernels belong to no context: these serve all devices, [1] those that have the general kernels
-     * alone. Under the mutex until a device is ready. */
-    struct {
-        bool found;
-        CUkernel of[NORMFUSE_CUDA_KERNELS]; /* NULL: devices lack it */
-    } kernels[2];
     char problem[256];
     char state[512];
 };
@@ -170,7 +154,6 @@ static normfuse_status find_driver(struct loaded *loaded)
             .multiprocessors = READ(MULTIPROCESSOR_COUNT),
             .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
             .clusters = READ(CLUSTER_LAUNCH) != 0,
-            .general_alone = normfuse_cuda_has_general_alone(normfuse_cuda_built_for, capability),
             .name = device->name};
 #undef READ
         if (result != CUDA_SUCCESS)
@@ -203,7 +186,6 @@ static void describe(struct loaded *loaded)
         SAY("%s%s (%d.%d)", i == 0 ? ": " : ", ", facts->name, (int)facts->capability / 10,
             (int)facts->capability % 10);
     }
-    SAY("; built for " NORMFUSE_CUDA_BUILT_FOR);
 #undef SAY
 }
 
@@ -308,8 +290,7 @@ normfuse_status normfuse_cuda_refuse_kernels(const char *call, const struct norm
     for (size_t i = 0; i < sizeof lacking / sizeof *lacking; i++)
         if (result == lacking[i])
             return normfuse_refuse(NORMFUSE_NO_KERNEL,
-                                   "%s: no kernel for device %d, %s (compute capability %d.%d): this library was built "
-                                   "for " NORMFUSE_CUDA_BUILT_FOR "; %s: %s",
+                                   "%s: no kernel for device %d, %s (compute capability %d.%d): %s: %s",
                                    call, (int)device->ordinal, device->name, capability / 10, capability % 10, kernel,
                                    error);
     if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
@@ -322,47 +303,6 @@ normfuse_status normfuse_cuda_refuse_kernels(const char *call, const struct norm
                                (int)device->ordinal, device->name);
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR, "%s: device %d, %s, refused %s: %s", call, (int)device->ordinal,
                            device->name, kernel, error);
-}
-
-/* Under the mutex. */
-static normfuse_status find_kernels(const char *call, const struct device *device)
-{
-    enum { MAX_IMAGES = 64 };
-    struct loaded *const loaded = device->loaded;
-    const bool general_alone = device->facts.general_alone;
-    const size_t max_images = general_alone ? NORMFUSE_CUDA_GENERAL_IMAGES : MAX_IMAGES;
-    CUkernel *const kernels = loaded->kernels[general_alone].of;
-    CUlibrary libraries[MAX_IMAGES];
-    size_t images = 0;
-    const char *refused = "the images";
-    CUresult result = CUDA_SUCCESS;
-    while (result == CUDA_SUCCESS && images < max_images && normfuse_cuda_images[images] != NULL) {
-        result =
-            driver.cuLibraryLoadData(&libraries[images], normfuse_cuda_images[images], NULL, NULL, 0, NULL, NULL, 0);
-        images += result == CUDA_SUCCESS;
-    }
-    for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
-        const uint8_t schedule = normfuse_cuda_kernel_table[i].schedule;
-        if (general_alone && schedule != NORMFUSE_SCHEDULES)
-            continue;
-        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = CUDA_ERROR_NOT_FOUND;
-        for (size_t image = 0; result == CUDA_ERROR_NOT_FOUND && image < images; image++)
-            result = driver.cuLibraryGetKernel(&kernels[i], libraries[image], refused);
-    }
-    loaded->kernels[general_alone].found = result == CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS)
-        return NORMFUSE_OK;
-    /* Another device may still be served, so the next call tries again. */
-    while (images > 0)
-        driver.cuLibraryUnload(libraries[--images]);
-    return normfuse_cuda_refuse_kernels(call, &device->facts, refused, result);
-}
-
-/* NULL: the device lacks it. */
-static CUkernel kernel_of(const struct device *device, enum normfuse_cuda_kernel kernel)
-{
-    return device->loaded->kernels[device->facts.general_alone].of[kernel];
 }
 
 /* Into the current context. */
@@ -445,26 +385,15 @@ CUresult normfuse_cuda_load_code(const struct normfuse_cuda_device *facts, const
  * survive: this requests it ahead, for the context that a call of this thread would use. */
 static normfuse_status load_kernels(const char *call, struct device *device, bool again)
 {
-    const bool is_ready = atomic_load_explicit(&device->ready, memory_order_relaxed);
-    const char *refused = "its context";
     bool pushed = false;
     CUresult result = enter(device, &pushed);
-    for (int i = 0; result == CUDA_SUCCESS && i < NORMFUSE_CUDA_KERNELS; i++) {
-        const CUkernel kernel = kernel_of(device, (enum normfuse_cuda_kernel)i);
-        if (kernel == NULL)
-            continue;
-        refused = normfuse_cuda_kernel_name((enum normfuse_cuda_kernel)i);
-        result = load_kernel(&device->facts, kernel);
-        if (result == CUDA_SUCCESS && !is_ready)
-            result = set_limits(device, kernel);
-    }
     if (result == CUDA_SUCCESS)
         result = normfuse_cuda_load_specialized(&device->facts, load_kernel);
     leave(pushed);
     if (!again && revives(device, result))
         return load_kernels(call, device, true);
     if (result != CUDA_SUCCESS)
-        return normfuse_cuda_refuse_kernels(call, &device->facts, refused, result);
+        return normfuse_cuda_refuse_kernels(call, &device->facts, "its context", result);
     atomic_store_explicit(&device->ready, true, memory_order_release);
     return NORMFUSE_OK;
 }
@@ -489,9 +418,8 @@ normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const st
     CUstreamCaptureMode mode;
     const bool is_relaxed = relax(&mode);
     pthread_mutex_lock(&mutex);
-    normfuse_status status =
-        loaded->kernels[device->facts.general_alone].found ? NORMFUSE_OK : find_kernels(call, device);
-    if (status == NORMFUSE_OK && (again || !atomic_load_explicit(&device->ready, memory_order_relaxed)))
+    normfuse_status status = NORMFUSE_OK;
+    if (again || !atomic_load_explicit(&device->ready, memory_order_relaxed))
         status = load_kernels(call, device, false);
     pthread_mutex_unlock(&mutex);
     restore(is_relaxed, mode);
@@ -521,13 +449,6 @@ static CUlaunchConfig configure(const struct normfuse_cuda_launch *launch, CUstr
         .sharedMemBytes = (unsigned)launch->shared, .hStream = stream, .attrs = attributes, .numAttrs = count};
 }
 
-const char *normfuse_cuda_launch_name(const struct normfuse_cuda_launch *launch,
-                                      char name[static NORMFUSE_KERNEL_NAME_BYTES])
-{
-    return launch->signature != NULL ? normfuse_cuda_signature_name(launch->signature, name)
-                                     : normfuse_cuda_kernel_name(launch->kernel);
-}
-
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch)
 {
@@ -538,13 +459,9 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     void *parameters[] = {(void *)(uintptr_t)launch->arguments};
     char name[NORMFUSE_KERNEL_NAME_BYTES];
     CUkernel kernel = NULL;
-    if (launch->signature == NULL) {
-        kernel = kernel_of(found, launch->kernel);
-    } else {
-        const normfuse_status status = normfuse_cuda_specialized(call, device, launch->signature, &kernel);
-        if (status != NORMFUSE_OK)
-            return status;
-    }
+    const normfuse_status status = normfuse_cuda_specialized(call, device, launch->signature, &kernel);
+    if (status != NORMFUSE_OK)
+        return status;
     bool pushed;
     CUresult result = enter(found, &pushed);
     /* The driver takes a CUkernel for a CUfunction, which it then finds in the current context. */
@@ -556,65 +473,9 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                            "%s: device %d, %s, refused to launch %s (%" PRId64 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
-                           call, (int)device->ordinal, device->name, normfuse_cuda_launch_name(launch, name),
+                           call, (int)device->ordinal, device->name, normfuse_cuda_signature_name(launch->signature, name),
                            launch->grid, launch->threads, launch->cluster, launch->shared,
                            error_text(result));
-}
-
-/* ---- occupancy ------------------------------------------------------------------------------------------------ */
-
-static _Thread_local bool lacks_answers;
-
-bool normfuse_cuda_lacks_answers(void)
-{
-    const bool lacking = lacks_answers;
-    lacks_answers = false;
-    return lacking;
-}
-
-int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
-                                        const struct normfuse_cuda_launch *launch)
-{
-    struct device *const found = (struct device *)(uintptr_t)device;
-    const CUkernel kernel = launch->signature != NULL ? normfuse_cuda_find_specialized(device, launch->signature)
-                                                      : kernel_of(found, launch->kernel);
-    const CUfunction function = (CUfunction)kernel;
-    const uint32_t cluster = launch->cluster > 1 ? launch->cluster : 0;
-    const int32_t each = cluster > 0 ? 1 : device->multiprocessors; /* that an answer is of */
-    if (launch->threads == 0 || launch->threads > 1024 || launch->shared > device->shared_per_block || cluster > 16 ||
-        (cluster > 0 && !device->clusters) || function == NULL)
-        return 0;
-    /* Question and answer are one word, so that neither can be seen without the other: the answer in the low 16 bits,
-     * above it shared memory (20 bits), cluster (5), threads (11) and kernel + 1 (12). A word of 0 is an empty slot. */
-    _Static_assert(NORMFUSE_CUDA_KERNELS < 1 << 12, "kernel + 1 does not fit into the key of the cached occupancy");
-    const uint64_t key = (uint64_t)(launch->kernel + 1u) << 52 | (uint64_t)launch->threads << 41 |
-                         (uint64_t)cluster << 36 | (uint64_t)launch->shared << 16;
-    _Atomic(uint64_t) *const slot = &found->occupancy[key * UINT64_C(0x9e3779b97f4a7c15) >> (64 - OCCUPANCY_BITS)];
-    const uint64_t word = atomic_load_explicit(slot, memory_order_relaxed);
-    if (launch->signature == NULL && (word & ~UINT64_C(0xffff)) == key)
-        return each * (int32_t)(word & 0xffff);
-    /* Residency depends on nothing else: not on the grid, but the driver wants one; nor on the other attributes, for
-     * some of which the driver refuses to answer. */
-    const struct normfuse_cuda_launch alone = {
-        .grid = cluster, .threads = launch->threads, .cluster = cluster, .shared = launch->shared};
-    CUlaunchAttribute attributes[MAX_ATTRIBUTES];
-    const CUlaunchConfig config = configure(&alone, NULL, attributes);
-    bool pushed;
-    int answer = 0;
-    CUresult result = enter(found, &pushed);
-    if (result == CUDA_SUCCESS)
-        result = cluster > 0 ? driver.cuOccupancyMaxActiveClusters(&answer, function, &config)
-                             : driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&answer, function,
-                                                                                  (int)launch->threads, launch->shared);
-    leave(pushed);
-    /* An error may be of this moment or of this context: it is no answer to keep. */
-    if (result != CUDA_SUCCESS) {
-        lacks_answers = true;
-        return 0;
-    }
-    if (launch->signature == NULL)
-        atomic_store_explicit(slot, key | (uint64_t)answer, memory_order_relaxed);
-    return each * answer;
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */

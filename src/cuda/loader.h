@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include "../problem.h"
-#include "kernels.h"
 #include "signature.h"
 
 /* What a device has, read once. */
@@ -23,19 +22,21 @@ struct normfuse_cuda_device {
     int32_t multiprocessors; /* streaming multiprocessors */
     size_t shared_per_block; /* the most that a kernel can be given */
     bool clusters;           /* capability 90 and later */
-    bool general_alone;      /* it has the general kernels and no others, from PTX */
     const char *name;
 };
 
-/* The device's facts, with every kernel that it has ready to launch on it: the first call for a device loads the
- * module, so that a later one under graph capture finds it. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER,
- * NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT (no such device). `device` NULL (normfuse_prepare): loads the kernels into the
- * current context, too, though a call before has found the device. Thread-safe. */
+enum {
+    NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, /* of sync memory: 512 barriers, each on a cache line of its own */
+    NORMFUSE_CUDA_SYNC_BYTES = 65536         /* what normfuse_sync_bytes answers for every device */
+};
+
+/* The device's facts. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER, NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT
+ * (no such device). `device` NULL (normfuse_prepare): loads the kernels that are compiled into the current context, too,
+ * though a call before has found the device. Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
 struct normfuse_cuda_launch {
-    enum normfuse_cuda_kernel kernel;                /* where `signature` is NULL */
-    const struct normfuse_cuda_signature *signature; /* of a kernel that is compiled at run time */
+    const struct normfuse_cuda_signature *signature; /* of its kernel */
     int64_t grid;              /* blocks, one dimension: below 2^31 */
     uint32_t threads, cluster; /* of a block; blocks of a cluster, 0 or 1: none */
     size_t shared;             /* dynamic shared memory of a block, bytes */
@@ -50,18 +51,6 @@ struct normfuse_cuda_launch {
 normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cuda_device *device, void *stream,
                                      const struct normfuse_cuda_launch *launch);
 
-/* The kernel's; `name` is room for it. */
-const char *normfuse_cuda_launch_name(const struct normfuse_cuda_launch *launch,
-                                      char name[static NORMFUSE_KERNEL_NAME_BYTES]);
-
-/* How many clusters of this launch, or without them blocks, the device holds at once; 0: it cannot run, or the device
- * lacks it. Cached: cheap to ask again. Of a signature it compiles nothing: 0 until its kernel is loaded, and not
- * cached. */
-int32_t normfuse_cuda_resident_clusters(const struct normfuse_cuda_device *device,
-                                        const struct normfuse_cuda_launch *launch);
-/* Whether that was left without an answer, by an error of the driver, since this thread last asked this. */
-bool normfuse_cuda_lacks_answers(void);
-
 /* The driver's state in words, for normfuse_info: a static string. */
 const char *normfuse_cuda_state(void);
 /* The driver's version as cuDriverGetVersion says it; 0: there is no driver. */
@@ -71,7 +60,7 @@ int32_t normfuse_cuda_driver_version(void);
 enum { NORMFUSE_VERBOSE_DISPATCH = 1, NORMFUSE_VERBOSE_PLAN = 2, NORMFUSE_VERBOSE_COMPILE = 4 };
 bool normfuse_cuda_verbose(int word);
 
-/* What this thread's last call launched: "rows_split_forward_f32_4x22 8192x256 cluster=2 held=3", with " + ". */
+/* What this thread's last call launched: "held_forward_f32 8192x256 cluster=2", with " + ". */
 const char *normfuse_last_kernels(void);
 /* For the child of a fork, which may have been made while a thread held the lock of the plans. */
 void normfuse_cuda_plans_after_fork(void);

@@ -11,22 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Once everything else is known. */
-static void set_divisors(const struct normfuse_problem *p, uint32_t threads, struct normfuse_cuda_geometry *g)
-{
-    const int64_t at_once = g->unit_lanes > 0 ? g->unit_lanes : g->width > 0 ? (int64_t)threads / g->width : 1;
-#define BY(name, value) g->by_##name = divisor_of(value);
-#define BY_ITS_OWN(name) BY(name, g->name)
-    BY_ITS_OWN(parts) BY_ITS_OWN(parts_a_sample) BY_ITS_OWN(width)
-    BY_ITS_OWN(blocks_wide) BY_ITS_OWN(group) BY_ITS_OWN(spans) BY_ITS_OWN(outer)
-    BY(groups, p->groups)
-    BY(set_channels, group_of(p))
-    BY(rows_at_once, at_once)
-    BY(row_step, (int64_t)g->by_rows_at_once.divisor * (g->interleaved ? g->parts_a_sample : 1))
-#undef BY_ITS_OWN
-#undef BY
-}
-
 /* Threads that share each of `items`, which has so many parts: few enough of those that all are on their way at once,
  * but no more threads than a GPU holds. Affine 9x6x58192 bf16 backward, 198 parts: a warp each 24.0 us, a block 16. */
 static __attribute__((noinline)) int64_t lanes_of(int64_t items, int64_t parts)
@@ -46,7 +30,6 @@ static struct step *add_finish(struct plan *plan, const struct normfuse_problem 
     const int64_t lanes = lanes_of(items, parts), threads = maximum(lanes, 128);
     struct step *const step = &plan->steps[plan->count++];
     *step = (struct step){
-        .is_specialized = true,
         .signature = {.body = NORMFUSE_BODY_finish,
                       .work = work,
                       .type = NORMFUSE_F64,
@@ -60,8 +43,8 @@ static struct step *add_finish(struct plan *plan, const struct normfuse_problem 
                    .items = (int32_t)items,
                    .samples = (int32_t)p->n,
                    .channels = (int32_t)p->c,
-                   .by_groups = short_divisor(p->groups),
-                   .by_set_channels = short_divisor(group_of(p))}};
+                   .by_groups = divisor_of(p->groups),
+                   .by_set_channels = divisor_of(group_of(p))}};
     return step;
 }
 
@@ -90,7 +73,7 @@ static void add_statistics(struct plan *plan, const struct normfuse_problem *p, 
         joined = divide_up(parts, share);
         struct normfuse_finish_arguments *const of =
             &add_finish(plan, p, NORMFUSE_WORK_SHARES, sets * shares, parts)->finish;
-        of->by_shares = short_divisor(shares);
+        of->by_shares = divisor_of(shares);
         of->triples = (int32_t)parts;
         of->share = (int32_t)share;
     }
@@ -114,19 +97,16 @@ static void add_statistics(struct plan *plan, const struct normfuse_problem *p, 
 static struct step *add_finish_of_sums(struct plan *plan, const struct normfuse_problem *p, int32_t work, int64_t items,
                                        int64_t parts, bool joined)
 {
-    const struct normfuse_cuda_geometry *const g = &plan->sums_geometry;
+    const struct sums *const of = &plan->of_sums;
     struct step *const step = add_finish(plan, p, work, items, parts);
     const bool given = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) == 0;
-    const bool by_channel = given ? p->sets != NORMFUSE_SETS_GROUP : g->sums_by_channel != 0;
-    const bool differ = !given && !joined && g->sum_slots != 1 && g->channels_a_segment != 0 && !by_channel;
+    const bool by_channel = given ? p->sets != NORMFUSE_SETS_GROUP : of->by_channel;
     step->signature.gradients = !by_channel                      ? NORMFUSE_GRADIENTS_OF_SAMPLES
                                 : p->sets == NORMFUSE_SETS_GROUP ? NORMFUSE_GRADIENTS_NORMALIZED
                                                                  : NORMFUSE_GRADIENTS_OF_CHANNELS;
-    step->finish.slot_stride = given ? 1 : g->sum_slots;
-    step->finish.slots = given || joined ? 1 : g->sum_slots;
-    step->finish.by_slots = short_divisor(step->finish.slots);
-    step->finish.spans = g->spans;
-    step->finish.part_rows = differ ? g->part_rows : 0;
+    step->finish.slot_stride = given ? 1 : of->slots;
+    step->finish.slots = given || joined ? 1 : of->slots;
+    step->finish.by_slots = divisor_of(step->finish.slots);
     return step;
 }
 
@@ -142,7 +122,7 @@ static int64_t join_slopes(const struct normfuse_problem *p, int64_t samples, st
     of->items = at_once ? 1 : (int32_t)p->c;
     of->outers = (int32_t)(normfuse_is_empty(p) ? 0 : at_once ? 1 : samples);
     of->apart = (int32_t)(p->c * slots);
-    of->by_slots = short_divisor(at_once ? pairs : slots);
+    of->by_slots = divisor_of(at_once ? pairs : slots);
     of->lanes = (int32_t)lanes_of(of->items, at_once ? pairs : samples * slots);
     step->signature.dslope = normfuse_cuda_code_of(&p->dslope);
     step->launch.threads = (uint32_t)maximum(step->launch.threads, of->lanes);
@@ -158,7 +138,7 @@ static void add_slope(struct plan *plan, const struct normfuse_problem *p)
                                                           .items = 1,
                                                           .outers = (int32_t)p->c,
                                                           .apart = step->finish.slot_stride,
-                                                          .by_slots = short_divisor(1)};
+                                                          .by_slots = divisor_of(1)};
 }
 
 /* What is found of each channel: gradients of parameters, or a shard's sums. */
@@ -186,8 +166,8 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
                           bool wants_slopes)
 {
     enum { MANY_PARTS = 4096, PARTS_OF_CHANNEL = 4 };
-    int64_t slots = maximum(1, plan->sums_geometry.sum_slots);
-    const int64_t samples = plan->sums_geometry.sums_by_channel ? 1 : p->n;
+    int64_t slots = maximum(1, plan->of_sums.slots);
+    const int64_t samples = plan->of_sums.by_channel ? 1 : p->n;
     const int64_t outers = p->sets == NORMFUSE_SETS_BATCH ? samples : group_of(p); /* that a set has sums of */
     const bool joins = sets > 0 && slots >= PARTS_OF_CHANNEL && outers * slots > MANY_PARTS;
     if (joins) {
@@ -226,62 +206,24 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
         add_slope(plan, p);
 }
 
-/* Whether the last block that has parts of a channel finds the parameters' gradients: few parts, since one thread adds
- * them, and a word of sync memory to count blocks in. Spares a kernel, 2 us on the device and 3 on the host. */
-static bool lets_last_block_finish(const struct shape *shape, struct step *step)
-{
-    struct normfuse_cuda_geometry *const g = &step->geometry;
-    const struct normfuse_problem *const p = shape->problem;
-    const int64_t samples = g->sums_by_channel ? 1 : p->n, contributors = samples * g->parts;
-    const int64_t counters = p->sets == NORMFUSE_SETS_BATCH ? p->c : p->groups;
-    /* Where blocks go round, each set would be counted once more, and its writes waited for. */
-    const bool rounds = g->exchange == NORMFUSE_EXCHANGE_GRID && g->block_groups < g->all_block_groups;
-    const uint32_t lacks = OF(cluster);
-    if (rounds || step->is_specialized || is_of(step, lacks) || samples * g->sum_slots > NORMFUSE_CUDA_PARTS_OF_LAST ||
-        (contributors > 1 && (!shape->has_grid_barriers || counters > NORMFUSE_CUDA_COUNTERS)))
-        return false;
-    g->contributors = (int32_t)contributors;
-    return true;
-}
-
 /* A kernel that does `phases`; `holds`: one that holds on chip what it reads. */
-static bool add_step(const struct shape *given, struct plan *plan, int32_t phases, bool holds)
+static bool add_step(const struct shape *shape, struct plan *plan, int32_t phases, bool holds)
 {
     const int32_t of_sums = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS;
     const bool sums = (phases & of_sums) != 0, applies = (phases & ~of_sums) != 0;
-    const struct normfuse_problem *const p = given->problem;
     struct step *const step = &plan->steps[plan->count];
-    struct shape shape = *given;
-    *step = (struct step){0};
-    if (holds && shape.unaligned_samples) {
-        shape = narrowed(given);
-    } else if (holds && p->columns) {
-        leave_rare_derivatives(&shape);
-    }
-    if (!(holds ? normfuse_cuda_hold(&shape, step)
-                : normfuse_cuda_pass(&shape, step, sums, applies)))
+    if (!(holds ? normfuse_cuda_hold(shape, step) : normfuse_cuda_pass(shape, step, sums, applies)))
         return false;
-    if (shape.explains) {
+    if (shape->explains) {
         char name[NORMFUSE_KERNEL_NAME_BYTES];
-        struct normfuse_cuda_launch taken = step->launch;
-        taken.signature = step->is_specialized ? &step->signature : NULL;
-        fprintf(stderr, "normfuse: plan: %s: takes %s\n", p->name, normfuse_cuda_launch_name(&taken, name));
+        fprintf(stderr, "normfuse: plan: %s: takes %s\n", shape->problem->name,
+                normfuse_cuda_signature_name(&step->signature, name));
     }
     step->phases = phases;
-    step->source = p->sets == NORMFUSE_SETS_NONE    ? p->evaluate ? NORMFUSE_SOURCE_RUNNING : NORMFUSE_SOURCE_NONE
-                   : shape.direction == BACKWARD    ? NORMFUSE_SOURCE_SAVED
-                   : phases == NORMFUSE_PHASE_APPLY ? NORMFUSE_SOURCE_SCRATCH
-                                                    : NORMFUSE_SOURCE_NONE;
-    set_divisors(p, step->launch.threads - step->without_vectors, &step->geometry);
-    /* What the blocks of the whole grid send one another; twice, so that rounds do not meet. */
-    const struct normfuse_cuda_geometry *const g = &step->geometry;
-    const int64_t elements = 16 / (int64_t)normfuse_type_bytes(p->type); /* of a vector */
-    const int64_t groups = p->columns || step->is_stacked ? g->width * elements / g->group : 1;
     if (step->launch.cooperative)
-        plan->partials = step->is_specialized ? step->messages :
-            (size_t)(2 * g->block_groups * groups * g->parts * (shape.direction == FORWARD ? 24 : 16));
+        plan->partials = step->messages;
     if (sums)
-        plan->sums_geometry = *g;
+        plan->of_sums = step->sums;
     plan->count++;
     return true;
 }
@@ -290,14 +232,13 @@ static bool add_step(const struct shape *given, struct plan *plan, int32_t phase
 static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
     const struct normfuse_problem *const p = shape->problem;
-    const int64_t sets = sets_of(p), d = group_of(p);
+    const int64_t sets = sets_of(p);
     const bool empty = normfuse_is_empty(p);
     const bool statistics = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
     const bool applies = (p->phases & NORMFUSE_PHASE_APPLY) != 0 && p->y.data != NULL;
     if (p->sets == NORMFUSE_SETS_NONE)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, true) ||
                add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
-    plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)d};
     const bool holds = statistics && applies && !empty &&
                        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, true);
     int64_t parts = statistics ? 0 : 1; /* of a set */
@@ -311,7 +252,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     if (!holds && sets > 0)
         add_statistics(plan, p, sets, parts, (applies && !empty) || updates_later);
     if (!holds && applies && !empty) {
-        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        plan->statistics = (size_t)sets * 24;
         struct normfuse_problem rest = *p;
         struct shape of_u = *shape;
         const bool stored = statistics && p->u.data != NULL;
@@ -327,7 +268,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         struct normfuse_cuda_signature *const of = &add_finish(plan, p, NORMFUSE_WORK_RUNNING, p->c, p->n)->signature;
         of->type = computed_type(p);
         set_running(p, of);
-        plan->statistics = (size_t)sets * sizeof(struct normfuse_cuda_statistics);
+        plan->statistics = (size_t)sets * 24;
     }
     return true;
 }
@@ -344,9 +285,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
     bool wants_gradients = shape->wants_gradients,
          wants_slopes = sums && p->dslope.data != NULL; /* of a later kernel */
     struct step *const first = &plan->steps[0];
-    plan->sums_geometry = (struct normfuse_cuda_geometry){.group = (int32_t)group_of(p)};
     if (empty) {
-        plan->sums_geometry.sums_by_channel = p->sets == NORMFUSE_SETS_BATCH;
+        plan->of_sums.by_channel = p->sets == NORMFUSE_SETS_BATCH;
     } else if (wants_dx && sums && !centred) {
         /* dx needs no sums: one reading in any case; small calls have one kernel for the gradients, too. */
         if (wants_gradients && add_step(shape, plan, both, true))
@@ -354,7 +294,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         else if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
     } else if (wants_dx && sums && add_step(shape, plan, both, true)) {
-        wants_gradients = wants_gradients && !first->finds_gradients && !lets_last_block_finish(shape, first);
+        wants_gradients = wants_gradients && !first->finds_gradients;
     } else {
         if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL) &&
             !add_step(shape, plan, NORMFUSE_PHASE_BACKWARD_SUMS, false))
@@ -366,7 +306,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         }
         struct normfuse_problem rest = *p;
         struct shape of_dz = *shape;
-        const bool stored = wants_dx && first->geometry.stores_dz;
+        const bool stored = wants_dx && first->stores_dz;
         if (stored) {
             go_on_from_first_pass(&rest);
             (void)normfuse_cuda_shape_of(&rest, &of_dz);
@@ -377,8 +317,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             plan->steps[plan->count - 1].goes_on = true;
     }
     /* Where there are none, none are read, but they have a place. */
-    const int64_t pairs = (plan->sums_geometry.sums_by_channel ? 1 : p->n) * p->c * plan->sums_geometry.sum_slots;
-    if (sums && (wants_gradients || plan->totals || first->geometry.contributors > 0))
+    const int64_t pairs = (plan->of_sums.by_channel ? 1 : p->n) * p->c * plan->of_sums.slots;
+    if (sums && (wants_gradients || plan->totals))
         plan->sums = empty ? 64 : (size_t)pairs * 16 * (p->dslope.data != NULL ? 2 : 1);
     if (wants_gradients || wants_slopes)
         add_gradients(plan, p, 0, wants_gradients, wants_slopes);
@@ -395,9 +335,6 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
     *plan = (struct plan){.count = 0};
     if (!normfuse_cuda_shape_of(problem, &shape))
         return false;
-    if (explains && device->general_alone)
-        fprintf(stderr, "normfuse: plan: %s: the library has the general kernels alone for this GPU, as PTX\n",
-                problem->name);
     if (explains)
         fprintf(stderr, "normfuse: plan: %s: by figures of %s\n", problem->name,
                 shape.policy->capability == device->capability ? "this kind of GPU"
@@ -458,8 +395,7 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     NORMFUSE_CUDA_TENSORS(KEEP)
 #undef KEEP
 #define KEEP(name) keep_parameter(&key->name, &problem->name);
-    NORMFUSE_COMMON_PARAMETER_LIST(KEEP)
-    NORMFUSE_RARE_PARAMETER_LIST(KEEP)
+    NORMFUSE_CUDA_PARAMETERS(KEEP)
 #undef KEEP
 }
 
@@ -500,7 +436,7 @@ void normfuse_cuda_plans_after_fork(void)
 
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
-                                         bool explains, bool *is_certain)
+                                         bool explains)
 {
     static _Thread_local struct cached_plan last;
     struct plan_key key;
@@ -509,7 +445,6 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
     key.only = normfuse_cuda_choice()->only;
     key.drawn = normfuse_cuda_choice()->drawn;
     key.has_grid_barriers = has_grid_barriers;
-    *is_certain = true;
     if (explains) {
         last.key.device = 0;
     } else if (memcmp(&last.key, &key, sizeof key) != 0) {
@@ -518,15 +453,10 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
         pthread_mutex_unlock(&mutex);
     }
     if (memcmp(&last.key, &key, sizeof key) != 0) {
-        (void)normfuse_cuda_lacks_answers();
         last.key = key;
         last.found = make_plan(problem, device, has_grid_barriers, explains, &last.plan);
-        *is_certain = !normfuse_cuda_lacks_answers();
         pthread_mutex_lock(&mutex);
-        if (*is_certain)
-            copy_plan(find_place(&key), &last);
-        else
-            last.key.device = 0;
+        copy_plan(find_place(&key), &last);
         pthread_mutex_unlock(&mutex);
     }
     return last.found ? &last.plan : NULL;

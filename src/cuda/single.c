@@ -159,6 +159,12 @@ static double registers_of(const struct shape *shape, const struct matrix *m, co
     return 27.0 + registers[d].word * words + registers[d].value * values + registers[d].weight * weights_of(m, g);
 }
 
+/* The fewest bits of which 2^bits is `count` or more. */
+static int32_t bits_for(int64_t count)
+{
+    return count > 1 ? 64 - __builtin_clzll((unsigned long long)count - 1) : 0;
+}
+
 /* Returns why it does not hold a norm group. */
 static const char *complete(const struct shape *shape, const struct matrix *m, struct geometry *g)
 {
@@ -370,6 +376,7 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     to->walks = g->walkers << g->sample_bits < m->samples;
     to->split = g->parts > 1;
     to->shared_by_cluster = g->exchanges;
+    to->exchanges = g->exchanges ? NORMFUSE_EXCHANGE_IN_CLUSTER : NORMFUSE_EXCHANGE_IN_BLOCK;
     to->joins_beside = g->sample_bits > 0;
     to->packed_parameters = packed;
     to->per_sample = m->per_sample;
@@ -388,22 +395,18 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
 {
     const struct normfuse_problem *const p = shape->problem;
     const int32_t gradients = gradients_of(shape, m, g);
-    struct normfuse_cuda_geometry *const to = normfuse_cuda_begin_step(step);
-    step->is_specialized = true;
-    make_signature(shape, m, g, gradients, &step->signature);
-    step->finds_gradients = gradients == NORMFUSE_GRADIENTS_DIRECT;
-    step->launch.threads = (uint32_t)(g->lanes * g->beside);
-    step->launch.grid = g->blocks;
-    step->launch.shared = (size_t)shared_of(shape, m, g, gradients);
-    if (g->exchanges)
-        exchange_by_cluster(step, g->parts);
     const bool of_samples = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
-    to->rows = (int32_t)m->rows;
-    to->group = (int32_t)group_of(p);
-    to->parts = (int32_t)g->parts;
-    to->all_samples = to->sums_by_channel = !of_samples && !is_direct(gradients);
     const int32_t part_slots = has_whole_channels(shape, m, g) ? 1 : (int32_t)g->parts;
-    to->sum_slots = is_direct(gradients) ? 1 : part_slots * (int32_t)(of_samples ? 1 : g->walkers);
+    *step = (struct step){
+        .launch = {.threads = (uint32_t)(g->lanes * g->beside),
+                   .grid = g->blocks,
+                   .shared = (size_t)shared_of(shape, m, g, gradients),
+                   .cluster = g->exchanges ? (uint32_t)g->parts : 0},
+        .parts = (int32_t)g->parts,
+        .finds_gradients = gradients == NORMFUSE_GRADIENTS_DIRECT,
+        .sums = {.by_channel = !of_samples && !is_direct(gradients),
+                 .slots = is_direct(gradients) ? 1 : part_slots * (int32_t)(of_samples ? 1 : g->walkers)}};
+    make_signature(shape, m, g, gradients, &step->signature);
     step->single = (struct normfuse_single_arguments){
         .sample_stride = m->sample_stride,
         .group_stride = m->is_spread ? block_columns(g) : m->group_stride,
@@ -416,15 +419,15 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .next_columns = (int32_t)g->next_columns,
         .parts = (int32_t)g->parts,
         .walkers = (int32_t)g->walkers,
-        .by_parts = short_divisor(g->parts),
-        .by_walkers = short_divisor(g->walkers),
+        .by_parts = divisor_of(g->parts),
+        .by_walkers = divisor_of(g->walkers),
         .groups = (int32_t)(m->is_spread ? divide_up(m->columns, block_columns(g)) : m->groups),
         .samples = (int32_t)m->samples,
         .sample_bits = (int32_t)g->sample_bits,
         .group_channels = (int32_t)(m->is_spread ? block_columns(g) : m->group_channels),
         .call = {.channel_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->groups : p->c),
                  .channels = (int32_t)p->c,
-                 .sum_slots = to->sum_slots,
+                 .sum_slots = step->sums.slots,
                  .part_slots = part_slots,
                  .values = (float)m->values,
                  .share = 1.0f / (float)m->values},
@@ -434,7 +437,6 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
 static const char *refuse(const struct shape *shape)
 {
     static const double MAX_GIVEN_BYTES = 16 << 20;
-    struct matrix m;
     const struct normfuse_problem *const p = shape->problem;
     const bool both = (p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0 ||
                       p->sets == NORMFUSE_SETS_NONE;
@@ -445,16 +447,14 @@ static const char *refuse(const struct shape *shape)
     /* Sums of very many rows are better found by few long blocks: affine 34x8192x6x4x2 NHWC 71 us, in few blocks 48. */
     if (p->sets == NORMFUSE_SETS_NONE && shape->direction == BACKWARD && shape->bytes > MAX_GIVEN_BYTES)
         return "`stream` has few long blocks for it";
-    return describe(p, &m);
+    return NULL;
 }
 
-/* For tests, which would see few geometries where problems are small: a number of this one in the place of its time. */
 static double draw(uint64_t seed, const struct matrix *m, const struct geometry *g)
 {
-    const int64_t of[] = {m->rows,    m->columns, m->samples,     g->vector, g->lanes, g->across, g->beside, g->sample_bits, g->parts, g->walkers, g->aligned};
-    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
-        seed = (seed ^ (uint64_t)of[i]) * UINT64_C(0x9e3779b97f4a7c15) ^ seed >> 29;
-    return (double)(seed >> 11);
+    const int64_t of[] = {m->rows,  m->columns,     m->samples, g->vector,  g->lanes, g->across,
+                          g->beside, g->sample_bits, g->parts,   g->walkers, g->aligned};
+    return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
 static const char *configure(const struct shape *shape, struct step *step)
@@ -462,7 +462,9 @@ static const char *configure(const struct shape *shape, struct step *step)
     enum { MAX_THREADS_BESIDE = 256, MAX_PARTS = 16, MAX_BLOCKS_OF_GIVEN = 256 };
     const struct normfuse_problem *const p = shape->problem;
     struct matrix m;
-    const char *reason = describe(p, &m);
+    const char *reason = refuse(shape);
+    if (reason == NULL)
+        reason = describe(p, &m);
     if (reason != NULL)
         return reason;
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
@@ -533,11 +535,4 @@ static const char *configure(const struct shape *shape, struct step *step)
     return NULL;
 }
 
-static double estimate(const struct shape *shape, const struct step *step)
-{
-    (void)shape;
-    return step->microseconds;
-}
-
-const struct schedule normfuse_cuda_single = {.name = "single", .needs = TAKES_GIVEN | TAKES_PRELU | TAKES_BIAS | IS_GENERAL,
-                                              .refuse = refuse, .configure = configure, .estimate = estimate};
+const struct schedule normfuse_cuda_single = {.name = "single", .configure = configure};

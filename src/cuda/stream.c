@@ -94,11 +94,19 @@ static int64_t subgroup_of(int64_t channels, int64_t of_block)
 }
 
 /* That are walked through. */
-static int64_t tensors_of(const struct normfuse_cuda_signature *of)
+static int64_t tensors_walked(const struct normfuse_cuda_signature *of)
 {
     const bool has_activation = of->activation != NORMFUSE_IDENTITY;
     const bool reads_x = !of->backward || of->reduces || of->statistics == NORMFUSE_STATISTICS_GROUP || has_activation;
     return reads_x + of->backward + (of->pre_add && reads_x) + of->du + (of->post_add && (!of->backward || has_activation));
+}
+
+/* Whether a first pass writes dz, which the second then goes on from. */
+static bool stores_dz(const struct shape *shape, bool sums, bool applies)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    return sums && !applies && shape->direction == BACKWARD && has_both_phases(p) && p->sets != NORMFUSE_SETS_NONE &&
+           p->dpost_add.data != NULL && p->pre_add.data == NULL && p->dx.data != NULL && is_dz_exact(p);
 }
 
 static struct normfuse_cuda_signature sign(const struct shape *shape, const struct tiling *t, bool sums, bool applies,
@@ -133,7 +141,7 @@ static struct normfuse_cuda_signature sign(const struct shape *shape, const stru
     const int64_t resident = shape->value_bytes == 8 ? 512 : t->by_columns && backward ? 768 : 1024;
     of.resident = (int32_t)minimum(resident / t->threads, 16);
     /* 8 vectors of a thread are on their way, of all tensors together. */
-    of.ahead = (int32_t)maximum(2, 8 / maximum(1, tensors_of(&of)));
+    of.ahead = (int32_t)maximum(2, 8 / maximum(1, tensors_walked(&of)));
     return of;
 }
 
@@ -142,7 +150,7 @@ static int64_t shared_of(const struct shape *shape, const struct tiling *t, cons
 {
     const int64_t bytes = (int64_t)normfuse_type_bytes(shape->problem->type), value = (int64_t)shape->value_bytes;
     const bool backward = of->backward != 0;
-    const int64_t slots = of->ahead * tensors_of(of) * t->threads * t->vector * bytes;
+    const int64_t slots = of->ahead * tensors_walked(of) * t->threads * t->vector * bytes;
     if (!t->by_columns || !of->reduces)
         return slots;
     const int64_t columns = t->across * t->vector, numbers = backward && of->sums_slopes ? 3 : 2;
@@ -168,12 +176,10 @@ bool normfuse_cuda_pass(const struct shape *shape, struct step *step, bool sums,
                                         : divide_up(t.slabs, t.threads / t.lanes) * t.parts;
     if (blocks >= INT32_MAX || !is_countable(t.slabs) || !is_countable(t.rows) || !is_countable(t.columns))
         return false;
-    struct normfuse_cuda_geometry *const to = normfuse_cuda_begin_step(step);
-    to->stores_dz = stores_dz(shape, sums, applies);
-    step->is_specialized = true;
-    step->signature = sign(shape, &t, sums, applies, to->stores_dz);
-    step->launch.threads = (uint32_t)t.threads;
-    step->launch.grid = blocks;
+    *step = (struct step){.launch = {.threads = (uint32_t)t.threads, .grid = blocks},
+                          .parts = (int32_t)t.parts,
+                          .stores_dz = stores_dz(shape, sums, applies)};
+    step->signature = sign(shape, &t, sums, applies, step->stores_dz);
     step->launch.shared = (size_t)shared_of(shape, &t, &step->signature);
     /* What the blocks leave for a later kernel. */
     const bool has_all_rows = t.folded > 1 && t.blocks_wide == 1;
@@ -181,37 +187,33 @@ bool normfuse_cuda_pass(const struct shape *shape, struct step *step, bool sums,
     const int64_t block_channels = has_all_rows ? p->c : t.across * t.vector;
     const int64_t subgroup = t.by_columns ? subgroup_of(d, block_channels) : 1;
     const int64_t part_slots = t.parts * (p->sets == NORMFUSE_SETS_GROUP ? 1 : of_samples);
-    to->group = (int32_t)d;
-    to->parts = (int32_t)t.parts;
-    to->all_samples = to->sums_by_channel = t.joins_samples;
-    to->sum_slots = (int32_t)(t.parts * copies);
+    step->sums = (struct sums){.slots = (int32_t)(t.parts * copies), .by_channel = t.joins_samples};
     step->stream = normfuse_cuda_tiling_arguments(p, &t);
     step->stream.backwards = !sums;
-    step->stream.by_subgroup = short_divisor(subgroup);
+    step->stream.by_subgroup = divisor_of(subgroup);
     step->stream.subgroup = (int32_t)subgroup;
     step->stream.set_triples = (int32_t)(d / subgroup * part_slots * copies);
     step->stream.part_slots = (int32_t)part_slots;
     step->stream.joined_rows = has_all_rows ? (int32_t)t.folded : 1;
     step->stream.copies = (int32_t)copies;
-    step->stream.call.sum_slots = to->sum_slots;
+    step->stream.call.sum_slots = step->sums.slots;
     return step->launch.shared + 2048 <= shape->device->shared_per_block;
 }
 
 /* Microseconds. Each kernel takes some to begin; what the first one read last the second finds in the L2. */
-static double estimate(const struct shape *shape, const struct step *step)
+static const char *configure(const struct shape *shape, struct step *step)
 {
-    (void)step;
     static const double START = 2.2, BETWEEN = 2.0, USEFUL_L2 = 24 << 20, STRETCH = 1.12;
     const struct normfuse_problem *const p = shape->problem;
     const double rate = shape->policy->bytes_a_microsecond / STRETCH, tensor = shape->tensor_bytes;
-    const double reads = tensor * normfuse_cuda_tensors_of(shape), writes = tensor * normfuse_cuda_results_of(shape);
+    const double reads = tensor * tensors_of(shape), writes = tensor * results_of(shape);
     const bool backward = shape->direction == BACKWARD;
-    if (p->sets == NORMFUSE_SETS_NONE)
-        return START + (backward && shape->wants_gradients ? BETWEEN : 0.0) + (reads + writes) / rate;
     const double first = backward ? reads - tensor * reads_du(shape) : tensor * (1 + (p->pre_add.data != NULL));
     const double kept = fmin(1.0, USEFUL_L2 / first);
-    return 2.0 * START + BETWEEN + (first + reads - kept * 0.65 * first + writes) / rate;
+    step->microseconds = p->sets == NORMFUSE_SETS_NONE
+                             ? START + (backward && shape->wants_gradients ? BETWEEN : 0.0) + (reads + writes) / rate
+                             : 2.0 * START + BETWEEN + (first + reads - kept * 0.65 * first + writes) / rate;
+    return NULL;
 }
 
-const struct schedule normfuse_cuda_stream = {
-    .name = "stream", .needs = TAKES_GIVEN | TAKES_BIAS | TAKES_PRELU | IS_GENERAL, .estimate = estimate};
+const struct schedule normfuse_cuda_stream = {.name = "stream", .configure = configure};

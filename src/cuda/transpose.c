@@ -152,7 +152,7 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_transpose_copy *cop
 #define SET(name) copy->name = (int32_t)name;
     SET(tile_a) SET(tile_b) SET(tile_outer) SET(pitch) SET(straight) SET(from_plane) SET(to_plane)
 #undef SET
-#define BY(name, value) copy->by_##name = short_divisor(value);
+#define BY(name, value) copy->by_##name = divisor_of(value);
     BY(tiles_a, tiles_a) BY(tiles_b, tiles_b) BY(tile_a, tile_a) BY(tile_b, tile_b)
     BY(read, divide_up(from_plane ? of_tile : tile_a, copy->from_vectors ? vector : 1))
     BY(write, divide_up(to_plane ? of_tile : tile_b, copy->to_vectors ? vector : 1))

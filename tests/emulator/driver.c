@@ -54,10 +54,7 @@ static CUresult load(int number, const void *code, char name[64])
 /* fake_driver.c notes a launch in memory of the thread, which kernels take for shared variables. */
 static void run(const struct fake_launch *noted, const void *parameter)
 {
-    const struct emulated_launch launch = {.kernel = (int)noted->kernel,
-                                           .specialized = noted->kernel >= NORMFUSE_CUDA_KERNELS
-                                                              ? specialized[noted->kernel - NORMFUSE_CUDA_KERNELS]
-                                                              : NULL,
+    const struct emulated_launch launch = {.specialized = specialized[noted->kernel],
                                            .name = noted->name,
                                            .parameter = parameter,
                                            .blocks = noted->grid,
@@ -73,7 +70,6 @@ __attribute__((constructor(200))) static void begin(void)
 {
     const char *const multiprocessors = getenv("NORMFUSE_EMULATED_MULTIPROCESSORS");
     fake_driver_reset();
-    (void)fake_driver_read_registers(NORMFUSE_KERNEL_LIMITS);
     fake_driver.device[0].name = "emulated GPU";
     fake_driver.device[0].multiprocessors = multiprocessors != NULL ? atoi(multiprocessors) : 16;
     fake_driver.load = load;

@@ -19,12 +19,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "device.h"
 #include "emulator.h"
+#include "language.h"
 
 namespace emulator {
 
-extern void (*const kernels[])(const void *);
 
 constexpr int lanes = 32, max_warps = 32, named_barriers = 16;
 constexpr size_t page = 4096, stack_bytes = 128 << 10;
@@ -136,7 +135,7 @@ __asm__(".text\n"
 
 static void begin_fiber()
 {
-    (launch->specialized ? launch->specialized->call : kernels[launch->kernel])(launch->parameter);
+    launch->specialized->call(launch->parameter);
     leave();
 }
 

@@ -19,8 +19,7 @@ struct emulated_kernel {
 };
 
 struct emulated_launch {
-    int kernel;                              /* enum normfuse_cuda_kernel; */
-    const struct emulated_kernel *specialized; /* where it is not NULL, this one */
+    const struct emulated_kernel *specialized;
     const char *name;
     const void *parameter;
     unsigned blocks, threads, cluster; /* cluster: blocks of one, at least 1 */

@@ -183,8 +183,6 @@ struct normfuse_finish_arguments {
     /* Partial sums of a channel: their room, their number, and in by_slots the most of them, which is at least 1. */
     int32_t slot_stride, slots;
     struct normfuse_divisor by_slots;
-    int32_t spans, part_rows; /* part_rows not 0: a channel has as many slots as parts of so many of the set's vectors
-                                 that its own `spans` touch */
     int32_t gradient_lanes, totals_blocks; /* threads that share a channel; the blocks ahead of these, which have totals */
     int32_t accumulate, accumulate_slope;
     struct normfuse_place weight, bias, scale;

@@ -240,23 +240,10 @@ constexpr bool sums_by_channel = gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
 constexpr bool finds_gradients =
     dweight || dbias || dscale || dshift || (writes_shard && work == NORMFUSE_WORK_GRADIENTS);
 
-/* The norm group of a channel in its sample, and its number there. */
+/* The norm group of a channel in its sample. */
 __device__ __forceinline__ int set_of_channel(const arguments &a, int c)
 {
     return by_group ? divide(c, a.by_set_channels) : c;
-}
-__device__ __forceinline__ int outer_of_channel(const arguments &a, int c)
-{
-    return by_group ? c - set_of_channel(a, c) * (int)a.by_set_channels.divisor : c;
-}
-
-/* How many partial sums channel `outer` of a set has. */
-__device__ __forceinline__ int slots_of(const arguments &a, int outer)
-{
-    if (a.part_rows == 0)
-        return a.slots;
-    const unsigned first = (unsigned)outer * (unsigned)a.spans, part = (unsigned)a.part_rows;
-    return (int)((first + (unsigned)a.spans - 1) / part - first / part) + 1;
 }
 
 /* Where the partial sums of a channel are. */
@@ -266,11 +253,11 @@ __device__ __forceinline__ double *pairs_of(const arguments &a, int64_t n, int c
 }
 
 /* The lane's pairs of `outers`, the channels of a norm group or the samples of a channel, which are `apart` pairs from
- * one another and have slots(outer) each. Several are on their way at once, with what they are weighed by:
+ * one another and have a.slots each. Several are on their way at once, with what they are weighed by:
  * request(outer, wanted), then take(pair, what was requested). */
-template <typename Slots, typename Request, typename Take>
+template <typename Request, typename Take>
 __device__ __forceinline__ void walk_pairs(const arguments &a, const shared_item &item, int outers, const double *pairs,
-                                           int64_t apart, Slots slots, Request request, Take take)
+                                           int64_t apart, Request request, Take take)
 {
     constexpr int at_once = 4;
     const int all = outers * (int)a.by_slots.divisor;
@@ -281,7 +268,7 @@ __device__ __forceinline__ void walk_pairs(const arguments &a, const shared_item
         each<at_once>([&](int k) {
             const int i = first + k * item.lanes, outer = divide(i, a.by_slots);
             const int slot = i - outer * (int)a.by_slots.divisor;
-            const bool wanted = i < all && slot < slots(outer);
+            const bool wanted = i < all && slot < a.slots;
             const double *const pair = pairs + (wanted ? outer * apart + slot : 0) * PAIR;
             found[k] = {wanted ? pair[0] : 0.0, wanted ? pair[1] : 0.0};
             by[k] = request(outer, wanted);
@@ -294,7 +281,7 @@ __device__ __forceinline__ void walk_pairs(const arguments &a, const shared_item
 __device__ __forceinline__ void join_parts(const arguments &a)
 {
     const shared_item item(a.lanes, a.items);
-    const int slots = item.exists ? slots_of(a, outer_of_channel(a, item.index % a.channels)) : 0;
+    const int slots = item.exists ? a.slots : 0;
     double *const own = a.sums + (int64_t)item.index * a.slot_stride * PAIR;
     follow_kernel();
     double2 sum = {0.0, 0.0};
@@ -339,7 +326,7 @@ __device__ __forceinline__ void find_totals(const arguments &a)
     };
     double2 total = {0.0, 0.0}; /* plain, centred */
     walk_pairs(
-        a, item, item.exists ? outers : 0, pairs, apart, [&](int outer) { return slots_of(a, by_channel ? 0 : outer); },
+        a, item, item.exists ? outers : 0, pairs, apart,
         [&](int outer, bool wanted) {
             weights of;
             of.by.request(a.weight, n, by_channel ? c : c + outer, wanted);
@@ -371,7 +358,7 @@ __device__ __forceinline__ double2 store_samples(const arguments &a, const share
 {
     const bool many = a.slot_stride > 8 && item.lanes >= 32;
     const int lane = many ? item.lane % 32 : 0, lanes = many ? 32 : 1;
-    const int slots = slots_of(a, outer_of_channel(a, c));
+    const int slots = a.slots;
     double2 sums = {0.0, 0.0};
     for (int n = item.lane / lanes; n < samples; n += item.lanes / lanes) {
         const double *const pairs = pairs_of(a, n, c);
@@ -417,7 +404,7 @@ __device__ __forceinline__ void find_gradients_of_channel(const arguments &a)
     const int c = item.index, group = set_of_channel(a, c);
     const int samples = !item.exists ? 0 : sums_by_channel ? 1 : a.samples;
     const double of_all = has_rstd || by_group ? 1.0 : rstd_of(a, 0, c);
-    const int slots = slots_of(a, outer_of_channel(a, c));
+    const int slots = a.slots;
     follow_kernel();
 
     double2 found = {0.0, 0.0}; /* bias, weight */
@@ -427,7 +414,7 @@ __device__ __forceinline__ void find_gradients_of_channel(const arguments &a)
             requested<scale, 1> more;
         };
         walk_pairs(
-            a, item, samples, pairs_of(a, 0, c), a.channels * (int64_t)a.slot_stride, [&](int) { return slots; },
+            a, item, samples, pairs_of(a, 0, c), a.channels * (int64_t)a.slot_stride,
             [&](int n, bool wanted) {
                 weights of;
                 of.of_rstd.request(a.rstd, n, group, wanted);
