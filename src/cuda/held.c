@@ -148,15 +148,17 @@ static const char *share_columns(const struct shape *shape, struct geometry *g, 
                                                      : NULL;
 }
 
-/* Blocks that run at the same time; those of a cluster are of one group of multiprocessors, of which there are some of 16
- * or so. */
+/* Blocks that run at the same time. A cluster is within one of the parts of the chip: those of an H200, by what it says of
+ * clusters of 8 and 16. */
 static int64_t resident_of(const struct shape *shape, const struct geometry *g)
 {
-    enum { OF_A_GROUP = 16 };
-    const int64_t multiprocessors = shape->device->multiprocessors, parts = g->t.parts;
-    if (g->in_grid || parts <= 2)
-        return g->resident * multiprocessors;
-    return multiprocessors / OF_A_GROUP * (OF_A_GROUP * g->resident / parts) * parts;
+    enum { PARTS = 8 };
+    static const int64_t multiprocessors[PARTS] = {18, 18, 18, 16, 16, 16, 16, 14};
+    const int64_t all = shape->device->multiprocessors, parts = g->t.parts;
+    int64_t clusters = all <= multiprocessors[0] ? g->resident * all / parts : 0; /* a small chip is one part */
+    for (int i = 0; i < PARTS && all > multiprocessors[0]; i++)
+        clusters += g->resident * (multiprocessors[i] * all / 132) / parts;
+    return g->in_grid || parts == 1 ? g->resident * all : clusters * parts;
 }
 
 static int64_t turns_of(const struct geometry *g)
