@@ -381,7 +381,7 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
     each_column([&](int column, int lane, bool exists) {
         const shared_rows rows(at, at.wide * block_columns + column);
         R all[2] = {R(0), R(0)};
-#pragma unroll 1
+#pragma unroll 4
         for (int ty = lane; ty < down; ty += column_lanes) {
             all[0] = fma(rows.of(ty), of_threads[ty * block_columns + column].numbers[0], all[0]);
             all[1] += rows.of(ty);
@@ -389,7 +389,7 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
         sum_lanes<2, column_lanes>(all);
         const R mean_of = all[1] > R(0) ? all[0] / all[1] : R(0);
         R squares[1] = {R(0)};
-#pragma unroll 1
+#pragma unroll 4
         for (int ty = lane; ty < down; ty += column_lanes) {
             const message<2> of = of_threads[ty * block_columns + column];
             const R apart = of.numbers[0] - mean_of;
@@ -424,7 +424,7 @@ __device__ __forceinline__ column_sums *join_columns(const place &at, char *memo
     each_column([&](int column, int lane, bool exists) {
         R all[numbers];
         each<numbers>([&](int i) { all[i] = R(0); });
-#pragma unroll 1
+#pragma unroll 4
         for (int ty = lane; ty < down; ty += column_lanes)
             each<numbers>([&](int i) { all[i] += of_threads[ty * block_columns + column].numbers[i]; });
         sum_lanes<numbers, column_lanes>(all);
