@@ -714,6 +714,7 @@ def shortened(parts, path, compiled):
             return False
         return found is not None and (raises_undefined or not any(name in found for name in undefined))
 
+    write(parts, path)
     raises_undefined = any(name in (trial(path, compiled) or "") for name in undefined)
 
     def tried(key, value):
