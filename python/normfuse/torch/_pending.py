@@ -260,12 +260,18 @@ class Frame:
         return self.safe(value)
 
     def callee(self, f: Any) -> Any:
-        """Gives back what is about to be called, with arguments that were `safe`."""
-        if self.open and not (type(f) in _CALLABLES and f in FUNCTIONS) and not (
-                type(f) is types.BuiltinFunctionType and type(f.__self__) in _TENSORS and f.__name__ in METHODS
-                and self._apart(f.__self__)):
+        """Gives a function back that is called next, with arguments that were `safe`."""
+        if self.open and not (type(f) in _CALLABLES and f in FUNCTIONS):
             self.settle()
         return f
+
+    def tensor(self, value: Any) -> Any:
+        """Gives the value back, of which a method of tensors is called next that writes nothing: one of METHODS."""
+        if type(value) is Pending:
+            value = value.compute()
+        if self.open and not (type(value) in _TENSORS and self._apart(value)):
+            self.settle()
+        return value
 
     def iter(self, value: Any, unpacked: bool) -> Any:
         """What to iterate over. unpacked: whether each value will be."""
@@ -393,10 +399,11 @@ class Frame:
         return INNER_FUNCTIONS.get(f) if type(f) is types.FunctionType else None
 
     def _share(self, inner: Any, f: Any, *given: Any, **named: Any) -> Any:
-        waits = len(given) > 0 and _is_open(given[0])  # bool() of a tuple breaks the graph before PyTorch 2.13
-        before = len(self.open) - waits
-        if waits and not inner._normfuse_takes:
-            given = force(given[0]), *given[1:]
+        before = len(self.open)
+        if len(given) > 0 and type(given[0]) is Pending:  # bool() of a tuple would break graphs before PyTorch 2.13
+            before -= _is_open(given[0])
+            if not inner._normfuse_takes:
+                given = given[0].compute(), *given[1:]
         if type(f) is types.MethodType:
             return self._alone(before, inner(f.__self__, self, *given, **named))
         return self._alone(before, inner(self, *given, **named))

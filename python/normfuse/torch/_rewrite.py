@@ -151,14 +151,18 @@ class _Rewriter:
             if all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
                 if isinstance(node.left, ast.Name) and all(isinstance(c, ast.Constant) for c in node.comparators):
                     return node  # computed or not, it is not None
-                return ast.Compare(self.of(node.left), node.ops, [self.of(c) for c in node.comparators])
+                return ast.Compare(self.of(node.left), node.ops, self._in_turn(self.of, node.comparators))
             return ast.Compare(self.safe(node.left, "compared"), node.ops,
-                               [self.safe(c, "compared") for c in node.comparators])
+                               self._in_turn(lambda c: self.safe(c, "compared"), node.comparators))
         if isinstance(node, ast.BoolOp):
-            return ast.BoolOp(node.op, [self.safe(v) for v in node.values])
+            return ast.BoolOp(node.op, self._in_turn(self.safe, node.values))
         if isinstance(node, ast.IfExp):
-            raw, role = self.raw, self.role
-            return ast.IfExp(self.safe(node.test), self.of(node.body, raw, role), self.of(node.orelse, raw, role))
+            raw, role, test = self.raw, self.role, self.safe(node.test)
+            open, body = self.open, self.of(node.body, raw, role)
+            ended, self.open = self.open, open
+            made = ast.IfExp(test, body, self.of(node.orelse, raw, role))
+            self.open |= ended
+            return made
         if isinstance(node, ast.Subscript):
             plain = not any(isinstance(n, (ast.Call, ast.Attribute)) or isinstance(n, ast.Name) and n.id in self.tracked
                             for n in ast.walk(node.slice))
@@ -177,6 +181,15 @@ class _Rewriter:
                 elif isinstance(value, list):
                     setattr(node, field, [self.of(v) if isinstance(v, ast.expr) else v for v in value])
         return self._settled(node)
+
+    def _in_turn(self, of: Callable[[ast.expr], ast.expr], nodes: list[ast.expr]) -> list[ast.expr]:
+        """Expressions of which the latter may not be reached."""
+        made, ends = [], []
+        for node in nodes:
+            made.append(of(node))
+            ends.append(self.open)
+        self.open = any(ends)
+        return made
 
     def _attribute(self, node: ast.Attribute) -> ast.expr:
         if isinstance(node.value, ast.Name) and node.value.id == self.me:
@@ -297,18 +310,22 @@ class _Rewriter:
             if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
                 made = _do("method", operands[0], ast.Constant(f.attr), *operands[1:])
                 return self._waits(made) if f.attr in _WAITING_METHODS else made
-            made = ast.Attribute(self._checked(operands[0]), f.attr, ast.Load())
-            return self._harmless(made, operands[1:], [])
+            if f.attr.endswith("_"):
+                return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
+            return self._harmless_method(operands[0], f.attr, operands[1:], [])
         if plain and self._shares(f):
             callee = self.of(f)
             return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
                                    keywords=self._keywords(keywords)))
-        method = isinstance(f, ast.Attribute) and not direct and f.attr in METHODS
+        method = isinstance(f, ast.Attribute) and not direct and f.attr in METHODS and known is None
         if plain and len(args) == 1 and not keywords and known is None and not method and not self._is_function(f) \
                 and self._is_local(f):
             callee = self.of(f)
             return self._waits(_do("call", callee, self.of(args[0], True)))
         if plain and not any(k.arg in ("out", "inplace") for k in keywords) and (known in FUNCTIONS or method):
+            if method:
+                value = self.of(f.value)
+                return self._harmless_method(value, f.attr, [self.of(a) for a in args], self._keywords(keywords))
             callee = self.of(f)
             return self._harmless(callee, [self.of(a) for a in args], self._keywords(keywords))
         return self._unknown(f, args, keywords)
@@ -326,9 +343,12 @@ class _Rewriter:
         return [ast.keyword(k.arg, self.of(k.value)) for k in keywords]
 
     def _harmless(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
-        if not self.open:
-            return ast.Call(callee, args, keywords)
         return ast.Call(self._check("callee", callee), list(map(self._checked, args)),
+                        [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
+
+    def _harmless_method(self, value: ast.expr, name: str, args: list[ast.expr],
+                         keywords: list[ast.keyword]) -> ast.expr:
+        return ast.Call(ast.Attribute(self._check("tensor", value), name, ast.Load()), list(map(self._checked, args)),
                         [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
 
     def _unknown(self, f: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
@@ -346,6 +366,7 @@ class _Rewriter:
                 last.value = _do("settled", last.value)
             else:
                 args[-1] = _do("settled", last)
+        self.open = False
         return ast.Call(callee, args, keywords)
 
     # ---- statements ----
@@ -393,7 +414,9 @@ class _Rewriter:
     def _closed(self, node: ast.expr) -> ast.expr:
         """The value, with nothing pending after it."""
         made = self.of(node)
-        return self._check("settled", made.args[0] if done(made) == "force" else made)
+        if self.open and done(made) == "force":
+            return _do("settled", made.args[0])  # type: ignore[attr-defined]
+        return self._check("settled", made)
 
     def statement(self, s: ast.stmt) -> list[ast.stmt]:
         if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None:
@@ -454,8 +477,9 @@ class _Rewriter:
             if isinstance(s, (ast.Raise, ast.Assert)):
                 self._begin(s, *ast.iter_child_nodes(s))
                 before = self._settle()
-                for field, value in ast.iter_fields(s):
-                    setattr(s, field, self.of(value) if isinstance(value, ast.expr) else value)
+                parts = [(field, value) for field, value in ast.iter_fields(s) if isinstance(value, ast.expr)]
+                for (field, _), made in zip(parts, self._in_turn(self.of, [value for _, value in parts])):
+                    setattr(s, field, made)
             return [*before, *self._settle(), s] if not isinstance(s, (ast.Raise, ast.Assert)) else [*before, s]
         return [s]
 

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from . import _activations, _calls, modules
-from ._pending import ACTIVATIONS, ARITHMETIC, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, METHODS, PLAIN, SCALING
+from ._pending import ACTIVATIONS, ARITHMETIC, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING
 from ._rewrite import FRAME, done
 from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, takes_activation
 
 _PLAIN_VALUES = (bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device)
 _COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
                 ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
-_CHECKS = ("safe", "compared", "settled", "callee", "force", "iter", "owner")
+_CHECKS = ("safe", "compared", "settled", "callee", "tensor", "force", "iter", "owner")
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
 UNKNOWN: tuple[Any, ...] = (None,)
@@ -365,9 +365,14 @@ class Survey:
 
     def _callee(self, node: ast.Call, argument: ast.expr) -> Any:
         value = self.value(argument)
-        if not (isinstance(argument, ast.Attribute) and argument.attr in METHODS) and not any(
-                isinstance(v, Known) and isinstance(v.value, types.BuiltinFunctionType | types.FunctionType | type)
+        if not any(isinstance(v, Known) and isinstance(v.value, types.BuiltinFunctionType | types.FunctionType | type)
                 and v.value in FUNCTIONS for v in value):
+            self.settle(argument)
+        return value
+
+    def _tensor(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.force(self.value(argument))
+        if any(isinstance(v, Known) for v in value):
             self.settle(argument)
         return value
 

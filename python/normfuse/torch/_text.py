@@ -95,7 +95,8 @@ def _found(code: types.CodeType, text: str) -> Optional[bytes]:
 def uses_frames(tree: ast.FunctionDef) -> bool:
     """Does it look at the frames above it, or say which of them a warning is about?"""
     return any(name in _FRAMES for node in ast.walk(tree) for name in (
-        getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "arg", None)))
+        getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "arg", None))
+        if name != "stack" or not isinstance(node, ast.Attribute) or names(node.value) == ["inspect"])  # torch.stack
 
 
 def _is_of(tree: ast.Lambda, code: types.CodeType) -> bool:
