@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import pickle
+import traceback
 import warnings
 import weakref
 
@@ -347,6 +348,54 @@ def test_residual_blocks(norm, inplace, down):
     nft.revert(model)
     assert type(model[0]) is Block and repr(model) == repr(stock)
     check_same(model, stock, torch.randn(X))
+
+
+def line_of(error):
+    return [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == __file__][-1]
+
+
+def two_statements(s, x):
+    y = s.norm(x)
+    y = s.act(y)
+    return y
+
+
+def nothing(m):
+    pass
+
+
+def add_hook(m):
+    m.act.register_forward_hook(lambda module, args, y: 2 * y)
+
+
+def delete_activation(m):
+    del m.act
+
+
+def break_activation(m):
+    m.act = nn.PReLU(3)  # of other channels
+
+
+def break_norm(m):
+    m.norm = nn.BatchNorm2d(5)
+
+
+@pytest.mark.parametrize("change", [nothing, add_hook, delete_activation, break_activation, break_norm])
+def test_a_norm_that_looks_at_the_next_statement(change):
+    """What that calls may have changed, or be missing: then the norm has been called all the same, and the error is of
+    the line that it is of without convert."""
+    model = Of(two_statements, norm=nn.BatchNorm2d(4))
+    stock = copy.deepcopy(model)
+    assert folded(nft.convert(model)) == {"norm": ("silu",)}
+    change(model), change(stock)
+    if change in (nothing, add_hook):
+        return check_same(model, stock, torch.randn(X))
+    errors = []
+    for m in (model, stock):
+        with pytest.raises((AttributeError, RuntimeError)) as caught:
+            m(torch.ones(X) * 3)
+        errors.append((type(caught.value), line_of(caught.value)))
+    assert errors[0] == errors[1] and close(model.norm.running_mean, stock.norm.running_mean)
 
 
 def test_one_call_does_it_all(monkeypatch):

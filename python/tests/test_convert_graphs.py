@@ -119,6 +119,23 @@ def test_as_many_graphs_as_stock(name, training):
         assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9))
 
 
+class MethodWhileANormWaits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Sequential(torch.nn.Identity(), torch.nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        y = self.part(x)
+        z = x * (1 + x.mean((2, 3), keepdim=True)) + x.amax((2, 3), keepdim=True)
+        return torch.nn.functional.leaky_relu(y + z, 0.1)
+
+
+def test_a_method_while_a_norm_waits():
+    model = MethodWhileANormWaits().eval()
+    nft.convert(model)
+    assert graphs(model, (torch.randn(2, 4, 3, 3),), False, True)[0] == [1, 1]
+
+
 def test_what_breaks_a_graph_is_counted():
     """The counter sees a break, a recompilation, and what fullgraph says of them."""
     class Breaks(torch.nn.Module):

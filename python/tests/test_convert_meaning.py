@@ -629,10 +629,34 @@ def reads_its_locals(self, x):
     return self.act(y) + locals()["y"]
 
 
+def added_in_a_context(self, x):
+    y = x * 2
+    z = self.bn(x)
+    with contextlib.nullcontext():
+        y += z
+    return self.act(y) * z
+
+
+def passed_from_a_context(self, x):
+    y = self.bn(x)
+    z = self.act(self.conv(x))
+    with contextlib.nullcontext():
+        z = self.shapes(y, z)
+    return z
+
+
+def computed_by_a_branch(self, x):
+    y = self.bn(x)
+    z = y.sum() if self.log(x) or self.training else x
+    return self.act(y) + z
+
+
 @pytest.mark.parametrize("forward", [swallowed, swallowed_in_a_context, read_by_finally, statistics_of_a_loop,
-                                     asks_for_its_class, reads_its_locals])
+                                     asks_for_its_class, reads_its_locals, added_in_a_context, passed_from_a_context,
+                                     computed_by_a_branch])
 def test_statements_that_may_meet_what_waits(forward):
-    model = type("Asks", (Block,), {"forward": forward})()
+    model = type("Asks", (Block,), {"forward": forward, "shapes": lambda self, y, z: z * y.shape[0] + y.mean(),
+                                    "log": lambda self, x: float(self.bn.num_batches_tracked) > 1e9})()
     stock = copy.deepcopy(model)
     report = nft.convert(model)
     assert (forward is reads_its_locals) == ("locals()" in str(report))
@@ -655,6 +679,27 @@ def test_warnings_are_about_the_model():
     with pytest.warns(UserWarning, match="of a model") as caught:
         model(torch.randn(X))
     assert caught[0].filename == __file__
+
+
+def calls_with_frames(s, x):
+    warnings.warn("of a model", stacklevel=2)
+    return s.act(s.bn(x))
+
+
+def calls_torch_stack(s, x):
+    return s.act(s.bn(torch.stack([x, x]).sum(0)))
+
+
+@pytest.mark.parametrize("forward,why", [(calls_with_frames, "frames of its callers"), (calls_torch_stack, None)])
+def test_a_forward_that_looks_at_frames_is_left(forward, why):
+    model = type("Looks", (Block,), {"forward": forward})()
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert (why or "relu") in report.details()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_same(model, stock)
+    assert not caught if why is None else all(w.filename.endswith("module.py") for w in caught)
 
 
 def test_what_may_be_fused_is_fused():

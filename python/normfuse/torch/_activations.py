@@ -13,8 +13,6 @@ from . import functional
 # The keywords of a layer's call: activation (None for none), act_param, and slope where the activation is prelu.
 Choice = dict[str, Any]
 
-_SIMPLE = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Mish: "mish", nn.ReLU6: "relu6"}
-MODULES = (*_SIMPLE, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.GELU)
 FUNCTIONS = {F.relu: "relu", F.relu_: "relu", torch.relu: "relu", torch.relu_: "relu", F.silu: "silu",
               F.hardswish: "hardswish", F.mish: "mish", F.gelu: "gelu", F.leaky_relu: "leaky_relu",
               F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu", F.relu6: "relu6", F.prelu: "prelu"}
@@ -26,11 +24,17 @@ def choice(activation: Optional[str], act_param: Optional[float] = None, **slope
     return {"activation": activation, "act_param": act_param, **slope}
 
 
+# Of modules that have no parameter; nobody writes to these.
+SIMPLE = {nn.ReLU: choice("relu"), nn.SiLU: choice("silu"), nn.Hardswish: choice("hardswish"),
+           nn.Mish: choice("mish"), nn.ReLU6: choice("relu6")}
+MODULES = (*SIMPLE, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.GELU)
+
+
 def of_module(module: Optional[nn.Module]) -> Optional[Choice]:
     """What an activation module computes; None for any other."""
     kind = type(module)
-    if kind in _SIMPLE:
-        return choice(_SIMPLE[kind])
+    if kind in SIMPLE:
+        return SIMPLE[kind]
     if kind is nn.LeakyReLU:
         return choice("leaky_relu", float(module.negative_slope))
     if kind is nn.ELU:

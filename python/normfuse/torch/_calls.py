@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import _activations, functional, modules
-from ._rules import has_own_activation, hooked, takes_activation, takes_bias
+from . import _activations, functional
+from ._rules import hooked, takes_bias
 
 # Where a convolution's bias costs a pass over its output. On the CPU oneDNN's convolutions add it for nothing.
 BIAS_DEVICES = {"cuda"}
@@ -105,11 +105,6 @@ def add_with_biases(first: Operand, second: Operand, in_place: bool) -> Biased:
     return Biased(first + second, None)
 
 
-def over_one(total: Any) -> Any:
-    """total / 1, which a floating-point tensor is already."""
-    return total if isinstance(total, Tensor) and total.is_floating_point() else total / 1
-
-
 # ---- layers ---------------------------------------------------------------------------------------------------------
 
 
@@ -122,55 +117,12 @@ def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
     return complete(input), {}
 
 
-def _takes(layer: nn.Module, input: Any, activation: Union[nn.Module, _activations.Choice],
-           choice: Optional[_activations.Choice]) -> bool:
-    """Whether the layer's call may have the activation in it."""
-    if (choice is None or has_own_activation(layer)
-            or not takes_activation(type(layer), choice) or hooked(layer)
-            or (isinstance(activation, nn.Module) and hooked(activation))):
-        return False
+def fused_call(layer: nn.Module, input: Operand, choice: _activations.Choice, **added: Tensor) -> Tensor:
+    """The layer's call with what is added to its output (post_add, or scale and shift), and the activation."""
+    input, bias = _given(layer, input)
     slope = choice.get("slope")
-    if slope is None or slope.shape == (1,):
-        return True
     # Without a batch axis PReLU's channels are not the layer's.
-    return slope.shape == input.shape[1:2] and not (isinstance(layer, nn.modules.instancenorm._InstanceNorm)
-                                                    and input.dim() == layer._get_no_batch_dim())
-
-
-def fused_call(layer: nn.Module, input: Operand, post_add: Optional[Tensor],
-               activation: Union[nn.Module, _activations.Choice]) -> Tensor:
-    """activation(layer(input) [+ post_add]), in one call where that is the same. The addition is made outside where it
-    would broadcast or promote."""
-    module = isinstance(activation, nn.Module)
-    choice = _activations.of_module(activation) if module else activation
-    input, bias = _given(layer, input)
-    fits = post_add is None or (isinstance(post_add, Tensor) and post_add.shape == input.shape
-                                and post_add.dtype == input.dtype and post_add.device == input.device)
-    if fits and _takes(layer, input, activation, choice):
-        return layer(input, post_add=post_add, **choice, **bias)
-    output = layer(input, **bias)
-    if post_add is not None:
-        output = output + post_add
-    return activation(output) if module else _activations.apply(output, activation)
-
-
-def fused_adaptive_call(layer: nn.Module, input: Operand, scale: Tensor, shift: Tensor,
-                        activation: Union[nn.Module, _activations.Choice]) -> Tensor:
-    """activation(layer(input) * (1 + scale) + shift), of a group norm; see fused_call."""
-    module = isinstance(activation, nn.Module)
-    choice = _activations.of_module(activation) if module else activation
-    input, bias = _given(layer, input)
-    per_channel = (*input.shape[:2], *(1,) * (input.dim() - 2))
-    fits = all(isinstance(t, Tensor) and t.shape == per_channel and t.dtype == input.dtype and t.device == input.device
-               for t in (scale, shift))
-    if fits and isinstance(layer, modules.GroupNorm) and _takes(layer, input, activation, choice):
-        return layer(input, scale=scale, shift=shift, **choice, **bias)
-    output = layer(input, **bias) * (1 + scale) + shift
-    return activation(output) if module else _activations.apply(output, activation)
-
-
-def call_both(layer: nn.Module, activation: Any, *arguments: Any) -> Any:
-    """activation(layer(*arguments)), of two statements of a forward."""
-    if len(arguments) == 1 and isinstance(arguments[0], Tensor) and isinstance(activation, nn.Module):
-        return fused_call(layer, arguments[0], None, activation)
-    return activation(layer(*arguments))
+    if slope is None or slope.shape == (1,) or slope.shape == input.shape[1:2] and not (
+            isinstance(layer, nn.modules.instancenorm._InstanceNorm) and input.dim() == layer._get_no_batch_dim()):
+        return layer(input, **added, **choice, **bias)
+    return _activations.apply(layer(input, **added, **bias), choice)

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as _module
 
 from . import _activations, _calls, modules
-from ._calls import Biased, complete, fused_adaptive_call, fused_call
+from ._calls import Biased, complete, fused_call
 from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, plain_class, takes_activation
 
 _TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
@@ -58,7 +58,7 @@ KINDS.update(dict.fromkeys(_LEAVES, _LEAF) | dict.fromkeys(_calls.CONVOLUTIONS, 
 
 FUSED, MOVES = "_normfuse_fused", "_normfuse_moves_bias"  # in the __dict__ of blocks and of convolutions
 _CONVOLVED, _COPIED, _ONE_PLUS, _TOTAL = "convolved", "copied", "one plus", "total"
-_NOT_PENDING = object()
+_NOT_PENDING, _NO_ACTIVATION = object(), _activations.choice(None)
 INNER_FUNCTIONS: dict[Any, Any] = {}  # function -> its form that shares the frame of its caller
 _NO_FUNCTIONS: dict[Any, Any] = {}
 _count = itertools.count()
@@ -67,8 +67,21 @@ _is_tracing, _is_profiling = torch._C._get_tracing_state, torch.autograd._profil
 
 
 def _watched(module: nn.Module) -> bool:
-    """Does anyone watch or replace the calls of this module?"""
-    return hooked(module) or module._compiled_call_impl is not None or _has_any_global_hook()
+    """Does anyone watch or replace the calls of this module, or of all modules? This is asked for each layer of each
+    call: so it calls nothing itself."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+                or module._backward_pre_hooks or "forward" in module.__dict__ or module._compiled_call_impl is not None
+                or _module._global_forward_hooks or _module._global_forward_pre_hooks
+                or _module._global_backward_hooks or _module._global_backward_pre_hooks)
+
+
+def _may_wait(layer: nn.Module) -> bool:
+    """May a norm's call be made later? Likewise."""
+    return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+                or layer._backward_pre_hooks or "forward" in layer.__dict__ or layer._compiled_call_impl is not None
+                or _module._global_forward_hooks or _module._global_forward_pre_hooks
+                or _module._global_backward_hooks or _module._global_backward_pre_hooks
+                or layer.__dict__.get("activation") is not None and has_own_activation(layer))
 
 
 class Shared:
@@ -86,7 +99,9 @@ class Pending:
     in_place = consumed = False
 
     def __init__(self, frame: Frame, layer: Any, input: Any) -> None:
-        self.frame, self.layer, self.input = frame, layer, input
+        self.frame = frame
+        self.layer = layer
+        self.input = input
         frame.open.append(self)
 
     def close(self) -> Any:
@@ -105,15 +120,12 @@ class Pending:
                               if self.layer is _COPIED else 1 + input)
                 return self.value
             frame, layer = self.frame, self.layer
+            frame.note(layer, "" if self.shift is None else "scale + shift")
             if self.shift is not None:
-                frame.note(layer, "scale + shift")
-                value = fused_adaptive_call(layer, input, self.scale, self.shift, _activations.choice(None))
+                value = fused_call(layer, input, _NO_ACTIVATION, scale=self.scale, shift=self.shift)
             else:
-                frame.note(layer, "")
-                if type(input) is Biased:
-                    value = fused_call(layer, input, None, _activations.choice(None))
-                else:
-                    value = layer(input) if frame.scoped else layer.forward(input)
+                value = (fused_call(layer, input, _NO_ACTIVATION) if type(input) is Biased else
+                         layer(input) if frame.scoped else layer.forward(input))
                 if self.scale is not None:
                     value = value * (1 + self.scale)
             if self.in_place:
@@ -123,34 +135,29 @@ class Pending:
             self.value, self.added = value if self.dropout is None else self.dropout(value), None
         return self.value
 
-    def activated(self, name: str, parameter: Optional[float] = None, slope: Optional[Tensor] = None) -> Any:
-        """activation(this), where nothing else reads this; None where that is no one call."""
-        layer, dropout, added = self.layer, self.dropout, self.added
-        if type(layer) is str or (self.scale is None) != (self.shift is None) or (
-                dropout is not None and (name not in SCALING or (added is not None and dropout.inplace))):
-            return None
-        if slope is not None and not takes_activation(type(layer), {"slope": slope}):
-            return None
+    def activated(self, chosen: _activations.Choice) -> Any:
+        """activation(this), where nothing else reads this; _NOT_PENDING where that is no one call."""
+        layer, dropout, added, scale, name = self.layer, self.dropout, self.added, self.scale, chosen["activation"]
+        if type(layer) is str or (scale is None) != (self.shift is None) or (
+                dropout is not None and (name not in SCALING or (added is not None and dropout.inplace))) or (
+                name == "prelu" and (type(chosen["slope"]) not in _TENSORS
+                                     or not takes_activation(type(layer), {"slope": None}))):
+            return _NOT_PENDING
         frame, input = self.frame, self.close()
-        what = "scale + shift + " if self.scale is not None else "add + " if added is not None else ""
-        frame.note(layer, what + name)
-        if self.scale is not None:
-            value = fused_adaptive_call(layer, input, self.scale, self.shift,
-                                        _choice(name, parameter, slope))
-        elif slope is not None or type(input) is Biased:
-            value = fused_call(layer, input, added, _choice(name, parameter, slope))
-        elif added is None:
-            value = (layer if frame.scoped else layer.forward)(input, activation=name, act_param=parameter)
+        others = {} if added is scale is None else {"post_add": added} if scale is None else {
+            "scale": scale, "shift": self.shift}
+        frame.note(layer, f"add + {name}" if added is not None else name if scale is None else f"scale + shift + {name}")
+        if name == "prelu" or type(input) is Biased:
+            value = fused_call(layer, input, chosen, **others)
         else:
-            value = (layer if frame.scoped else layer.forward)(input, post_add=added, activation=name,
-                                                               act_param=parameter)
-        self.added = None
+            value = (layer if frame.scoped else layer.forward)(input, **others, **chosen)
+        self.added = self.scale = self.shift = None
         return value if dropout is None else dropout(value)
 
     def plus(self, other: Any, in_place: bool) -> Any:
         """this + other, still pending; None where that cannot be."""
         x = self.input.value if type(self.input) is Biased else self.input
-        if self.added is not None or self.shift is not None or self.dropout is not None or type(self.layer) is str \
+        if self.added is not None or self.shift is not None or self.dropout is not None \
                 or type(other) not in _TENSORS or other.dtype != x.dtype or other.device != x.device:
             return None
         if self.scale is None:
@@ -162,10 +169,6 @@ class Pending:
         else:
             self.shift = other
         return self
-
-
-def _choice(name: str, parameter: Optional[float], slope: Optional[Tensor]) -> _activations.Choice:
-    return _activations.choice(name, parameter, **({} if slope is None else {"slope": slope}))
 
 
 def _per_channel(x: Tensor) -> tuple[int, ...]:
@@ -181,21 +184,22 @@ def force(value: Any) -> Any:
 
 
 def _norm_is_open(value: Any) -> bool:
-    return _is_open(value) and type(value.layer) is not str
+    return type(value) is Pending and value.value is None and not value.consumed and type(value.layer) is not str
 
 
 class Frame:
     """What is pending in one call of a block, and in the blocks and functions that share its frame.
 
     scoped: whether calls of modules go through Module.__call__ for a tool that looks there. fused: what became of norms
-    that were called, for `fused`; None while compiling."""
+    that were called, for `fused`; None while compiling. ahead: whether the latest `ahead` made two calls."""
+
+    compiling = ahead = False
+    fused: Optional[list[tuple[nn.Module, str]]] = None
 
     def __init__(self, module: nn.Module) -> None:
         self.open: list[Pending] = []
-        self.compiling = _is_compiling()
-        self.fused: Optional[list[tuple[nn.Module, str]]] = None
-        if self.compiling:
-            self.scoped = True
+        if _is_compiling():
+            self.compiling = self.scoped = True
         else:
             self.scoped = _is_tracing() is not None or _is_profiling()
             self.fused = []
@@ -256,12 +260,18 @@ class Frame:
         return self.safe(value)
 
     def callee(self, f: Any) -> Any:
-        """Gives back what is about to be called, with arguments that were `safe`."""
-        if self.open and not (type(f) in _CALLABLES and f in FUNCTIONS) and not (
-                type(f) is types.BuiltinFunctionType and type(f.__self__) in _TENSORS and f.__name__ in METHODS
-                and self._apart(f.__self__)):
+        """Gives a function back that is called next, with arguments that were `safe`."""
+        if self.open and not (type(f) in _CALLABLES and f in FUNCTIONS):
             self.settle()
         return f
+
+    def tensor(self, value: Any) -> Any:
+        """Gives the value back, of which a method of tensors is called next that writes nothing: one of METHODS."""
+        if type(value) is Pending:
+            value = value.compute()
+        if self.open and not (type(value) in _TENSORS and self._apart(value)):
+            self.settle()
+        return value
 
     def iter(self, value: Any, unpacked: bool) -> Any:
         """What to iterate over. unpacked: whether each value will be."""
@@ -294,13 +304,15 @@ class Frame:
 
     def call(self, f: Any, x: Any) -> Any:
         """f(x). x may be pending, and then nothing else reads it; what this gives may be."""
+        kind = KINDS.get(type(f))
         if type(x) is Pending:
             if x.value is None:
-                given = self._take(f, x)
+                given = self._take(f, kind, x)
                 if given is not _NOT_PENDING:
                     return given
             x = x.compute()
-        kind = KINDS.get(type(f))
+        elif not self.open and (kind is _LEAF or kind is _CONVOLUTION and MOVES not in f.__dict__):
+            return f(x)
         if kind is None or type(x) not in _TENSORS:
             inner = self._inner_of(f)
             if inner is not None:
@@ -310,8 +322,8 @@ class Frame:
                 self.settle()
             return f(x)
         if kind is NORM:
-            if not has_own_activation(f) and not _watched(f):
-                return self._wait(f, x)
+            if _may_wait(f):
+                return self._wait(f, x) if self.open else Pending(self, f, x)
         elif kind is BLOCK:
             if not _watched(f):
                 given = self._block(f, x)
@@ -326,14 +338,53 @@ class Frame:
             self.settle()
         return f(x)
 
+    def run(self, fs: Any, x: Any) -> Any:
+        """x through what fs gives, one after the other. x may be pending, and so may what this gives."""
+        given = self.iter(fs, False)
+        layer = None  # a norm of x, which is called with what follows it
+        for f in given:
+            if layer is not None:
+                y = self._at_once(f, layer, x)
+                x = self.call(f, Pending(self, layer, x)) if y is _NOT_PENDING else y
+                layer = None
+            elif given is fs and KINDS.get(type(f)) is NORM and not self.open and type(x) in _TENSORS and _may_wait(f):
+                layer = f
+            else:
+                x = self.call(f, x)
+        return x if layer is None else Pending(self, layer, x)
+
+    def before(self, layer: Any, x: Any, owner: nn.Module, name: str) -> Any:
+        """layer(x), which owner.name is called with next; self.ahead says that it was called here."""
+        if KINDS.get(type(layer)) is NORM and not self.open and type(x) in _TENSORS and _may_wait(layer):
+            given = self._at_once(getattr(owner, name, None), layer, x)
+            if given is not _NOT_PENDING:
+                self.ahead = True
+                return given
+            self.ahead = False
+            return Pending(self, layer, x)
+        self.ahead = False
+        return self.call(layer, x)
+
+    def _at_once(self, f: Any, layer: nn.Module, x: Tensor) -> Any:
+        """f(layer(x)) in one call, where the layer may wait; _NOT_PENDING where that cannot be."""
+        chosen = _activations.SIMPLE.get(type(f)) or _activations.of_module(f)
+        if chosen is None or "slope" in chosen or hooked(f):
+            return _NOT_PENDING
+        if self.fused is not None:
+            self.fused.append((layer, chosen["activation"]))
+        return (layer if self.scoped else layer.forward)(x, **chosen)
+
     def _block(self, f: nn.Module, x: Any) -> Any:
         inner = type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
         if inner is None:
             return _NOT_PENDING
-        before = len(self.open) - _is_open(x)
-        if not inner._normfuse_takes:
-            x = force(x)
-        return self._alone(before, f(Shared(self, x)) if self.scoped else inner(f, self, x))
+        before = len(self.open)
+        if type(x) is Pending:
+            before -= _is_open(x)
+            if not inner._normfuse_takes:
+                x = x.compute()
+        value = f(Shared(self, x)) if self.scoped else inner(f, self, x)
+        return self._alone(before, value) if self.open else value
 
     def _alone(self, before: int, value: Any) -> Any:
         """Gives the value back. Of what was left pending by what gave it, only it stays so."""
@@ -348,10 +399,11 @@ class Frame:
         return INNER_FUNCTIONS.get(f) if type(f) is types.FunctionType else None
 
     def _share(self, inner: Any, f: Any, *given: Any, **named: Any) -> Any:
-        waits = bool(given) and _is_open(given[0])
-        before = len(self.open) - waits
-        if waits and not inner._normfuse_takes:
-            given = force(given[0]), *given[1:]
+        before = len(self.open)
+        if len(given) > 0 and type(given[0]) is Pending:  # bool() of a tuple would break graphs before PyTorch 2.13
+            before -= _is_open(given[0])
+            if not inner._normfuse_takes:
+                given = given[0].compute(), *given[1:]
         if type(f) is types.MethodType:
             return self._alone(before, inner(f.__self__, self, *given, **named))
         return self._alone(before, inner(self, *given, **named))
@@ -377,15 +429,14 @@ class Frame:
                     break
         return Pending(self, layer, x)
 
-    def _take(self, f: Any, x: Pending) -> Any:
-        """f(x) of what is pending, in one call or pending as well; _NOT_PENDING where it cannot be."""
+    def _take(self, f: Any, what: Any, x: Pending) -> Any:
+        """f(x) of what is pending, in one call or pending as well; _NOT_PENDING where it cannot be. what: of KINDS."""
         kind = type(f)
         if kind in _CALLABLES or kind is types.MethodType:
             if kind is not types.MethodType and f in ACTIVATIONS:
                 return self._activated(f, x)
             inner = self._inner_of(f)
             return _NOT_PENDING if inner is None else self._share(inner, f, x)
-        what = KINDS.get(kind)
         if what is None or _watched(f):
             return _NOT_PENDING
         if kind is nn.Identity:
@@ -397,7 +448,7 @@ class Frame:
             if layer is _CONVOLVED and kind in OURS:
                 if not has_own_activation(f):
                     return self._wait(f, x.close())
-                return fused_call(f, x.close(), None, _activations.choice(None))
+                return fused_call(f, x.close(), _NO_ACTIVATION)
             if layer is _COPIED and what is _CONVOLUTION and MOVES in f.__dict__:
                 biased = _calls.convolve(f, x.close(), copied=True)
                 return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
@@ -408,16 +459,12 @@ class Frame:
                 x.dropout = f if f.training and f.p > 0 else None
                 return x
             return _NOT_PENDING
-        chosen = _activations.of_module(f)
-        given = None if chosen is None else x.activated(chosen["activation"], chosen["act_param"], chosen.get("slope"))
-        return _NOT_PENDING if given is None else given
+        chosen = _activations.SIMPLE.get(kind) or _activations.of_module(f)
+        return _NOT_PENDING if chosen is None else x.activated(chosen)
 
     def _activated(self, f: Any, x: Pending, *rest: Any, **named: Any) -> Any:
         chosen = _activations.of_call(f, rest, named)
-        if chosen is None or ("slope" in chosen and type(chosen["slope"]) not in _TENSORS):
-            return _NOT_PENDING
-        given = x.activated(chosen["activation"], chosen["act_param"], chosen.get("slope"))
-        return _NOT_PENDING if given is None else given
+        return _NOT_PENDING if chosen is None else x.activated(chosen)
 
     def activate(self, f: Any, x: Any, *rest: Any, **named: Any) -> Any:
         """f(x, ...) where f was an activation function when the text was rewritten."""
@@ -443,11 +490,10 @@ class Frame:
 
     def method(self, x: Any, name: str, *rest: Any) -> Any:
         """x.name(...)."""
-        given = None
-        if name in ("relu", "relu_"):
-            given = x.activated("relu") if _is_open(x) and not rest else None
-        elif name == "prelu":
-            given = self._activated(F.prelu, x, *rest) if _is_open(x) and len(rest) == 1 else None
+        given: Any = None
+        if name in ("relu", "relu_", "prelu"):
+            given = self._activated(F.prelu if name == "prelu" else F.relu, x, *rest) if _is_open(x) and len(
+                rest) == (name == "prelu") else None
             given = None if given is _NOT_PENDING else given
         elif name == "contiguous":
             if type(x) in _TENSORS and not rest and not self.compiling and x.device.type in _calls.BIAS_DEVICES:
@@ -466,9 +512,9 @@ class Frame:
 
     def _sum(self, a: Any, b: Any, in_place: bool) -> Any:
         if _norm_is_open(a):
-            return a.plus(force(b), in_place)
+            return a.plus(b.compute() if type(b) is Pending else b, in_place)
         if _norm_is_open(b):
-            return None if in_place else b.plus(force(a), False)
+            return None if in_place else b.plus(a.compute() if type(a) is Pending else a, False)
         if any(_is_open(v) and v.layer is _CONVOLVED for v in (a, b)):
             a, b = (v.close() if _is_open(v) and v.layer is _CONVOLVED else force(v) for v in (a, b))
             if self.open and (in_place or any(type(v) not in _TENSORS and type(v) is not Biased for v in (a, b))):
@@ -484,8 +530,13 @@ class Frame:
         return None
 
     def add(self, a: Any, b: Any) -> Any:
-        given = self._sum(a, b, False)
-        return self.safe(a) + self.safe(b) if given is None else given
+        if type(a) is Pending or type(b) is Pending:
+            given = self._sum(a, b, False)
+            if given is not None:
+                return given
+        elif not self.open:
+            return a + b
+        return self.safe(a) + self.safe(b)
 
     def total(self, a: Any, b: Any) -> Any:
         """a + b, which may be divided by 1.0 next."""
@@ -504,7 +555,7 @@ class Frame:
         return self.safe(a) + self.safe(b) if given is None else given
 
     def iadd(self, a: Any, b: Any) -> Any:
-        given = self._sum(a, b, True)
+        given = self._sum(a, b, True) if type(a) is Pending or type(b) is Pending else None
         if given is None:
             given, b = force(a), force(b)
             if self.open and type(given) not in (int, float):

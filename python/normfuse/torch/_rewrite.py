@@ -6,9 +6,9 @@ quotients go through the frame, the variable `_normfuse`, and other reads of var
 A forward data flow says which variables these are, and where anything may be pending at all; elsewhere nothing is
 asked.
 
-Each function has two forms. The outer one is called as the function itself is, and computes what it returns. The inner
-one takes the frame of its caller, and may take and return a pending value: an activation behind a container meets the
-norm that ends it.
+What is rewritten takes the frame of its caller, and may take and return a pending value: so an activation behind a
+container meets the norm that ends it. A forward has an outer form, too, which is called as the forward itself is: it
+makes a frame, and computes what is returned.
 """
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ import torch
 from torch import nn
 
 from ._pending import ACTIVATIONS, ARITHMETIC, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame, Shared
-from ._rules import BLOCK, KINDS
+from ._rules import BLOCK, KINDS, NORM
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
 FRAME = "_normfuse"
 # What of the frame may give a pending value.
-_WAITS = frozenset({"call", "go", "arithmetic", "add", "total", "one_plus", "iadd", "multiply"})
+_WAITS = frozenset({"call", "go", "run", "before", "arithmetic", "add", "total", "one_plus", "iadd", "multiply"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul"})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.BuiltinMethodType, type)
@@ -56,12 +56,13 @@ def _is_one(node: ast.expr) -> bool:
 
 
 class _Rewriter:
-    """Rewrites the body of one function. owner: the class that it is a method of, or None."""
+    """Rewrites the body of one function. owner: the class that it is a method of, or None. norms: attributes of it that
+    are norms, as far as is known."""
 
-    def __init__(self, function: types.FunctionType, tree: ast.FunctionDef, owner: Optional[type], inner: bool,
-                 can_share: Callable[[types.FunctionType, Optional[type]], bool]) -> None:
-        code = function.__code__
-        self.globals, self.owner, self.inner = function.__globals__, owner, inner
+    def __init__(self, function: types.FunctionType, tree: ast.FunctionDef, owner: Optional[type],
+                 can_share: Callable[[types.FunctionType, Optional[type]], bool], norms: frozenset[str]) -> None:
+        code, self.norms = function.__code__, norms
+        self.globals, self.owner = function.__globals__, owner
         self.me = tree.args.args[0].arg if owner is not None else None
         self.function, self.can_share = function, can_share
         self.plain_reads = owner is not None and owner.__getattribute__ is object.__getattribute__ and (
@@ -69,9 +70,10 @@ class _Rewriter:
         self.locals = set(code.co_varnames) | set(code.co_cellvars) | set(code.co_freevars)
         self.tracked = set(code.co_varnames) - set(code.co_cellvars) - {self.me, *names_of_scopes(tree)}
         first = [arg.arg for arg in tree.args.args[owner is not None:][:1]]
-        self.takes = inner and bool(first) and first[0] in self.tracked
+        self.takes = bool(first) and first[0] in self.tracked and _may_take(tree.body, first[0])
         self.pending = set(first) if self.takes else set()  # variables that may be
-        self.open = inner  # may anything be?
+        self.open = True  # may anything be?
+        self.every = names(tree, (ast.Load, ast.Store, ast.Del))
         self.reads: collections.Counter[str] = collections.Counter()
         self.kept: set[str] = set()
         self.inside = self.guarded = 0  # contexts and tries; tries
@@ -115,7 +117,16 @@ class _Rewriter:
         made = self.of(node)
         plain = isinstance(node, (ast.Constant, ast.Compare, ast.BoolOp)) or isinstance(node, ast.UnaryOp) and isinstance(
             node.op, ast.Not)  # of what was safe
-        return made if plain or not self.open else ast.copy_location(_do(how, made), node)
+        return made if plain else ast.copy_location(self._check(how, made), node)
+
+    def _check(self, how: str, made: ast.expr, *others: ast.expr) -> ast.expr:
+        """frame.how(made), where anything may be pending; asked for only then, where to read it twice is to read it."""
+        if not self.open:
+            return made
+        checked = _do(how, made, *others)
+        if isinstance(made, ast.Name) or self._is_own(made):
+            return ast.IfExp(ast.Attribute(ast.Name(FRAME, ast.Load()), "open", ast.Load()), checked, made)
+        return checked
 
     def _waits(self, made: ast.expr) -> ast.expr:
         self.open = True
@@ -140,14 +151,18 @@ class _Rewriter:
             if all(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
                 if isinstance(node.left, ast.Name) and all(isinstance(c, ast.Constant) for c in node.comparators):
                     return node  # computed or not, it is not None
-                return ast.Compare(self.of(node.left), node.ops, [self.of(c) for c in node.comparators])
+                return ast.Compare(self.of(node.left), node.ops, self._in_turn(self.of, node.comparators))
             return ast.Compare(self.safe(node.left, "compared"), node.ops,
-                               [self.safe(c, "compared") for c in node.comparators])
+                               self._in_turn(lambda c: self.safe(c, "compared"), node.comparators))
         if isinstance(node, ast.BoolOp):
-            return ast.BoolOp(node.op, [self.safe(v) for v in node.values])
+            return ast.BoolOp(node.op, self._in_turn(self.safe, node.values))
         if isinstance(node, ast.IfExp):
-            raw, role = self.raw, self.role
-            return ast.IfExp(self.safe(node.test), self.of(node.body, raw, role), self.of(node.orelse, raw, role))
+            raw, role, test = self.raw, self.role, self.safe(node.test)
+            open, body = self.open, self.of(node.body, raw, role)
+            ended, self.open = self.open, open
+            made = ast.IfExp(test, body, self.of(node.orelse, raw, role))
+            self.open |= ended
+            return made
         if isinstance(node, ast.Subscript):
             plain = not any(isinstance(n, (ast.Call, ast.Attribute)) or isinstance(n, ast.Name) and n.id in self.tracked
                             for n in ast.walk(node.slice))
@@ -167,6 +182,15 @@ class _Rewriter:
                     setattr(node, field, [self.of(v) if isinstance(v, ast.expr) else v for v in value])
         return self._settled(node)
 
+    def _in_turn(self, of: Callable[[ast.expr], ast.expr], nodes: list[ast.expr]) -> list[ast.expr]:
+        """Expressions of which the latter may not be reached."""
+        made, ends = [], []
+        for node in nodes:
+            made.append(of(node))
+            ends.append(self.open)
+        self.open = any(ends)
+        return made
+
     def _attribute(self, node: ast.Attribute) -> ast.expr:
         if isinstance(node.value, ast.Name) and node.value.id == self.me:
             static = inspect.getattr_static(self.owner, node.attr, None)
@@ -175,7 +199,7 @@ class _Rewriter:
         if isinstance(self.known(node.value), types.ModuleType) or isinstance(self._of_super(node), types.FunctionType):
             return node
         value = self.of(node.value)
-        return ast.Attribute(_do("owner", value, ast.Constant(node.attr)) if self.open else value, node.attr, ast.Load())
+        return ast.Attribute(self._check("owner", value, ast.Constant(node.attr)), node.attr, ast.Load())
 
     def _binary(self, node: ast.BinOp) -> ast.expr:
         if isinstance(node.op, ast.Add):
@@ -191,7 +215,7 @@ class _Rewriter:
         return ast.BinOp(self.safe(node.left), node.op, self.safe(node.right))
 
     def _checked(self, made: ast.expr) -> ast.expr:
-        return _do("safe", made) if self.open and not isinstance(made, ast.Constant) else made
+        return made if isinstance(made, ast.Constant) else self._check("safe", made)
 
     def _sum(self, node: ast.BinOp) -> ast.expr:
         role = self.role
@@ -260,7 +284,7 @@ class _Rewriter:
             return _do("type", self.of(args[0]))
         if known in (hasattr, getattr) and plain and len(args) > 1 and isinstance(args[1], ast.Constant) and not keywords:
             first, *rest = map(self.of, args)
-            return ast.Call(self.of(f), [_do("owner", first, args[1]) if self.open else first, *rest], [])
+            return ast.Call(self.of(f), [self._check("owner", first, args[1]), *rest], [])
         if plain and args and known in ACTIVATIONS:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
@@ -286,18 +310,22 @@ class _Rewriter:
             if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
                 made = _do("method", operands[0], ast.Constant(f.attr), *operands[1:])
                 return self._waits(made) if f.attr in _WAITING_METHODS else made
-            made = ast.Attribute(self._checked(operands[0]), f.attr, ast.Load())
-            return self._harmless(made, operands[1:], [])
+            if f.attr.endswith("_"):
+                return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
+            return self._harmless_method(operands[0], f.attr, operands[1:], [])
         if plain and self._shares(f):
             callee = self.of(f)
             return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
                                    keywords=self._keywords(keywords)))
-        method = isinstance(f, ast.Attribute) and not direct and f.attr in METHODS
+        method = isinstance(f, ast.Attribute) and not direct and f.attr in METHODS and known is None
         if plain and len(args) == 1 and not keywords and known is None and not method and not self._is_function(f) \
                 and self._is_local(f):
             callee = self.of(f)
             return self._waits(_do("call", callee, self.of(args[0], True)))
         if plain and not any(k.arg in ("out", "inplace") for k in keywords) and (known in FUNCTIONS or method):
+            if method:
+                value = self.of(f.value)
+                return self._harmless_method(value, f.attr, [self.of(a) for a in args], self._keywords(keywords))
             callee = self.of(f)
             return self._harmless(callee, [self.of(a) for a in args], self._keywords(keywords))
         return self._unknown(f, args, keywords)
@@ -315,9 +343,12 @@ class _Rewriter:
         return [ast.keyword(k.arg, self.of(k.value)) for k in keywords]
 
     def _harmless(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
-        if not self.open:
-            return ast.Call(callee, args, keywords)
-        return ast.Call(_do("callee", callee), list(map(self._checked, args)),
+        return ast.Call(self._check("callee", callee), list(map(self._checked, args)),
+                        [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
+
+    def _harmless_method(self, value: ast.expr, name: str, args: list[ast.expr],
+                         keywords: list[ast.keyword]) -> ast.expr:
+        return ast.Call(ast.Attribute(self._check("tensor", value), name, ast.Load()), list(map(self._checked, args)),
                         [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
 
     def _unknown(self, f: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
@@ -335,6 +366,7 @@ class _Rewriter:
                 last.value = _do("settled", last.value)
             else:
                 args[-1] = _do("settled", last)
+        self.open = False
         return ast.Call(callee, args, keywords)
 
     # ---- statements ----
@@ -343,7 +375,33 @@ class _Rewriter:
         made: list[ast.stmt] = []
         for s in statements:
             made += [new if new is s else ast.copy_location(new, s) for new in self.statement(s)]
+        for first, second in zip(made, made[1:]):
+            self._pair(first, second)
         return made
+
+    def _pair(self, first: ast.stmt, second: ast.stmt) -> None:
+        """`y = self.norm(x)` and then `z = self.act(y)`, each in its line: the first one looks at what the second calls,
+        and may do both."""
+        norm, above, act = getattr(first, "value", None), second, getattr(second, "value", None)
+        if not (isinstance(first, ast.Assign) and done(norm) == "call" and self._is_own(norm.args[0])
+                and norm.args[0].attr in self.norms):
+            return
+        while done(act) == "settled" or done(act) == "call" and self._is_own(act.args[0]):
+            if isinstance(act.args[-1], ast.Name) and done(act) == "call" and act.args[-1].id == first.targets[0].id:
+                norm.func.attr = "before"
+                norm.args += [ast.Name(self.me, ast.Load()), ast.Constant(act.args[0].attr)]
+                made = ast.IfExp(ast.Attribute(ast.Name(FRAME, ast.Load()), "ahead", ast.Load()), act.args[-1], act)
+                ast.copy_location(made, act)
+                if isinstance(above, ast.Call):
+                    above.args[-1] = made
+                else:
+                    above.value = made
+                return
+            above, act = act, act.args[-1]
+
+    def _is_own(self, node: ast.expr) -> bool:
+        """Is it self.name, read without a check?"""
+        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.me
 
     def _settle(self) -> list[ast.stmt]:
         was, self.open = self.open, False
@@ -356,7 +414,9 @@ class _Rewriter:
     def _closed(self, node: ast.expr) -> ast.expr:
         """The value, with nothing pending after it."""
         made = self.of(node)
-        return _do("settled", made) if self.open else made
+        if self.open and done(made) == "force":
+            return _do("settled", made.args[0])  # type: ignore[attr-defined]
+        return self._check("settled", made)
 
     def statement(self, s: ast.stmt) -> list[ast.stmt]:
         if isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None:
@@ -368,10 +428,11 @@ class _Rewriter:
             s.value = self.of(s.value)
         elif isinstance(s, ast.Return):
             self._begin(s, s.value)
-            if s.value is not None and self.inner and not self.inside:
+            if s.value is not None and not self.inside:
                 s.value = self.of(s.value, True)
             else:
                 s.value = self._closed(s.value or ast.Constant(None))
+            self.open, self.pending = False, set()  # of what would follow
         elif isinstance(s, ast.If):
             self._begin(s, s.test)
             s.test = self.safe(s.test)
@@ -416,8 +477,9 @@ class _Rewriter:
             if isinstance(s, (ast.Raise, ast.Assert)):
                 self._begin(s, *ast.iter_child_nodes(s))
                 before = self._settle()
-                for field, value in ast.iter_fields(s):
-                    setattr(s, field, self.of(value) if isinstance(value, ast.expr) else value)
+                parts = [(field, value) for field, value in ast.iter_fields(s) if isinstance(value, ast.expr)]
+                for (field, _), made in zip(parts, self._in_turn(self.of, [value for _, value in parts])):
+                    setattr(s, field, made)
             return [*before, *self._settle(), s] if not isinstance(s, (ast.Raise, ast.Assert)) else [*before, s]
         return [s]
 
@@ -482,6 +544,8 @@ class _Rewriter:
                 for name in names(inner, ast.Store)} & self.tracked
 
     def _loop(self, s: Any) -> list[ast.stmt]:
+        if (run := self._run(s)) is not None:
+            return [run]
         self._begin(s, s.iter if isinstance(s, ast.For) else None)
         if isinstance(s, ast.For):
             s.iter = self.of(s.iter)
@@ -504,6 +568,24 @@ class _Rewriter:
         return [s]
 
 
+    def _run(self, s: Any) -> Optional[ast.stmt]:
+        """`for f in fs: x = f(x)` as one call; None for all other loops."""
+        if not isinstance(s, ast.For) or s.orelse or len(s.body) > 1 or not isinstance(s.target, ast.Name):
+            return None
+        body, f = s.body[0], s.target.id
+        if not (isinstance(body, ast.Assign) and len(body.targets) == 1 and isinstance(body.targets[0], ast.Name)):
+            return None
+        x = body.targets[0].id
+        if not ({f, x} <= self.tracked and f != x and ast.unparse(body.value) == f"{f}({x})" and not self.guarded
+                and self.every.count(f) == 2 and x not in names(s.iter)):
+            return None
+        self._begin(s, s.iter, body.value.args[0], kills=[x])
+        fs = self.of(s.iter)
+        body.value = self._waits(_do("run", fs, self.of(body.value.args[0], True)))
+        self.pending.add(x)
+        return body
+
+
 def _reads(node: ast.AST) -> collections.Counter[str]:
     """How often an expression reads each variable, at most."""
     if isinstance(node, ast.IfExp):
@@ -511,6 +593,18 @@ def _reads(node: ast.AST) -> collections.Counter[str]:
     if isinstance(node, ast.Name):
         return collections.Counter([node.id] if isinstance(node.ctx, ast.Load) else [])
     return sum(map(_reads, ast.iter_child_nodes(node)), collections.Counter())
+
+
+def _may_take(statements: list[ast.stmt], name: str) -> bool:
+    """Is a variable first read where nothing else reads its value?"""
+    for s in statements:
+        if isinstance(s, ast.If) and name not in names(s.test):
+            if name in names(s):
+                return _may_take(s.body, name) or _may_take(s.orelse, name)
+        elif name in names(s):
+            return isinstance(s, (ast.For, ast.While)) or names(s).count(name) == 1 and (
+                name not in s.kept or name in names(s, ast.Store))  # type: ignore[attr-defined]
+    return False
 
 
 def _direct(node: ast.expr) -> list[str]:
@@ -521,22 +615,9 @@ def _waits(statements: list[ast.stmt]) -> bool:
     return any(done(node) in (*_WAITS, "method") for s in statements for node in ast.walk(s))
 
 
-
-
 # ---- functions and classes ------------------------------------------------------------------------------------------
 
 _LIBRARIES = frozenset({"torch", "numpy", __name__.partition(".")[0], *sys.stdlib_module_names} - {"__main__"})
-
-
-def _body(function: types.FunctionType, tree: ast.FunctionDef, owner: Optional[type], inner: bool,
-          can_share: Callable[..., bool]) -> bool:
-    """Rewrites a function's tree. Gives whether the inner form takes what is pending."""
-    note_liveness(tree)
-    rewriter = _Rewriter(function, tree, owner, inner, can_share)
-    tree.body = rewriter.block(tree.body)
-    if not inner:
-        tree.body += rewriter._settle()
-    return rewriter.takes
 
 
 def _compiled(function: types.FunctionType, tree: ast.FunctionDef, given: dict[str, Any]) -> types.FunctionType:
@@ -561,49 +642,111 @@ def _copied(function: types.FunctionType, code: types.CodeType, cells: tuple[Any
     return made
 
 
-def _inner(function: types.FunctionType, owner: Optional[type], can_share: Callable[..., bool]) -> types.FunctionType:
-    tree = tree_of(function)
-    takes = _body(function, tree, owner, True, can_share)
-    tree.args.args.insert(owner is not None, ast.arg(FRAME))
-    made = _compiled(function, tree, {})
-    made._normfuse_takes, made._normfuse_tree = takes, tree  # type: ignore[attr-defined]
-    return made
-
-
-_PROLOGUE = """
-if {first}_type({value}) is {first}_Shared:
-    return {first}_inner({me}, {value}.frame, {value}.value)
-if {first}_original.forward is not {first}_function:
-    return {first}_super({first}_class, {me}).forward({given})
-{first} = {first}_Frame({me})
+_OUTER = """
+def forward({given}):
+    if {frame}_type({value}) is {frame}_Shared:
+        return {frame}_inner({me}, {value}.frame, {value}.value)
+    if {frame}_original.forward is not {frame}_function:
+        return {frame}_super({frame}_class, {me}).forward({passed})
+    {frame} = {frame}_Frame({me})
+    try:
+        return {frame}.settled({frame}_inner({me}, {frame}{comma}{passed}))
+    except {frame}_BaseException:
+        {frame}.settle()
+        raise
 """
 
 
-def _outer(function: types.FunctionType, owner: type, inner: Optional[types.FunctionType], given: dict[str, Any],
-           can_share: Callable[..., bool]) -> tuple[types.FunctionType, ast.FunctionDef]:
-    """The outer form of a forward, and its tree without what stands around it."""
-    tree = tree_of(function)
-    arguments = tree.args
-    me, *rest = [argument.arg for argument in arguments.args]
-    text = ", ".join([*rest, *([f"*{arguments.vararg.arg}"] if arguments.vararg else []),
-                      *(f"{a.arg}={a.arg}" for a in arguments.kwonlyargs),
-                      *([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])])
-    _body(function, tree, owner, False, can_share)
-    prologue = ast.parse(_PROLOGUE.format(first=FRAME, me=me, value=rest[0] if rest else "None", given=text)).body
-    for node in [n for statement in prologue for n in ast.walk(statement)]:
+def _outer(function: types.FunctionType, inner: types.FunctionType, given: dict[str, Any]) -> types.FunctionType:
+    """The outer form of a forward."""
+    arguments = inner._normfuse_tree.args  # type: ignore[attr-defined]
+    me, _, *rest = [argument.arg for argument in arguments.args]
+    stars = [[prefix + a.arg] if a else [] for prefix, a in (("*", arguments.vararg), ("**", arguments.kwarg))]
+    only = [argument.arg for argument in arguments.kwonlyargs]
+    passed = ", ".join([*rest, *stars[0], *(f"{name}={name}" for name in only), *stars[1]])
+    text = _OUTER.format(frame=FRAME, me=me, value=rest[0] if rest else "None", passed=passed,
+                         comma=", " if passed else "",
+                         given=", ".join([me, *rest, *(stars[0] or ["*"] if only else stars[0]), *only, *stars[1]]))
+    tree = ast.parse(text).body[0]
+    tree.name = inner._normfuse_tree.name  # type: ignore[attr-defined]
+    for node in ast.walk(tree):
         if hasattr(node, "lineno"):
-            node.lineno = node.end_lineno = tree.lineno
-    body = ast.FunctionDef(tree.name, arguments, tree.body, [])
-    guarded = _Rewriter._guarded(None, tree.body)  # type: ignore[arg-type]
-    tree.body = [*(prologue if inner is not None else prologue[1:]), guarded]
+            node.lineno = node.end_lineno = inner._normfuse_tree.lineno  # type: ignore[attr-defined]
     return _compiled(function, tree, {f"{FRAME}_{name}": value for name, value in {
-        "type": type, "super": super, "Shared": Shared, "Frame": Frame, "inner": inner, **given}.items()}), body
+        "type": type, "super": super, "Shared": Shared, "Frame": Frame, "BaseException": BaseException, "inner": inner,
+        **given}.items()})
+
+
+class _Maker:
+    """Makes the rewritten class of a class. inners: its methods -> the forms that share the frame of their caller."""
+
+    def __init__(self, original: type, norms: frozenset[str]) -> None:
+        self.original, self.norms = original, norms
+        self.inners: dict[types.FunctionType, Any] = {}
+        self.waiting: list[Any] = []
+
+    def can_share(self, function: types.FunctionType, owner: Optional[type]) -> bool:
+        """Has a method of the owner's, or a function, a form that shares its caller's frame?"""
+        known = self.inners if owner is not None else INNER_FUNCTIONS
+        if function not in known:
+            known[function] = None
+            if not hasattr(function, "__wrapped__") and (
+                    owner is not None or function.__module__.partition(".")[0] not in _LIBRARIES):
+                try:
+                    tree = tree_of(function)
+                except Left:
+                    return False
+                if not uses_frames(tree) and (owner is not None or _calls_arguments(tree)):
+                    known[function] = function  # until it is rewritten
+                    self.waiting.append((function, owner, tree))
+        return known[function] is not None
+
+    def rewrite_waiting(self) -> None:
+        for function, owner, tree in self.waiting:
+            known = self.inners if owner is not None else INNER_FUNCTIONS
+            known[function] = self.inner(function, owner, tree)
+
+    def inner(self, function: types.FunctionType, owner: Optional[type], tree: ast.FunctionDef) -> types.FunctionType:
+        note_liveness(tree)
+        rewriter = _Rewriter(function, tree, owner, self.can_share, self.norms)
+        tree.body = rewriter.block(tree.body)
+        tree.args.args.insert(owner is not None, ast.arg(FRAME))
+        made = _compiled(function, tree, {})
+        made._normfuse_takes, made._normfuse_tree = rewriter.takes, tree  # type: ignore[attr-defined]
+        return made
+
+    def made(self) -> type:
+        original, forward = self.original, self.original.forward
+        if not isinstance(forward, types.FunctionType):
+            raise Left("its forward is no function of Python")
+        function = inspect.unwrap(forward)
+        if function is forward and original.__call__ is nn.Module.__call__ and self.can_share(forward, original):
+            self.rewrite_waiting()
+            inner = self.inners[forward]
+        else:
+            tree = tree_of(function)
+            if uses_frames(tree):
+                raise Left("it looks at the frames of its callers")
+            inner = self.inner(function, original, tree)
+            self.rewrite_waiting()
+        kind = type(original.__name__, (Rewritten, original), {
+            "__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
+            "_normfuse_original": original, "_normfuse_norms": self.norms, "_normfuse_tree": inner._normfuse_tree,
+            "_normfuse_globals": function.__globals__,
+            "_normfuse_inner": {f: inner for f, inner in self.inners.items() if inner is not None}})
+        kind.forward = _decorated(forward, function, _outer(
+            function, inner, {"original": original, "function": forward, "class": kind}))
+        KINDS[kind] = BLOCK
+        if original in PLAIN:
+            PLAIN.add(kind)
+        return kind
 
 
 class Rewritten:
     """Mixin of blocks whose forward is rewritten."""
 
     _normfuse_original: type
+    _normfuse_norms: frozenset[str]
     _normfuse_inner: dict[types.FunctionType, types.FunctionType]  # of the forward and of methods that it calls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -615,12 +758,12 @@ class Rewritten:
         reduced = list(super().__reduce_ex__(protocol))
         if isinstance(reduced[2], dict):
             reduced[2] = {name: value for name, value in reduced[2].items() if name != FUSED}
-        return (_new, (self._normfuse_original,), *reduced[2:])
+        return (_new, (self._normfuse_original, self._normfuse_norms), *reduced[2:])
 
 
-def _new(original: type) -> nn.Module:
+def _new(original: type, norms: frozenset[str] = frozenset()) -> nn.Module:
     try:
-        kind = class_of(original)
+        kind = class_of(original, norms)
     except Left:  # where it was unpickled
         kind = original
     return kind.__new__(kind)
@@ -629,61 +772,12 @@ def _new(original: type) -> nn.Module:
 _classes: dict[tuple[type, Any], type] = {}
 
 
-def class_of(original: type) -> type:
-    """The subclass whose forward is rewritten. Raises Left."""
+def class_of(original: type, norms: frozenset[str]) -> type:
+    """The subclass whose forward is rewritten. norms: children that are norms, in the first object. Raises Left."""
     key = original, original.forward
     if key not in _classes:
-        _classes[key] = _class(original)
+        _classes[key] = _Maker(original, norms).made()
     return _classes[key]
-
-
-def _class(original: type) -> type:
-    forward, inners, waiting = original.forward, {}, []
-    if not isinstance(forward, types.FunctionType):
-        raise Left("its forward is no function of Python")
-
-    def can_share(function: types.FunctionType, owner: Optional[type]) -> bool:
-        known = inners if owner is not None else INNER_FUNCTIONS
-        if function in known:
-            return known[function] is not None
-        known[function] = None
-        if hasattr(function, "__wrapped__") or owner is None and function.__module__.partition(".")[0] in _LIBRARIES:
-            return False
-        try:
-            tree = tree_of(function)
-            if uses_frames(tree) or owner is None and not _calls_arguments(tree):
-                return False
-        except Left:
-            return False
-        known[function] = function  # until it is rewritten
-        waiting.append((function, owner))
-        return True
-
-    wrapped = inspect.unwrap(forward)
-    given = {"original": original, "function": forward, "class": None}
-    shares = wrapped is forward and original.__call__ is nn.Module.__call__ and len(tree_of(forward).args.args) > 1 and \
-        can_share(forward, original)
-    inner = _inner(forward, original, can_share) if shares else None
-    inners[forward] = inner
-    made, body = _outer(wrapped, original, inner, given, can_share)
-    for function, owner in waiting:
-        if function is not forward:
-            (inners if owner is not None else INNER_FUNCTIONS)[function] = _inner(function, owner, can_share)
-    if wrapped is not forward:
-        made = _decorated(forward, wrapped, made)
-    body = inner._normfuse_tree if inner is not None else body
-    members = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-               "forward": made, "_normfuse_original": original, "_normfuse_tree": body,
-               "_normfuse_globals": wrapped.__globals__,
-               "_normfuse_inner": {f: inner for f, inner in inners.items() if inner is not None}}
-    kind = type(original.__name__, (Rewritten, original), members)
-    for cell, name in zip(inspect.unwrap(made).__closure__ or (), inspect.unwrap(made).__code__.co_freevars):
-        if name == f"{FRAME}_class":
-            cell.cell_contents = kind
-    KINDS[kind] = BLOCK
-    if original in PLAIN:
-        PLAIN.add(kind)
-    return kind
 
 
 def _decorated(outermost: types.FunctionType, wrapped: types.FunctionType, made: types.FunctionType) -> types.FunctionType:
@@ -722,7 +816,8 @@ def rewrite(block: nn.Module) -> None:
         raise Left("it is a ScriptModule")
     if isinstance(block, Rewritten):
         raise Left("its class was replaced after it was converted: revert first")
-    object.__setattr__(block, "__class__", class_of(type(block)))
+    norms = frozenset(name for name, child in block._modules.items() if KINDS.get(type(child)) == NORM)
+    object.__setattr__(block, "__class__", class_of(type(block), norms))
 
 
 def restore(block: nn.Module) -> None:

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from . import _activations, _calls, modules
-from ._pending import ACTIVATIONS, ARITHMETIC, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, METHODS, PLAIN, SCALING
-from ._rewrite import done
+from ._pending import ACTIVATIONS, ARITHMETIC, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING
+from ._rewrite import FRAME, done
 from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, takes_activation
 
 _PLAIN_VALUES = (bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device)
 _COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
                 ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
-_CHECKS = ("safe", "compared", "settled", "callee", "force", "iter", "owner")
+_CHECKS = ("safe", "compared", "settled", "callee", "tensor", "force", "iter", "owner")
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
 UNKNOWN: tuple[Any, ...] = (None,)
@@ -214,6 +214,8 @@ class Survey:
 
     def truth(self, node: ast.expr) -> Optional[bool]:
         node = _plain(node)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == FRAME:
+            return node.attr == "open"  # and not `ahead`: the same calls, made one after the other
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             truth = self.truth(node.operand)
             return None if truth is None else not truth
@@ -363,9 +365,14 @@ class Survey:
 
     def _callee(self, node: ast.Call, argument: ast.expr) -> Any:
         value = self.value(argument)
-        if not (isinstance(argument, ast.Attribute) and argument.attr in METHODS) and not any(
-                isinstance(v, Known) and isinstance(v.value, types.BuiltinFunctionType | types.FunctionType | type)
+        if not any(isinstance(v, Known) and isinstance(v.value, types.BuiltinFunctionType | types.FunctionType | type)
                 and v.value in FUNCTIONS for v in value):
+            self.settle(argument)
+        return value
+
+    def _tensor(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.force(self.value(argument))
+        if any(isinstance(v, Known) for v in value):
             self.settle(argument)
         return value
 
@@ -381,6 +388,18 @@ class Survey:
     def _call(self, node: ast.Call, callee: ast.expr, argument: ast.expr) -> Any:
         fs, x = self.value(callee), self.value(argument)
         return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
+
+    def _before(self, node: ast.Call, layer: ast.expr, argument: ast.expr, *following: ast.expr) -> Any:
+        return self._call(node, layer, argument)
+
+    def _run(self, node: ast.Call, fs: ast.expr, argument: ast.expr) -> Any:
+        x, items = self.value(argument), self.items(fs)
+        for item in [UNKNOWN, UNKNOWN] if items is None else items:
+            before = x
+            x = _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(fs, x) for f in item])
+            if items is None:
+                x = _joined([before, x])
+        return x
 
     def unknown(self, node: ast.expr, x: Any) -> Any:
         self.force(x)
@@ -559,13 +578,21 @@ class Survey:
 
 def _plain(node: ast.expr) -> ast.expr:
     """The expression without the checks around it."""
-    while done(node) in _CHECKS:
-        node = node.args[0]  # type: ignore[attr-defined]
+    while done(node) in _CHECKS or _is_check(node):
+        node = node.orelse if isinstance(node, ast.IfExp) else node.args[0]  # type: ignore[attr-defined]
     return node
+
+
+def _is_check(node: ast.AST) -> bool:
+    return isinstance(node, ast.IfExp) and isinstance(node.test, ast.Attribute) and isinstance(
+        node.test.value, ast.Name) and node.test.value.id == FRAME and node.test.attr == "open"
 
 
 def _without_frame(node: ast.AST) -> ast.AST:
     class Plain(ast.NodeTransformer):
+        def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+            return self.generic_visit(_plain(node))
+
         def visit_Call(self, call: ast.Call) -> ast.AST:
             what = done(call)
             call = self.generic_visit(call)  # type: ignore[assignment]

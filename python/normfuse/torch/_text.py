@@ -2,19 +2,24 @@
 """The text of a function, where it is known to be what runs, and which variables are read after each statement."""
 from __future__ import annotations
 
+import __future__
 import ast
-import copy
 import functools
 import inspect
 import linecache
+import pickle
+import re
+import tokenize
 import types
-from typing import Any, Iterable, Union
+from typing import Any, Iterable, Optional, Union
 
 Function = Union[ast.FunctionDef, ast.Lambda]
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
           ast.GeneratorExp)
 # Functions that reach the variables of their caller, or the frames above it.
 _REFLECTION = frozenset({"eval", "exec", "locals", "vars", "dir"})
+# A call of what a file imports is compiled otherwise than one of its own names.
+_IMPORT = re.compile(r"^(?:import|from)\s(?:[^(\n#\\]|\\\n)*(?:\([^)]*\))?[^\n]*\n", re.MULTILINE)
 _FRAMES = frozenset({"stacklevel", "_getframe", "currentframe", "stack", "extract_stack", "print_stack"})
 
 
@@ -26,20 +31,21 @@ class Left(Exception):
 
 
 def tree_of(function: types.FunctionType) -> ast.FunctionDef:
-    """A copy of a function's tree that may be changed. Raises Left where the text of its file, compiled, is not what
-    runs, and where it has statements that are not rewritten."""
+    """A function's tree, which may be changed. Raises Left where its text, compiled, is not what runs, and where it has
+    statements that are not rewritten."""
     code = function.__code__
-    lines = tuple(linecache.getlines(code.co_filename, function.__globals__))
+    lines = linecache.getlines(code.co_filename, function.__globals__)
     if not lines:
         raise Left("its source is not available")
-    codes, trees = _parsed(code.co_filename, lines)
-    place = code.co_name, code.co_firstlineno
-    if code not in codes.get(place, ()):  # compares all but the names of files
+    # The file as a whole where the function alone compiles to something else: a lambda, and what reads variables of
+    # functions around it in ways that its name does not tell.
+    for text in (_alone(lines, function), "".join(lines)):
+        found = _found(code, text)
+        if found is not None:
+            break
+    else:
         raise Left("its source is not what runs: the file was changed, or the function made by other code")
-    found = [tree for tree in trees.get(place, ()) if not isinstance(tree, ast.Lambda) or _is_of(tree, code)]
-    if len(found) != 1:
-        raise Left("its source is not available")
-    tree = copy.deepcopy(found[0])
+    tree = pickle.loads(found)
     if isinstance(tree, ast.Lambda):
         tree = ast.copy_location(ast.FunctionDef("<lambda>", tree.args, [ast.copy_location(
             ast.Return(tree.body), tree.body)], [], type_params=[]), tree)
@@ -48,31 +54,49 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef:
     return tree
 
 
+def _alone(lines: list[str], function: types.FunctionType) -> str:
+    """A file that has the function in its lines, and besides it what decides how it is compiled: the classes and
+    functions around it, and what is imported."""
+    code = function.__code__
+    try:
+        block = inspect.getblock(lines[code.co_firstlineno - 1:])
+    except (SyntaxError, tokenize.TokenError):
+        return ""
+    around = _IMPORT.findall("".join(lines))
+    scopes = function.__qualname__.replace(".<locals>", "()").split(".")[:-1] if block[0][:1].isspace() else []
+    around += [" " * depth + (f"def {scope[:-2]}({', '.join(set(code.co_freevars) - {'__class__'})}):\n" if scope.endswith(
+        "()") else f"class {scope}:\n") for depth, scope in enumerate(scopes)]
+    above = "".join(around)
+    return "\n" * (code.co_firstlineno - 1 - above.count("\n")) + above + "".join(block)
+
+
+@functools.lru_cache(maxsize=128)
+def _found(code: types.CodeType, text: str) -> Optional[bytes]:
+    """The tree of the function in a text that compiles to this code, pickled; None where there is not one such."""
+    flags = code.co_flags & __future__.annotations.compiler_flag
+    try:
+        module = ast.parse(text)
+        waiting = [compile(text, code.co_filename, "exec", flags, True)]  # not the tree: constants would be others
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    for other in waiting:
+        waiting += [constant for constant in other.co_consts if isinstance(constant, types.CodeType)]
+    if code not in waiting:  # compares all but the names of files
+        return None
+    place = code.co_name, code.co_firstlineno
+    trees = [node for node in ast.walk(module) if place == (
+        ("<lambda>", node.lineno) if isinstance(node, ast.Lambda) else
+        (node.name, min(d.lineno for d in (node, *node.decorator_list)))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None)]
+    trees = [tree for tree in trees if not isinstance(tree, ast.Lambda) or _is_of(tree, code)]
+    return pickle.dumps(trees[0]) if len(trees) == 1 else None
+
+
 def uses_frames(tree: ast.FunctionDef) -> bool:
     """Does it look at the frames above it, or say which of them a warning is about?"""
     return any(name in _FRAMES for node in ast.walk(tree) for name in (
-        getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "arg", None)))
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(name: str, lines: tuple[str, ...]) -> tuple[dict[Any, list[types.CodeType]], dict[Any, list[ast.AST]]]:
-    """The code and the trees of all functions of a file, by name and first line."""
-    codes: dict[Any, list[types.CodeType]] = {}
-    trees: dict[Any, list[ast.AST]] = {}
-    try:
-        module = ast.parse("".join(lines))
-        waiting = [compile("".join(lines), name, "exec", 0, True)]  # not the tree: constants would be others
-    except (SyntaxError, ValueError, RecursionError):
-        return codes, trees
-    for code in waiting:
-        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
-        waiting += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    for node in ast.walk(module):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            trees.setdefault((node.name, min(d.lineno for d in (node, *node.decorator_list))), []).append(node)
-        elif isinstance(node, ast.Lambda):
-            trees.setdefault(("<lambda>", node.lineno), []).append(node)
-    return codes, trees
+        getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "arg", None))
+        if name != "stack" or not isinstance(node, ast.Attribute) or names(node.value) == ["inspect"])  # torch.stack
 
 
 def _is_of(tree: ast.Lambda, code: types.CodeType) -> bool:

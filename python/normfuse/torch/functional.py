@@ -147,13 +147,14 @@ def _is_functionalized() -> bool:
     return any(level.key() == TransformType.Functionalize for level in get_interpreter_stack() or ())
 
 
-def _run(name: str, args: Tuple[Any, ...]):
+def _run(name: str, args: Tuple[Any, ...], needs_gradient: Optional[bool] = None):
+    """needs_gradient: None where it is not known."""
     op = getattr(ops, name).default
     if not _is_plain_eager():
         if not _is_compiling() and name + "_unannotated" in UNANNOTATED and _is_functionalized():
             op = getattr(ops, name + "_unannotated").default
         return op(*args)
-    if _needs_gradient(args):
+    if _needs_gradient(args) if needs_gradient is None else needs_gradient:
         return getattr(_autograd, name).apply(*args)
     with _below_autograd():
         return op(*args)
@@ -162,10 +163,11 @@ def _run(name: str, args: Tuple[Any, ...]):
 def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, ...]):
     """The operator that saves what a backward needs, where there is to be one, or the one that does not. A trace of
     torch.jit has the second, whose derivatives are the first's, with gradients or without."""
-    if return_sum or _needs_gradient(args) and (_is_compiling() or not _is_tracing()):
-        outputs = _run(name, (*args, return_sum))
+    needs_gradient = _needs_gradient(args)
+    if return_sum or needs_gradient and (_is_compiling() or not _is_tracing()):
+        outputs = _run(name, (*args, return_sum), needs_gradient)
         return (outputs[0], outputs[1]) if return_sum else outputs[0]
-    return _run(inference, args)
+    return _run(inference, args, needs_gradient)
 
 
 _lean_group_norm_inference = straight("lean_group_norm_inference")

@@ -148,25 +148,37 @@ class _Activated:
         return super().extra_repr() + self._activation_repr()  # type: ignore[misc]
 
 
+def _guarded(name: str) -> property:
+    """An attribute that a layer's forward does not read, and that torch's functions do which make another layer of it:
+    of a layer with an activation they may not.
+
+    It is none that forward finds in __dict__: there Dynamo, before PyTorch 2.14, takes the property for the entry."""
+
+    def read(layer: torch.nn.Module) -> Any:
+        if layer.activation is not None and not _is_dynamo_compiling():
+            caller = sys._getframe(1)
+            if caller.f_globals.get("__name__", "").startswith(_MAKERS) and caller.f_locals.get("self") is not layer:
+                refuse_activation(layer, f"torch's {caller.f_code.co_name}")
+        for place in (layer.__dict__, layer._buffers):
+            if name in place:
+                return place[name]
+        raise AttributeError(name)
+
+    def write(layer: torch.nn.Module, value: Any) -> None:
+        layer.__dict__[name] = value
+
+    return property(read, write)
+
+
 class _Norm(_Activated):
     """A layer whose stock class has eps, and parameters to reset.
 
     torch has functions that make another layer of any norm (fuse_conv_bn_eval, SyncBatchNorm.convert_sync_batchnorm,
-    quantized layers), and would leave an activation of the layer's own out. All of them read eps, which nothing else in
-    their packages does: so these may not read it of a layer that has an activation. forward reads __dict__.
+    quantized layers), and would leave an activation of the layer's own out. They read affine, or a batch norm's
+    running_var.
     """
 
-    @property
-    def eps(self) -> float:
-        if self.activation is not None and not _is_dynamo_compiling():
-            caller = sys._getframe(1)
-            if caller.f_globals.get("__name__", "").startswith(_MAKERS):
-                refuse_activation(self, f"torch's {caller.f_code.co_name}")  # type: ignore[arg-type]
-        return self.__dict__["eps"]
-
-    @eps.setter
-    def eps(self, eps: float) -> None:
-        self.__dict__["eps"] = eps
+    affine = _guarded("affine")
 
     def reset_parameters(self) -> None:
         super().reset_parameters()  # type: ignore[misc]
@@ -227,14 +239,14 @@ class GroupNorm(_Norm, torch.nn.GroupNorm):
                         slope=slope)
         if activation is None and act_param is None and self.activation != "prelu":
             activation, act_param = self.activation, self.act_param
-        else:
+        elif self.activation is not None:
             activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         try:  # torch.nn.Module's search for an attribute would take half a microsecond for each
             parameters = self._parameters
             weight, bias = parameters["weight"], parameters["bias"]
         except KeyError:  # parametrized, or a replica
             weight, bias = self.weight, self.bias
-        eps = self.__dict__["eps"]
+        eps = self.eps
         if self.sharded_dim is not None:
             from . import distributed
             return distributed.group_norm(input, self.num_groups, weight, bias, eps, sharded_dim=self.sharded_dim,
@@ -252,6 +264,8 @@ class GroupNorm(_Norm, torch.nn.GroupNorm):
 class _BatchNorm(_Norm):
     """What BatchNorm1d, 2d, 3d and SyncBatchNorm share: constructor, the statistics' bookkeeping, forward."""
 
+    running_var = _guarded("running_var")
+
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
                  track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
                  activation: Optional[str] = None, act_param: Optional[float] = None, num_parameters: int = 1,
@@ -266,10 +280,10 @@ class _BatchNorm(_Norm):
             return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
                         post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         self._check_input_dim(input)
-        momentum, eps, training = self.momentum, self.__dict__["eps"], self.training
+        momentum, eps, training = self.momentum, self.eps, self.training
         if activation is None and act_param is None and self.activation != "prelu":
             activation, act_param = self.activation, self.act_param
-        else:
+        elif self.activation is not None:
             activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         try:  # see GroupNorm
             parameters, buffers = self._parameters, self._buffers
@@ -284,7 +298,8 @@ class _BatchNorm(_Norm):
             elif _recomputes():
                 momentum = 0.0
             else:  # evaluation has no use for the counter, which layers of old files lack
-                batches = self.num_batches_tracked
+                batches = (buffers["num_batches_tracked"] if "num_batches_tracked" in buffers else
+                           self.num_batches_tracked)
                 if batches is not None:
                     batches.add_(1)
                     if momentum is None:
@@ -386,7 +401,7 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
                     batches = count
         activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         return distributed.batch_norm_over(group, input, running_mean, running_var, weight, bias,
-                                           0.0 if momentum is None else momentum, self.__dict__["eps"], batches,
+                                           0.0 if momentum is None else momentum, self.eps, batches,
                                            activation, act_param, slope, pre_bias, pre_add, return_sum, post_add)
 
     @classmethod
@@ -442,7 +457,7 @@ class _InstanceNorm(_Norm):
         output = functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias,
                                           self.training or not self.track_running_stats,
                                           0.0 if self.momentum is None or _recomputes() else self.momentum,
-                                          self.__dict__["eps"], pre_bias=pre_bias, pre_add=pre_add,
+                                          self.eps, pre_bias=pre_bias, pre_add=pre_add,
                                           return_sum=return_sum, post_add=post_add, activation=activation,
                                           act_param=act_param, slope=slope)
         if not unbatched:
@@ -452,7 +467,7 @@ class _InstanceNorm(_Norm):
     def _check_channels(self, input: Tensor, axis: int) -> None:
         if input.size(axis) == self.num_features:
             return
-        if self.affine:
+        if self._parameters.get("weight") is not None:
             raise ValueError(f"expected input's size at dim={axis} to match num_features ({self.num_features}), "
                              f"but got: {input.size(axis)}.")
         warnings.warn(f"input's size at dim={axis} does not match num_features. You can silence this warning by not "
