@@ -166,35 +166,36 @@ static int64_t turns_of(const struct geometry *g)
 }
 
 /* Microseconds: a latency for each turn, whose waits the other blocks of a multiprocessor hide in part, and what takes
- * longer of the memory's time and that of the instructions. Fitted to 1366 geometries of 91 problems on an H200: the mean
- * error is 20 %, and what is taken takes 1.08 of the fastest. */
+ * longer of the memory's time and that of the instructions. Fitted to 1409 geometries of 110 problems on an H200: the mean
+ * error is 19 %, and what is taken takes 1.07 of the fastest. */
 static double cost_of(const struct shape *shape, const struct geometry *g)
 {
     static const struct {
-        double start, turn, doubling, columns, cluster, part, grid, grid_part, hidden[2], gradients; /* latency */
-        double reach, lines[2], persistent, crowded, filled;                                         /* memory */
-        double vector[2], value[2], issued, mix;                                                     /* instructions */
-    } k = {.start = 0.26, .turn = 2.1, .doubling = 0.154, .columns = 3.74, .cluster = 1.25, .part = 0.068, .grid = 2.53,
-           .grid_part = 0.086, .hidden = {0.77, 1.52}, .gradients = 1.5,
-           .reach = 1.45, .lines = {0.108, 0.132}, .persistent = 1.086, .crowded = 1.11, .filled = 0.41,
-           .vector = {207.0, 2.4}, .value = {8.9, 4.5}, .issued = 4.56, .mix = 0.286};
+        double start, turn, vector, doubling, columns, cluster, part, grid, grid_part, hidden[2], gradients; /* latency */
+        double reach, lines[2], line_power, persistent, crowded;                                             /* memory */
+        double instructions, of_value, issued, mix; /* of forwards: of a vector, of a value; those of a cycle */
+    } k = {.start = 1.28, .turn = 1.5, .vector = 0.048, .doubling = 0.092, .columns = 2.02, .cluster = 1.78,
+           .part = 0.195, .grid = 3.33, .grid_part = 0.114, .hidden = {0.81, 1.61}, .gradients = 1.76,
+           .reach = 2.07, .lines = {0.03, 0.065}, .line_power = 1.67, .persistent = 1.26, .crowded = 1.04,
+           .instructions = 84.0, .of_value = 4.35, .issued = 4.97, .mix = 0.31};
     const struct normfuse_problem *const p = shape->problem;
-    const int d = shape->direction;
     const double multiprocessors = shape->device->multiprocessors, blocks = (double)(g->t.slabs * g->t.parts);
-    const double at_once = fmin(blocks, (double)(turns_of(g) > 1 && is_persistent(g) ? g->at_once * g->t.parts
-                                                                                       : resident_of(shape, g)));
+    const bool has_turns = turns_of(g) > 1;
+    const double at_once =
+        fmin(blocks, (double)(has_turns ? g->at_once * g->t.parts : resident_of(shape, g)));
     const double turns = ceil(blocks / at_once), resident = (double)g->resident;
     const double tensors = (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
     /* Threads side by side read less than two lines of 128 bytes. */
     const double adjacent = (double)g->t.across * elements * type_bytes;
-    const double lines = adjacent < 256.0 ? 1.0 + k.lines[g->t.by_columns] * (256.0 / adjacent - 1.0) : 1.0;
+    const double lines =
+        adjacent < 256.0 ? 1.0 + k.lines[g->t.by_columns] * pow(256.0 / adjacent - 1.0, k.line_power) : 1.0;
     const double reach = fmin(1.0, at_once * k.reach / multiprocessors);
     const double memory = lines * shape->tensor_bytes * tensors / (shape->policy->bytes_a_microsecond * reach);
-    const double vectors = blocks * (double)(g->kept * g->t.threads);
-    const double arithmetic = vectors / 32.0 * (k.vector[d] + elements * k.value[d]) /
+    const double vectors = shape->direction == FORWARD ? blocks * (double)(g->kept * g->t.threads) : 0.0;
+    const double arithmetic = vectors / 32.0 * (k.instructions + elements * k.of_value) /
                               (fmin(at_once, multiprocessors) * k.issued * 1750.0);
-    double wait = k.turn + k.doubling * log2((double)g->t.threads / 32.0);
+    double wait = k.turn + k.vector * (double)g->kept + k.doubling * log2((double)g->t.threads / 32.0);
     if (g->t.by_columns)
         wait += k.columns;
     if (g->in_grid)
@@ -202,13 +203,13 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     else if (g->t.parts > 1)
         wait += k.cluster + k.part * (double)g->t.parts;
     double moved = fmax(memory, arithmetic) + k.mix * fmin(memory, arithmetic);
-    if (turns > 1.0) {
-        moved *= pow(turns * at_once / blocks, k.filled) * (resident > 2.0 ? k.crowded : 1.0);
-        if (is_persistent(g) && !g->in_grid)
-            moved *= k.persistent;
-    }
+    if (turns > 1.0 && resident > 2.0)
+        moved *= k.crowded;
+    if (has_turns && !g->in_grid)
+        moved *= k.persistent;
     const double later = wait * (resident > 1.0 ? k.hidden[1] / resident : k.hidden[0]);
-    const bool has_gradients = d == BACKWARD && shape->wants_gradients && p->sets == NORMFUSE_SETS_GROUP;
+    const bool has_gradients =
+        shape->direction == BACKWARD && shape->wants_gradients && p->sets == NORMFUSE_SETS_GROUP;
     return k.start + wait + (turns - 1.0) * later + moved + (has_gradients ? k.gradients : 0.0);
 }
 
