@@ -507,7 +507,7 @@ static void plan_in_words(const char *gpu, int capability, const char *words)
     close(ends[0]);
     waitpid(child, &status, 0);
     CHECK(status == 0, "the child's wait status is 0x%x", (unsigned)status);
-    CHECK(strstr(text, "normfuse: plan: group_norm forward: ") != NULL && strstr(text, ": refused: ") != NULL &&
+    CHECK(strstr(text, "normfuse: plan: group_norm forward: ") != NULL && strstr(text, ": held: ") != NULL &&
               strstr(text, words) != NULL && strstr(text, ": single: ") != NULL &&
               strstr(text, ": stream: ") != NULL && strstr(text, ": takes normfuse_") != NULL,
           "what was said: %s", text);
