@@ -109,6 +109,7 @@ void fake_driver_reset(void)
                                        .shared_per_multiprocessor = 233472,
                                        .shared_per_block = 232448,
                                        .shared_reserved = 1024,
+                                       .l2_bytes = 60 << 20,
                                        .clusters = true};
         for (int k = 0; k < FAKE_KERNELS; k++)
             device->dynamic_shared[k] = 48 << 10;
@@ -181,6 +182,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = device->multiprocessors; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = device->threads_per_multiprocessor; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = device->shared_per_block; break;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = device->l2_bytes; break; /* read by the program alone */
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = device->clusters; break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }

@@ -25,6 +25,7 @@ struct fake_device {
     int shared_per_multiprocessor;
     int shared_per_block;
     int shared_reserved;
+    int l2_bytes;
     bool clusters;
     CUresult function_result; /* of getting a kernel's function on this device */
     bool is_reset;            /* the primary context is destroyed, until it is retained again */

@@ -329,8 +329,8 @@ __device__ __forceinline__ void find_totals(const arguments &a)
         a, item, item.exists ? outers : 0, pairs, apart,
         [&](int outer, bool wanted) {
             weights of;
-            of.by.request(a.weight, n, by_channel ? c : c + outer, wanted);
-            of.more.request(a.scale, n, by_channel ? c : c + outer, wanted);
+            of.by.request(a.weight, n, [&](int) { return by_channel ? c : c + outer; }, wanted);
+            of.more.request(a.scale, n, [&](int) { return by_channel ? c : c + outer; }, wanted);
             return of;
         },
         [&](const double2 &pair, const weights &of) {
@@ -417,8 +417,8 @@ __device__ __forceinline__ void find_gradients_of_channel(const arguments &a)
             a, item, samples, pairs_of(a, 0, c), a.channels * (int64_t)a.slot_stride,
             [&](int n, bool wanted) {
                 weights of;
-                of.of_rstd.request(a.rstd, n, group, wanted);
-                of.more.request(a.scale, n, c, wanted);
+                of.of_rstd.request(a.rstd, n, [&](int) { return group; }, wanted);
+                of.more.request(a.scale, n, [&](int) { return c; }, wanted);
                 return of;
             },
             [&](const double2 &pair, const weights &of) {
