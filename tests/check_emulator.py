@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: MIT
 """The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that compiles
 those of run time, and compares what they compute with the double reference. Case files and random cases of everything
-as they are planned, then random problems by each schedule alone. Names the kernels that no problem ran, as skipped.
+as they are planned, then each schedule alone, with its own geometry and with drawn ones. Names the kernels and exchanges
+that no problem ran, as skipped.
 Closes with `N passed, N failed, N skipped`.
 
     tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 24] [--seed 1] [BUILD_FOLDER]
-    tests/check_emulator.py [--schedule general] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
+    tests/check_emulator.py [--schedule held] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
 
 BUILD_FOLDER is build/release. What the emulator sees, and what it cannot see, is in docs/testing.md."""
 import argparse
@@ -26,30 +27,30 @@ CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
 RUN_SECONDS = 400  # a kernel that waits for ever is noticed by the emulator itself
 # Of tests/cases what random cases seldom have: each so many-th, since most cases have a kernel of their own to compile.
 FILES = ["special", "options", "operators"]
-EVERY = "128"
-# What few random problems of the size are: norm groups that a whole grid shares, small ones, layers.
-CASES = ["group_norm 2x64x{24x24,41x40} groups={8,1} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
-         "instance_norm 40x16x{8x8,24x24} layout={nchw,nhwc} dtype={f32,f16,bf16} dir={fwd,bwd}",
-         "instance_norm 40x16x{7x7,4x4} layout=nchw dtype={f64,f32,f16,bf16} dir={fwd,bwd} +post_add",
-         "group_norm {2x16x24x24,1x8x3000} groups=2 layout=nchw dtype={f32,f16} dir={fwd,bwd} +pre_bias +data=large_mean",
-         "batch_norm 9x16x{19,67} layout=nchw dtype={f32,f16} dir={fwd,bwd} +pre_add +data={nan,wide}",
-         "{batch_norm 5x33x67 mode=eval,instance_norm 5x33x67} weight_dtype=f64 dtype={f32,f16} layout={nchw,nhwc} +pre_bias",
-         "group_norm 17x4101 groups=1 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu",
-         "batch_norm 2x64x24x24 layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd}",
-         "batch_norm {24x40x7x7,9x24x14x14} layout=nchw dtype={f32,f16,bf16} dir={fwd,bwd} {+pre_bias,act=gelu +post_add}",
-         "{batch_norm 2x64x24x24,group_norm 2x64x41x40 groups=8} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} act=relu "
-         "+post_add",
-         "{batch_norm 2x64x24x24,group_norm 2x64x24x24 groups=8} layout=nhwc dtype={f32,f16} dir=bwd +pre_add",
-         "batch_norm 2x64x8x8 mode=eval layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} +post_add"]
+EVERY = "400"
+# What `held` and `stream` walk through: rows and columns, folded and unaligned rows, strides, parameters of samples and of
+# rows, what is added, norm groups of one block, of a cluster, of the grid, more of them than there are at a time.
+WALKS = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} act=silu",
+         "batch_norm 5x12x3x13 layout={nchw,nhwc} dtype=bf16 dir={fwd,bwd} act=gelu +pre_add +u +post_add",
+         "{group_norm 5x12x3x13 groups=4,batch_norm 5x12x3x13} layout={nchw,nhwc} dtype=f64 dir={fwd,bwd} act=relu +pre_add",
+         "instance_norm 40x16x8x8 layout={nchw,nhwc} dtype=f16 dir={fwd,bwd} act=relu +post_add +inplace",
+         "batch_norm 9x16x67 dtype=f16 dir={fwd,bwd} +pre_bias +data=large_mean",
+         "{group_norm 2x64x24x24 groups=8,batch_norm 2x64x24x24} layout=nhwc dtype={f16,f32} dir={fwd,bwd}",
+         "group_norm {1x8x6000 groups=2,2x6x4097 groups=3} dtype={f32,f16} dir={fwd,bwd} act=mish",
+         "{group_norm 3x12x67 groups=2,batch_norm 3x12x67} act=prelu layout={nchw,nhwc} dtype=f32 dir=bwd {,+one_slope}",
+         "group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir={fwd,bwd} act=silu +scale +pre_bias=sample",
+         "group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f16 dir={fwd,bwd} {+slice_c,+slice_n,+misaligned}",
+         "group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f16 dir={fwd,bwd} +pre_add +u +inplace",
+         "{batch_norm 5x12x7x9,instance_norm 5x12x7x9} layout={nchw,nhwc} dtype=f32 +running"]
 # Copies to other strides: vectors and elements, rows and whole planes, several tiles of each axis, no tile at all.
 COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x15,1x8x100x100,3000x7} dtype={f64,f32,f16} "
-          "layout={nchw,nhwc} dir=bwd act=relu +post_add device=cuda "
+          "layout={nchw,nhwc} dir=bwd act=relu +post_add "
           "{+mixed=inputs,+mixed=outputs,+mixed +slice_c,+mixed=inputs +slice_n,+mixed=outputs +misaligned,"
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
-MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 device=cuda +pre_add"
-# Norm groups of more blocks than a warp asks for the parts of at once.
-MANY_BLOCKS = "{batch_norm 1x1x330x500,group_norm 1x1x300x500 groups=1} device=cuda"
+MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 +pre_add"
+# A norm group of more blocks than the lanes that join them.
+MANY_BLOCKS = "batch_norm 1x1x1300x1300"
 SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
           "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",
           "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
@@ -63,22 +64,6 @@ EMPTY = ["{group_norm 0x6x4 groups=3,group_norm 2x6x0 groups=3,group_norm 2x0x4 
          "batch_norm {0x6x4,2x6x0,2x0x4} mode=eval layout={nchw,nhwc} dir={fwd,bwd}",
          "affine {0x6x4,2x6x0,2x0x4} per={channel,sample} layout={nchw,nhwc} dir={fwd,bwd}",
          "batch_norm 2x20000x0 act=prelu dir=bwd +one_slope"]
-# What is large for one multiprocessor: rows of so many unaligned vectors that registers hold some; norm groups that begin
-# at even and at odd elements.
-LARGE = ["instance_norm 1x2x60013 dtype={f16,bf16} dir={fwd,bwd} act={relu,mish} {,+scale,+data=nan}",
-         "instance_norm 1x2x30011 dtype=f32 dir={fwd,bwd} act={relu,mish} {,+scale,+data=nan}",
-         "group_norm {401x655 groups=1,402x655 groups=5,3001x77 groups=7,34x8191 groups=1,34x8190 groups=2,401x656 "
-         "groups=1} dtype={f16,bf16} dir={fwd,bwd} act={identity,silu}",
-         "group_norm {401x655 groups=1,61x21x7x13 groups=7} dtype=f16 dir={fwd,bwd} act=relu "
-         "{+pre_add +u,+post_add,+pre_add +post_add,+scale,+slice_c,+slice_n,+misaligned}",
-         "group_norm {402x655 groups=5,67x7x5x9 groups=1} dtype=bf16 dir={fwd,bwd} act=mish "
-         "{+pre_add +u,+post_add,+pre_add +post_add,+scale,+slice_c,+slice_n,+misaligned}",
-         "group_norm {401x655 groups=5,61x21x7x13 groups=7,77x21x7x3 groups=1} dtype={f32,f16} dir={fwd,bwd} act=prelu "
-         "{,+one_slope,+post_add}",
-         "group_norm {2401x330 groups=11,403x1470 groups=49} dtype={f16,bf16} dir={fwd,bwd} act=silu +scale",
-         "group_norm 77x21x7x3 groups=1 layout=nhwc dtype={f16,bf16} dir={fwd,bwd} act=silu {,+inplace,+data=nan}",
-         "{affine 3x24x1023,batch_norm 2x5x8192,group_norm 1x24x6000 groups=3} layout=nhwc dtype={f32,f16,bf16} dir={fwd,bwd} "
-         "act={prelu,silu} {+post_add,+pre_add +u,+pre_add +data=nan}"]
 # Of each kind of matrix that `single` holds: what is added, parameters of samples, gradients that go to memory.
 SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act=prelu",
           "{group_norm 5x12x7x9 groups=4,instance_norm 5x12x7x9} layout={nchw,nhwc} dtype=bf16 dir={fwd,bwd} act=silu "
@@ -94,9 +79,13 @@ SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act
           "dir={fwd,bwd} act=silu +pre_bias",
           "group_norm {6x12 groups=12,6x24 groups=2,33x6 groups=3} dtype=f32 dir={fwd,bwd} act=silu"]
 
-# Of the small bodies that are compiled at run time. Sharded cases have the work `merge`, too, whose calls print no line.
-BODIES = {"finish_shares_f64", "finish_statistics_f64", "finish_statistics_f32", "finish_running_f32", "finish_parts_f64",
-          "finish_gradients_f64", "finish_gradients_f32", "transpose_f64", "transpose_f32", "transpose_f16"}
+# Kernels, and what the blocks of `held` exchange through. Sharded cases have the work `merge`, too, whose calls print no
+# line.
+WANTED = {f"{body}_{direction}_{dtype}" for body in ("single", "held", "stream") for direction in ("forward", "backward")
+          for dtype in ("f64", "f32", "f16", "bf16")}
+WANTED |= {"finish_shares_f64", "finish_statistics_f64", "finish_statistics_f32", "finish_running_f32", "finish_parts_f64",
+           "finish_gradients_f64", "finish_gradients_f32", "transpose_f64", "transpose_f32", "transpose_f16",
+           "held through parts", "held through cluster", "held through grid"}
 
 
 totals = [0, 0, 0]
@@ -132,22 +121,13 @@ class Emulator:
             code, output = None, error.stdout or b""
         return code, output.decode("utf-8", "replace"), time.monotonic() - begin
 
-    def schedules(self) -> List[str]:
-        """The names of all, which the planner prints for a problem of each layout."""
-        _, output, _ = self.run("test_operators", "--case", "group_norm 2x8x6x6 groups=2 layout={nchw,nhwc} device=cuda",
-                                NORMFUSE_VERBOSE="plan")
-        return list(dict.fromkeys(re.findall(r"^normfuse: plan: [^:]*: ([a-z_, ]+): ", output, re.M)))
-
 
 def kernels_in(output: str) -> Set[str]:
     found: Set[str] = set()
     for line in re.findall(r"^normfuse: dispatch: [^:]*: (.*)$", output, re.M):
         found.update(word.split()[0] for word in line.split(" + ") if word)
+    found.update(f"held through {way}" for way in re.findall(r" held_\w+ \d+x\d+ (\w+)=", output))
     return found
-
-
-def all_kernels() -> Set[str]:
-    return set(re.findall(r"^normfuse_(\w+) ", (ROOT / "src/cuda/limits.txt").read_text(), re.M))
 
 
 def report(name: str, code: Optional[int], output: str, seconds: float, note: str = "") -> None:
@@ -163,60 +143,44 @@ def report(name: str, code: Optional[int], output: str, seconds: float, note: st
 
 
 def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
-    names = emulator.schedules()
+    def words(cases: List[str]) -> List[str]:
+        return [word for case in cases for word in ("--case", case)]
+
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         tasks = {}
+
+        def add(name: str, *arguments: str, multiprocessors: int = 4, given: str = "device=cuda") -> None:
+            tasks[name] = pool.submit(emulator.run, "test_operators", "--with", given, *arguments,
+                                      NORMFUSE_EMULATED_MULTIPROCESSORS=str(multiprocessors))
+
         for name in FILES:
-            tasks[f"{name}.txt"] = pool.submit(
-                emulator.run, "test_operators", "--with", "device=cuda", "--every", EVERY, f"tests/cases/{name}.txt",
-                NORMFUSE_EMULATED_MULTIPROCESSORS="4")
-        for k in range(jobs):
-            tasks[f"as planned, seed {seed + k}"] = pool.submit(
-                emulator.run, "test_operators", "--with", "device=cuda +twice", "--seed", str(seed + k), "--random",
-                str(cases))
-        tasks["without sync memory"] = pool.submit(
-            emulator.run, "test_operators", "--with", "device=cuda +no_sync", "--seed", str(seed), "--random",
-            str(cases // 2))
-        tasks["copies"] = pool.submit(emulator.run, "test_operators", "--every", "4", "--case", COPIES)
-        tasks["many parts"] = pool.submit(emulator.run, "test_operators", "--schedule", "two_pass", "--case", MANY_PARTS)
-        tasks["many blocks"] = pool.submit(emulator.run, "test_operators", "--case", MANY_BLOCKS,
-                                           NORMFUSE_EMULATED_MULTIPROCESSORS="132")
-        tasks["slopes"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda", "--every", "3",
-                                      *(word for case in SLOPES for word in ("--case", case)))
-        tasks["empty"] = pool.submit(emulator.run, "test_operators", "--with", "device=cuda",
-                                     *(word for case in EMPTY for word in ("--case", case)))
-        tasks["large for the GPU"] = pool.submit(
-            emulator.run, "test_operators", "--with", "device=cuda", "--every", "3",
-            *(word for case in LARGE for word in ("--case", case)),
-            NORMFUSE_EMULATED_MULTIPROCESSORS="1")
-        for k in range(jobs):
-            # Small problems have few cheapest geometries.
-            anyhow = ("--schedule", "single", "--geometry", str(seed + k), "--with", "device=cuda")
-            tasks[f"single by any geometry, random, seed {seed + k}"] = pool.submit(
-                emulator.run, "test_operators", *anyhow, "--seed", str(seed + k), "--drawn", str(cases // 2))
-            tasks[f"single by any geometry, cases, seed {seed + k}"] = pool.submit(
-                emulator.run, "test_operators", *anyhow, *(word for case in SINGLE[k::jobs] for word in ("--case", case)))
-        for k, name in enumerate(names):
-            # Few multiprocessors: what one cluster cannot hold is small, and goes to the whole grid.
-            env = {"NORMFUSE_EMULATED_MULTIPROCESSORS": "4"}
-            alone = ("--schedule", name, "--with", "device=cuda")
-            tasks[f"{name} alone, random"] = pool.submit(
-                emulator.run, "test_operators", *alone, "--seed", str(seed + k), "--drawn", str(cases), **env)
-            if name != "single":
-                tasks[f"{name} alone, cases"] = pool.submit(
-                    emulator.run, "test_operators", *alone,
-                    *(word for case in CASES for word in ("--case", case)), **env)
+            add(f"{name}.txt", "--every", EVERY, f"tests/cases/{name}.txt")
+        add("as planned", "--seed", str(seed), "--random", str(cases), given="device=cuda +twice")
+        add("without sync memory", "--seed", str(seed), "--random", str(cases // 2), given="device=cuda +no_sync")
+        add("copies", "--every", "12", "--case", COPIES)
+        add("many parts", "--schedule", "stream", "--case", MANY_PARTS)
+        add("many blocks", "--schedule", "held", "--case", MANY_BLOCKS, multiprocessors=44)
+        add("slopes", "--every", "9", *words(SLOPES))
+        add("empty", "--every", "2", *words(EMPTY))
+        add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "3", *words(SINGLE))
+        add("held", "--schedule", "held", "--every", "2", *words(WALKS))
+        # More norm groups than there are at a time; other geometries than the cheapest, which small problems have few of.
+        add("held on one multiprocessor", "--schedule", "held", "--every", "5", *words(WALKS), multiprocessors=1)
+        for k in range(2):
+            add(f"held by any geometry, seed {seed + k}", "--schedule", "held", "--geometry", str(seed + k), "--every",
+                "3", *words(WALKS[k:]))
+        add("held without sync memory", "--schedule", "held", "--every", "7", *words(WALKS), given="device=cuda +no_sync")
+        add("stream", "--schedule", "stream", "--every", "2", *words(WALKS[1:]))
         ran: Set[str] = set()
         for name, task in tasks.items():
             code, output, seconds = task.result()
             kernels = kernels_in(output)
             ran |= kernels
             report(name, code, output, seconds, f"{len(kernels)} kernels, ")
-    wanted = all_kernels() | BODIES
-    never = sorted(wanted - ran)
+    never = sorted(WANTED - ran)
     if never:
         print("skip  no problem ran " + ", ".join(never))
-    count("kernels that ran", len(wanted) - len(never), 0, len(never), f"of {len(wanted)}")
+    count("kernels that ran", len(WANTED) - len(never), 0, len(never), f"of {len(WANTED)}")
 
 
 def main() -> int:
@@ -228,7 +192,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", metavar="CASE", help="only these cases of test_operators")
     parser.add_argument("--schedule", metavar="NAME", help="run these cases by one schedule alone")
-    parser.add_argument("--geometry", metavar="SEED", help="run these cases by any geometry of `single`")
+    parser.add_argument("--geometry", metavar="SEED", help="run these cases by any geometry that a schedule has")
     parser.add_argument("--multiprocessors", metavar="N", help="run these cases by a GPU of so many")
     args = parser.parse_args()
     build = args.build.resolve()

@@ -17,9 +17,9 @@ struct fake_driver fake_driver;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Handles are addresses in here; nothing is ever stored in them. */
-static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[FAKE_KERNELS], libraries[64];
-static char specialized[FAKE_SPECIALIZED], specialized_names[FAKE_SPECIALIZED][64];
-static struct normfuse_cuda_signature signatures[FAKE_SPECIALIZED];
+static char contexts[FAKE_DEVICES][FAKE_CONTEXTS], kernels[FAKE_KERNELS], libraries[FAKE_KERNELS];
+static char names[FAKE_KERNELS][64];
+static struct normfuse_cuda_signature signatures[FAKE_KERNELS];
 static _Thread_local CUcontext stack[8];
 static _Thread_local int depth;
 static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -46,7 +46,7 @@ CUcontext fake_driver_context(int device, int index)
 
 const char *fake_driver_kernel_name(int kernel)
 {
-    return specialized_names[kernel];
+    return names[kernel];
 }
 
 int fake_driver_depth(void)
@@ -106,7 +106,6 @@ void fake_driver_reset(void)
                                        .capability = 90,
                                        .multiprocessors = 132,
                                        .threads_per_multiprocessor = 2048,
-                                       .registers_per_multiprocessor = 65536,
                                        .shared_per_multiprocessor = 233472,
                                        .shared_per_block = 232448,
                                        .shared_reserved = 1024,
@@ -115,8 +114,6 @@ void fake_driver_reset(void)
         for (int k = 0; k < FAKE_KERNELS; k++)
             device->dynamic_shared[k] = 48 << 10;
     }
-    for (int k = 0; k < FAKE_KERNELS; k++)
-        fake_driver.registers[k] = 32;
     fake_driver_set_context(NULL);
 }
 
@@ -184,11 +181,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = device->capability % 10; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = device->multiprocessors; break;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = device->threads_per_multiprocessor; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = device->registers_per_multiprocessor; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = device->shared_per_multiprocessor; break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = device->shared_per_block; break;
-    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: *value = device->shared_reserved; break;
-    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = device->l2_bytes; break;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = device->l2_bytes; break; /* read by the program alone */
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = device->clusters; break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
@@ -437,12 +431,6 @@ void fake_driver_destroy_graphs(void)
 
 /* ---- kernels -------------------------------------------------------------------------------------------------- */
 
-static int specialized_of(CUlibrary library)
-{
-    const char *const handle = (const char *)(const void *)library;
-    return handle >= specialized && handle < specialized + FAKE_SPECIALIZED ? (int)(handle - specialized) : -1;
-}
-
 struct normfuse_cuda_signature fake_driver_signature(int kernel)
 {
     return signatures[kernel];
@@ -455,19 +443,20 @@ static int32_t constant_of(const char *text, const char *name)
     return at != NULL ? (int32_t)strtol(at + strlen(name), NULL, 10) : 0;
 }
 
-static CUresult load_specialized(CUlibrary *library, const void *code)
+/* Machine code is what fake_nvrtc.c makes of a text. */
+static CUresult load(CUlibrary *library, const void *code)
 {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     if (fake_driver.code_failures != 0) {
         fake_driver.code_failures--;
         result = fake_driver.code_result;
-    } else if (fake_driver.specializations == FAKE_SPECIALIZED) {
+    } else if (fake_driver.loads == FAKE_KERNELS) {
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        const int number = fake_driver.specializations;
+        const int number = fake_driver.loads;
         if (fake_driver.load != NULL) {
-            result = fake_driver.load(number, code, specialized_names[number]);
+            result = fake_driver.load(number, code, names[number]);
         } else {
             struct normfuse_cuda_signature *const of = &signatures[number];
 #define CONSTANT(name) of->name = constant_of(code, "    " #name " = ");
@@ -475,9 +464,9 @@ static CUresult load_specialized(CUlibrary *library, const void *code)
 #undef CONSTANT
         }
         if (result == CUDA_SUCCESS) {
-            *library = (CUlibrary)(void *)&specialized[number];
-            fake_driver.specializations++;
-            fake_driver.specialized++;
+            *library = (CUlibrary)(void *)&libraries[number];
+            fake_driver.loads++;
+            fake_driver.libraries++;
         }
     }
     pthread_mutex_unlock(&mutex);
@@ -494,26 +483,17 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
     CALLED(cuLibraryLoadData);
     if (is_refused_by_capture())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    /* What every fatbin starts with, and what machine code does */
-    uint32_t magic;
-    memcpy(&magic, code, sizeof magic);
-    if (memcmp(code, "\177ELF", sizeof magic) == 0)
-        return load_specialized(library, code);
-    if (magic != 0xba55ed50u || jit_count != 0 || count != 0)
+    if (memcmp(code, "\177ELF", 4) != 0 || jit_count != 0 || count != 0)
         return CUDA_ERROR_INVALID_IMAGE;
-    if (fake_driver.library_result != CUDA_SUCCESS)
-        return fake_driver.library_result;
-    pthread_mutex_lock(&mutex);
-    *library = (CUlibrary)(void *)&libraries[fake_driver.libraries++];
-    pthread_mutex_unlock(&mutex);
-    return CUDA_SUCCESS;
+    return load(library, code);
 }
 
 CUresult cuLibraryUnload(CUlibrary library)
 {
     CALLED(cuLibraryUnload);
     pthread_mutex_lock(&mutex);
-    --*(specialized_of(library) >= 0 ? &fake_driver.specialized : &fake_driver.libraries);
+    (void)library;
+    fake_driver.libraries--;
     pthread_mutex_unlock(&mutex);
     return CUDA_SUCCESS;
 }
@@ -521,16 +501,13 @@ CUresult cuLibraryUnload(CUlibrary library)
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
     CALLED(cuLibraryGetKernel);
-    const int own = specialized_of(library);
-    if (own >= 0) {
-        if ((fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0) ||
-            (fake_driver.load != NULL && strcmp(name, specialized_names[own]) != 0))
-            return CUDA_ERROR_NOT_FOUND;
-        snprintf(specialized_names[own], sizeof *specialized_names, "%s", name);
-        *kernel = (CUkernel)(void *)&kernels[own];
-        return CUDA_SUCCESS;
-    }
-    return CUDA_ERROR_NOT_FOUND;
+    const int number = (int)((const char *)(const void *)library - libraries);
+    if ((fake_driver.missing_kernel != NULL && strcmp(name, fake_driver.missing_kernel) == 0) ||
+        (fake_driver.load != NULL && strcmp(name, names[number]) != 0))
+        return CUDA_ERROR_NOT_FOUND;
+    snprintf(names[number], sizeof *names, "%s", name);
+    *kernel = (CUkernel)(void *)&kernels[number];
+    return CUDA_SUCCESS;
 }
 
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
@@ -591,22 +568,20 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
     return CUDA_SUCCESS;
 }
 
-/* ---- occupancy and launches ----------------------------------------------------------------------------------- */
+/* ---- launches ------------------------------------------------------------------------------------------------ */
 
 static int smaller(int a, int b)
 {
     return a < b ? a : b;
 }
 
-/* Blocks of one multiprocessor. A warp gets registers by 256, of those of its quarter of the multiprocessor. */
+/* Blocks of one multiprocessor, of kernels that were compiled to have the registers for so many. */
 static int resident(const struct fake_device *device, int kernel, int threads, size_t dynamic)
 {
     const int shared = (int)dynamic + fake_driver.fixed_shared[kernel];
     if (threads <= 0 || threads > 1024 || dynamic > (size_t)device->dynamic_shared[kernel])
         return 0;
-    int blocks = smaller(32, device->threads_per_multiprocessor / threads);
-    const int of_warp = (32 * fake_driver.registers[kernel] + 255) / 256 * 256, warps = (threads + 31) / 32;
-    blocks = smaller(blocks, device->registers_per_multiprocessor / of_warp / 4 * 4 / warps);
+    const int blocks = smaller(32, device->threads_per_multiprocessor / threads);
     return smaller(blocks, device->shared_per_multiprocessor / (shared + device->shared_reserved));
 }
 
@@ -680,10 +655,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     /* The form with a buffer is refused for cooperative launches by the driver itself. */
     if (parameters == NULL || parameters[0] == NULL || extra != NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    launch.argument_bytes = fake_driver.notes_specialized ? argument_bytes_of(&signatures[launch.kernel]) : 0;
-    if (launch.argument_bytes > FAKE_ARGUMENT_BYTES)
-        return CUDA_ERROR_INVALID_VALUE;
-    memcpy(launch.arguments, parameters[0], launch.argument_bytes);
+    if (fake_driver.notes_arguments)
+        memcpy(launch.arguments, parameters[0], argument_bytes_of(&signatures[launch.kernel]));
     if (fake_driver.launch_result != CUDA_SUCCESS)
         return fake_driver.launch_result;
     pthread_mutex_lock(&mutex);

@@ -11,20 +11,17 @@
 
 #include "cuda/device/arguments.h"
 #include "cuda/driver.h"
-#include "cuda/device/arguments.h"
-#include "cuda/signature.h"
 #include "cuda/signature.h"
 
 enum { FAKE_DEVICES = 4, FAKE_CONTEXTS = 3, FAKE_LAUNCHES = 256, FAKE_ARGUMENT_BYTES = 4096 };
-/* Kernels that were compiled at run time are numbered behind those of the build, in the order of their loading. */
-enum { FAKE_SPECIALIZED = 16384, FAKE_KERNELS = FAKE_SPECIALIZED };
+/* Kernels are numbered in the order of their loading. */
+enum { FAKE_KERNELS = 16384 };
 
 struct fake_device {
     const char *name;
     int capability; /* 90 */
     int multiprocessors;
     int threads_per_multiprocessor;
-    int registers_per_multiprocessor;
     int shared_per_multiprocessor;
     int shared_per_block;
     int shared_reserved;
@@ -48,8 +45,7 @@ struct fake_launch {
     void *stream;
     int device;
     CUcontext context;
-    size_t argument_bytes;
-    unsigned char arguments[FAKE_ARGUMENT_BYTES];
+    _Alignas(16) unsigned char arguments[FAKE_ARGUMENT_BYTES];
 };
 
 #define FAKE_COUNT(name) FAKE_CALLS_##name,
@@ -62,18 +58,14 @@ struct fake_driver {
     int devices;          /* 1 */
     int init_milliseconds; /* that cuInit takes */
     CUresult init_result; /* and what further calls are made to answer */
-    CUresult library_result;
     CUresult context_result; /* of asking for the current context */
     CUresult launch_result;
-    CUresult occupancy_result;
     struct fake_device device[FAKE_DEVICES];
-    int registers[FAKE_KERNELS];    /* of a thread: 32; for occupancy */
     int fixed_shared[FAKE_KERNELS]; /* statically declared shared memory: 0 */
     const char *missing_kernel;              /* a name that no library has */
-    CUresult code_result;                    /* of loading machine code that was compiled at run time, */
+    CUresult code_result;                    /* of loading machine code, */
     int code_failures;                       /* so many times; then it succeeds. Below 0: always */
-    size_t argument_bytes;                   /* of a kernel's parameter, to be noted at launches: 0 */
-    bool notes_specialized;                  /* the parameters of those that were compiled at run time are */
+    bool notes_arguments;                    /* of launches: signatures say how many bytes these are */
     bool capturing;                          /* some stream is: what may not be captured is refused, if not relaxed */
     uint64_t capture;                        /* and that every stream asked about is; 0: none */
     void *renewed;                           /* a stream that was destroyed, and made again at its address, */
@@ -81,14 +73,13 @@ struct fake_driver {
     int resets;                              /* of all devices: contexts and streams are others, their memory is gone */
     bool is_out_of_memory;
     CUresult user_object_result;
-    /* What loads machine code that was compiled at run time as the number-th, and says the kernel's name; NULL: nothing */
+    /* What loads machine code as the number-th, and says the kernel's name; NULL: nothing */
     CUresult (*load)(int number, const void *code, char name[64]);
     void (*run)(const struct fake_launch *launch, const void *parameter); /* what runs launches; NULL: nothing */
     /* What happened */
     int calls[FAKE_ENTRIES];
     int libraries;      /* loaded and not unloaded */
-    int specialized;    /* the same of those that were compiled at run time */
-    int specializations; /* of them, all that were ever loaded */
+    int loads;          /* of them, all that ever were */
     int allocations;    /* of device memory, that were not freed; each is cleared once, whole, with zeros */
     int pooled;         /* of device memory in a stream's order, that were not freed in the same stream's */
     int streams;        /* created and not destroyed */
@@ -114,7 +105,7 @@ CUcontext fake_driver_context(int device, int index);
 void fake_driver_destroy_graphs(void);
 /* "normfuse_finish_merge_f64" */
 const char *fake_driver_kernel_name(int kernel);
-/* What a kernel was compiled for at run time, read from the text that fake_nvrtc.c took for machine code. */
+/* What a kernel was compiled for, read from the text that fake_nvrtc.c took for machine code. */
 struct normfuse_cuda_signature fake_driver_signature(int kernel);
 /* This thread's stack of contexts. */
 int fake_driver_depth(void);

@@ -27,6 +27,7 @@ PROGRAMS = ["test_passes", "test_problem_line", "test_arguments", "test_failures
 DYNAMIC = {"test_failures", "test_torch_shim"}
 # There only where the build found nvcc.
 CUDA_PROGRAM = "test_cuda_host"
+CUDA_PLANS = "test_cuda_plans"  # has one thread: nothing for ThreadSanitizer
 # -Wpadded: no struct of the interface has bytes that nobody sets.
 HEADER_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wundef", "-Wredundant-decls", "-Wpadded", "-Werror",
                 "-fsyntax-only"]
@@ -518,7 +519,9 @@ def nvrtc():
     for major in (12, 13):
         path = next(venv.glob(f"lib/python*/site-packages/nvidia/**/libnvrtc.so.{major}"))
         test_program(f"test_compile with NVRTC {major}", [BUILD / "release/test_compile", "--nvrtc", path])
-    for gpu in ("8.0", "9.0", "10.0", "12.0"):  # path: the newer one
+    # path: the newer one
+    test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py", path])
+    for gpu in ("8.0", "9.0", "10.0", "12.0"):
         folder = BUILD / "kernels" / gpu
         shutil.rmtree(folder, ignore_errors=True)
         check(f"normfuse compile for {gpu}", [BUILD / "release/normfuse", "compile", "--random", "20", "--gpu", gpu, "-o",
@@ -538,10 +541,9 @@ def cuda():
         skip("CUDA", "built without nvcc")
         return
     test_program(CUDA_PROGRAM, [BUILD / "release" / CUDA_PROGRAM])
+    test_program(CUDA_PLANS, [BUILD / "release" / CUDA_PLANS])
     test_program("test_compile", [BUILD / "release" / "test_compile"])
     test_program("test_cuda", [BUILD / "release" / "test_cuda"])  # the rest of make check-cuda takes minutes
-    test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py",
-                                               BUILD / "release/cuda"])
     for targets, words, is_refused in (
             ("80-virtual", "write 80 for GPUs of 8.x", True),
             ("90-general", "name machine code beside it", True),
@@ -695,19 +697,19 @@ def sanitize_all():
                f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"]
 
     def test(sanitizer, folder, name, cases, env, prefix=()):
-        words = {cases[0]: cases[1:], CUDA_PROGRAM: ["--fast"]}.get(name, []) if fast else []
+        words = {cases[0]: cases[1:], CUDA_PLANS: ["--fast"]}.get(name, []) if fast else []
         return functools.partial(test_program, f"{sanitizer}: {name}", [*prefix, BUILD / folder / name, *words], limit, env,
                                  past_time_is_skip=True)
 
     def address():
-        programs = [*cuda_programs, "test_operators", *(name for name in PROGRAMS if name != "test_operators")]
+        plans = [CUDA_PLANS] if has_cuda() else []
+        programs = [*cuda_programs, *plans, "test_operators", *(name for name in PROGRAMS if name != "test_operators")]
         built = cmake_build("build with ASan and UBSan", "asan", [*options, "-DNORMFUSE_SANITIZE=address,undefined"],
                             [*programs, "replay_fuzz_calls"] if fast else ())
         env = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
         # With frames on the heap the planner takes twice as long.
         plain = {**env, "ASAN_OPTIONS": "detect_stack_use_after_return=0"} if fast else env
-        # TSan's build comes after this one, which makes the CUDA kernels where make check did not.
-        return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PROGRAM else env)
+        return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PLANS else env)
                            for name in programs if built] + [random_calls] * built
 
     def random_calls():

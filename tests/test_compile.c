@@ -342,7 +342,7 @@ static void test_compiler_failures(void)
         restart();
         CHECK(specialize(0) == NORMFUSE_OK, "%s: %s", cases[i].words, normfuse_last_error());
     }
-    CHECK(fake_driver.specialized == 1, "%d libraries are loaded", fake_driver.specialized);
+    CHECK(fake_driver.libraries == 1, "%d libraries are loaded", fake_driver.libraries);
 }
 
 static void test_missing_compiler(void)
@@ -442,25 +442,22 @@ static void test_kernels(void)
 {
     begin();
     fake_driver.devices = 2;
-    fake_driver.fixed_shared[NORMFUSE_CUDA_KERNELS] = 1024;
+    fake_driver.fixed_shared[0] = 1024;
     const struct normfuse_cuda_signature signature = signature_of(0), other = signature_of(1);
     const struct normfuse_cuda_device *const device = device_of(0);
     const struct normfuse_cuda_launch launch = {
         .signature = &signature, .grid = 12, .threads = 256, .cluster = 2, .shared = 100000, .arguments = &signature};
-    CHECK(normfuse_cuda_resident_clusters(device, &launch) == 0 && compilations() == 0,
-          "asked how many blocks are resident, it compiled");
     CHECK(normfuse_cuda_launch("test", device, NULL, &launch) == NORMFUSE_OK, "%s", normfuse_last_error());
     CHECK(fake_driver.launches == 1 && strcmp(fake_driver.launch[0].name, "normfuse_single_forward_f32") == 0 &&
               fake_driver.launch[0].grid == 12 && fake_driver.launch[0].shared == 100000,
           "%d launches, of %s", fake_driver.launches, fake_driver.launch[0].name);
     const struct fake_device *const fake = &fake_driver.device[0];
-    CHECK(fake->dynamic_shared[NORMFUSE_CUDA_KERNELS] == fake->shared_per_block - 1024 &&
-              fake->large_clusters[NORMFUSE_CUDA_KERNELS] && fake->functions_loaded[NORMFUSE_CUDA_KERNELS] == 1,
-          "what the kernel may be given: %d bytes", fake->dynamic_shared[NORMFUSE_CUDA_KERNELS]);
-    CHECK(normfuse_cuda_resident_clusters(device, &launch) > 0, "a loaded kernel is resident");
+    CHECK(fake->dynamic_shared[0] == fake->shared_per_block - 1024 &&
+              fake->large_clusters[0] && fake->functions_loaded[0] == 1,
+          "what the kernel may be given: %d bytes", fake->dynamic_shared[0]);
     CHECK(normfuse_cuda_launch("test", device, NULL, &launch) == NORMFUSE_OK, "%s", normfuse_last_error());
-    CHECK(compilations() == 1 && fake_driver.specialized == 1, "%d compilations, %d loaded", compilations(),
-          fake_driver.specialized);
+    CHECK(compilations() == 1 && fake_driver.libraries == 1, "%d compilations, %d loaded", compilations(),
+          fake_driver.libraries);
     WORKS(1, 2);
     CHECK(normfuse_cuda_find_specialized(device, &other) != normfuse_cuda_find_specialized(device, &signature),
           "two signatures have one kernel");
@@ -474,8 +471,8 @@ static void test_kernels(void)
     REFUSED(NORMFUSE_DEVICE_ERROR, normfuse_cuda_launch("test", device, NULL, &launch), "normfuse_single_forward_f32");
     /* normfuse_prepare loads them into another context. */
     fake_driver_set_context(fake_driver_context(0, 1));
-    CHECK(normfuse_prepare(0) == NORMFUSE_OK && fake->functions_loaded[NORMFUSE_CUDA_KERNELS] == 2, "%s, loaded %d times",
-          normfuse_last_error(), fake->functions_loaded[NORMFUSE_CUDA_KERNELS]);
+    CHECK(normfuse_prepare(0) == NORMFUSE_OK && fake->functions_loaded[0] == 2, "%s, loaded %d times",
+          normfuse_last_error(), fake->functions_loaded[0]);
 }
 
 /* Of many signatures each has its kernel. */
@@ -506,8 +503,8 @@ static void test_capture_and_reset(void)
     CHECK(fake_driver.invalidations == 0, "a capture was made invalid");
     fake_driver.device[0].is_reset = true;
     WORKS(1, 2);
-    CHECK(!fake_driver.device[0].is_reset && fake_driver.specialized == 2, "the device was reset: %d are loaded",
-          fake_driver.specialized);
+    CHECK(!fake_driver.device[0].is_reset && fake_driver.libraries == 2, "the device was reset: %d are loaded",
+          fake_driver.libraries);
 }
 
 static void test_driver_failures(void)
@@ -527,13 +524,13 @@ static void test_driver_failures(void)
     fake_driver.code_failures = 1;
     REFUSED(NORMFUSE_OUT_OF_MEMORY, specialize(0), "memory");
     WORKS(0, 2);
-    CHECK(fake_driver.specialized == 1, "%d libraries are loaded", fake_driver.specialized);
+    CHECK(fake_driver.libraries == 1, "%d libraries are loaded", fake_driver.libraries);
     /* A kernel that cannot be loaded leaves no library behind. */
     restart();
     (void)device_of(0);
     fake_driver.device[0].function_result = CUDA_ERROR_OUT_OF_MEMORY;
     REFUSED(NORMFUSE_OUT_OF_MEMORY, specialize(0), "memory");
-    CHECK(fake_driver.specialized == 0 && fake_driver_depth() == 0, "%d libraries are loaded", fake_driver.specialized);
+    CHECK(fake_driver.libraries == 0 && fake_driver_depth() == 0, "%d libraries are loaded", fake_driver.libraries);
     fake_driver.device[0].function_result = CUDA_SUCCESS;
     WORKS(0, 2);
 }
@@ -958,7 +955,7 @@ static void test_threads(void)
     begin();
     fake_compiler("slow=50");
     run_threads(1);
-    CHECK(compilations() == 1 && fake_driver.specialized == 1, "%d compilations for eight threads", compilations());
+    CHECK(compilations() == 1 && fake_driver.libraries == 1, "%d compilations for eight threads", compilations());
     /* Different signatures side by side: each waits for all. */
     begin();
     fake_compiler("meet=8");
@@ -1052,7 +1049,7 @@ static void test_prepare(void)
     WORKS(3, 1);
     fake_compiler("meet=4"); /* with the one that there was */
     CHECK(normfuse_prepare_with(0, note_progress, &progress_calls) == NORMFUSE_OK, "%s", normfuse_last_error());
-    CHECK(compilations() == 4 && fake_driver.specialized == 4, "%d compilations", compilations());
+    CHECK(compilations() == 4 && fake_driver.libraries == 4, "%d compilations", compilations());
     CHECK(progress_calls > 0 && progress_done == 3 && progress_all == 3, "progress: %d of %d", (int)progress_done,
           (int)progress_all);
     fake_compiler("");
@@ -1066,8 +1063,8 @@ static void test_prepare(void)
     fake_driver.code_result = CUDA_ERROR_OUT_OF_MEMORY;
     fake_driver.code_failures = 1;
     REFUSED(NORMFUSE_OUT_OF_MEMORY, normfuse_prepare(0), "normfuse_prepare: ");
-    CHECK(fake_driver.specialized == 2 && compilations() == 3, "%d kernels are loaded", fake_driver.specialized);
-    CHECK(normfuse_prepare(0) == NORMFUSE_OK && fake_driver.specialized == 3 && compilations() == 3, "%s",
+    CHECK(fake_driver.libraries == 2 && compilations() == 3, "%d kernels are loaded", fake_driver.libraries);
+    CHECK(normfuse_prepare(0) == NORMFUSE_OK && fake_driver.libraries == 3 && compilations() == 3, "%s",
           normfuse_last_error());
     setenv("NORMFUSE_NVRTC", "", 1);
     restart();

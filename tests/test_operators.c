@@ -11,7 +11,7 @@
  * `normfuse check --random N --max-bytes 128KiB`. --with and --seed hold for the arguments behind them: words that every
  * case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first. --schedule NAME
  * runs calls on a GPU by this schedule alone, where it takes them; NORMFUSE_VERBOSE=plan has the names. --geometry SEED
- * has `single` take any geometry, not the cheapest one.
+ * has schedules take any geometry they have, not the cheapest one.
  * --every N leaves out all but each N-th case of the arguments behind it.
  * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
  * prints a hash of the outputs of each case in place of comparing them. */

@@ -67,7 +67,7 @@ static int64_t registers_of(const struct shape *shape, const struct geometry *g)
 /* Returns why a multiprocessor has no room for it. */
 static const char *place_memory(const struct shape *shape, struct geometry *g)
 {
-    enum { OF_A_MULTIPROCESSOR = 227 << 10, RESERVED_OF_BLOCK = 1 << 10 };
+    enum { RESERVED_OF_BLOCK = 1 << 10 }; /* of a multiprocessor, whose rest one block may have */
     const struct tiling *const t = &g->t;
     const bool backward = shape->direction == BACKWARD;
     const int64_t value = (int64_t)shape->value_bytes;
@@ -87,9 +87,9 @@ static const char *place_memory(const struct shape *shape, struct geometry *g)
     g->shared = g->sums_at + sums;
     if (g->shared + RESERVE > (int64_t)shape->device->shared_per_block)
         return "a block holds less";
-    const int64_t by_memory = OF_A_MULTIPROCESSOR / (g->shared + RESERVED_OF_BLOCK + RESERVE);
+    const int64_t by_memory = ((int64_t)shape->device->shared_per_block + RESERVED_OF_BLOCK) / (g->shared + RESERVED_OF_BLOCK + RESERVE);
     const int64_t by_registers = 65536 / (registers_of(shape, g) * t->threads);
-    g->resident = minimum(minimum(by_memory, by_registers), 2048 / t->threads);
+    g->resident = minimum(minimum(by_memory, by_registers), shape->device->threads_per_multiprocessor / t->threads);
     return g->resident < 1 ? "a block has more registers than a multiprocessor" : NULL;
 }
 

@@ -168,6 +168,7 @@ static int32_t bits_for(int64_t count)
 /* Returns why it does not hold a norm group. */
 static const char *complete(const struct shape *shape, const struct matrix *m, struct geometry *g)
 {
+    enum { MAX_SUMMED = 128 };
     const int64_t down = g->lanes / g->across;
     g->part_rows = m->rows;
     g->part_columns = m->columns;
@@ -192,6 +193,11 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
         g->held_columns * g->held_rows * g->vector > max_values(shape))
         return "a thread would hold too much";
     const int64_t samples_beside = INT64_C(1) << g->sample_bits, groups_beside = g->beside / samples_beside;
+    /* Of a channel, one after the other, where it has gradients: docs/numerics.md. */
+    const int64_t samples = divide_up(m->samples, samples_beside * g->walkers);
+    if (shape->direction == BACKWARD && samples > 1 &&
+        samples + g->held_rows * g->held_columns * g->vector > MAX_SUMMED)
+        return "a thread would sum too many samples";
     const int64_t group_blocks =
         m->is_spread ? divide_up(m->columns, block_columns(g)) : divide_up(m->groups, groups_beside);
     g->blocks = group_blocks * g->walkers * g->parts;

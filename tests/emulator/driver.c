@@ -15,7 +15,7 @@
 #include "emulator.h"
 #include "fake_driver.h"
 
-static const struct emulated_kernel *specialized[FAKE_SPECIALIZED];
+static const struct emulated_kernel *specialized[FAKE_KERNELS];
 
 /* Where a shared object ends, is in its first bytes: what it says of its sections comes last. */
 static size_t bytes_of(const void *code)

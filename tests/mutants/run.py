@@ -4,8 +4,7 @@
 names to fail. Before that every check must pass without a bug. Closes with `N passed, N failed, N skipped`: a mutant
 that its check does not notice has failed. Needs nothing but the standard library.
 
-The copy is build/mutants, its build folder build/mutants/build/release. CUDA kernels are those of build/release; they
-are compiled for mutants of kernels alone. Logs: build/logs/.
+The copy is build/mutants, its build folder build/mutants/build/release. Logs: build/logs/.
 
 A patch begins with what is planted and what must notice it; then comes a unified diff:
 
@@ -134,23 +133,9 @@ class Tree:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, path)
 
-    def take_kernels(self) -> bool:
-        """Those of build/release, newer than every source here. False where there are none."""
-        source, own = BUILD / "release/cuda", self.release / "cuda"
-        if not list(source.glob("*.fatbin")):
-            return False
-        own.mkdir(parents=True, exist_ok=True)
-        for path in sorted(source.iterdir()):
-            if path.suffix in (".fatbin", ".resources"):
-                shutil.copy(path, own)
-        return True
-
     def configure(self) -> bool:
-        cuda = self.take_kernels()
-        good = execute("mutants: configure", [self.cmake, "-S", self.root, "-B", self.release,
-                                              "-DCMAKE_BUILD_TYPE=Release", f"-DNORMFUSE_CUDA={'ON' if cuda else 'OFF'}"])
-        self.take_kernels()  # flags.txt, which they depend on, may be new
-        return good == 0
+        return execute("mutants: configure", [self.cmake, "-S", self.root, "-B", self.release,
+                                              "-DCMAKE_BUILD_TYPE=Release"]) == 0
 
     def build(self, name: str, target: str) -> bool:
         return execute(f"mutants: build {name}", [self.cmake, "--build", self.release, "-j", self.jobs, "--target",
@@ -163,7 +148,7 @@ class Tree:
             return "normfuse_program" if words[1] == "tests/test_program.py" else "normfuse normfuse_onnxruntime"
         if words[0] == "check_symbols.py":
             return "normfuse normfuse_onnxruntime normfuse_static"
-        has_cuda = (self.release / "cuda").is_dir()
+        has_cuda = (self.release / "tests/CMakeFiles/test_compile.dir").is_dir()
         if words[0] == "check_emulator.py":
             return "test_operators normfuse_program emulator" if has_cuda else ""
         return "" if words[0].startswith("test_cuda") and not has_cuda else words[0]
@@ -279,11 +264,6 @@ def run(mutants: List[Mutant], tree: Tree, export: Optional[pathlib.Path]) -> No
             # Python and pages are not built, and their bugs are in no library.
             if all(path.suffix in (".py", ".md") for path in texts):
                 targets = ""
-            # The emulator has kernels of its own: nvcc, which takes minutes, need not compile those of the library. Texts
-            # that are compiled at run time are in the library.
-            elif targets.endswith(" emulator") and all(path.suffix in (".cu", ".cuh") and path.parent.name != "device"
-                                                       for path in texts):
-                targets = "emulator"
             if targets and not tree.build(mutant.name, targets):
                 report("FAIL", mutant.name, "does not build")
             elif export:
@@ -295,8 +275,6 @@ def run(mutants: List[Mutant], tree: Tree, export: Optional[pathlib.Path]) -> No
         finally:
             for path, text in before.items():
                 path.write_text(text)
-            if any(path.suffix in (".cu", ".cuh") for path in texts):
-                tree.take_kernels()
 
 
 def save(mutants: List[Mutant], tree: Tree, folder: pathlib.Path) -> None:
