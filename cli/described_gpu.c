@@ -31,7 +31,7 @@ static char handle[2];
 
 static CUresult get_version(int *version)
 {
-    *version = CUDA_VERSION / 1000 * 1000 + 990; /* of whatever NVRTC there is of this major version */
+    *version = 13990; /* NVRTC may be of any version that the library looks for */
     return CUDA_SUCCESS;
 }
 
@@ -164,24 +164,6 @@ static CUresult load_function(CUfunction function)
     return CUDA_SUCCESS;
 }
 
-/* By threads and shared memory alone: kernels of the build, for which this is asked, have registers that only the
- * driver knows. */
-static CUresult count_blocks(int *blocks, CUfunction function, int threads, size_t shared)
-{
-    (void)function;
-    const int by_threads = 1536 / threads, by_shared = gpu->shared_per_block / (int)(shared + 1024);
-    *blocks = by_threads < by_shared ? by_threads : by_shared;
-    return CUDA_SUCCESS;
-}
-
-static CUresult count_clusters(int *clusters, CUfunction function, const CUlaunchConfig *config)
-{
-    int blocks;
-    count_blocks(&blocks, function, (int)config->blockDimX, config->sharedMemBytes);
-    *clusters = blocks * gpu->multiprocessors / (int)config->gridDimX;
-    return CUDA_SUCCESS;
-}
-
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     (void)config, (void)function, (void)parameters, (void)extra;
@@ -210,8 +192,6 @@ static const struct normfuse_cuda_driver driver = {
     .cuKernelGetAttribute = get_kernel_attribute,
     .cuKernelSetAttribute = set_kernel_attribute,
     .cuFuncLoad = load_function,
-    .cuOccupancyMaxActiveBlocksPerMultiprocessor = count_blocks,
-    .cuOccupancyMaxActiveClusters = count_clusters,
     .cuLaunchKernelEx = launch,
 };
 

@@ -81,7 +81,7 @@ typedef enum normfuse_status {
     NORMFUSE_OVERLAP = 13,      /* an output overlaps another tensor other than in a permitted in-place pair */
     NORMFUSE_UNSUPPORTED = 20,  /* a dtype, a device or strides that the library has no kernel for */
     NORMFUSE_NO_DRIVER = 30,    /* CUDA: no driver on this machine, or the library was built without CUDA */
-    NORMFUSE_OLD_DRIVER = 31,   /* CUDA: the driver is older than the toolkit's major version */
+    NORMFUSE_OLD_DRIVER = 31,   /* CUDA: the driver is older than 12, or lacks a function */
     NORMFUSE_NO_KERNEL = 32,    /* CUDA: the library holds no kernel for this GPU */
     NORMFUSE_NO_COMPILER = 33,  /* CUDA: NVRTC, which compiles kernels at run time, is missing, too old or too new */
     NORMFUSE_SCRATCH = 40,      /* exec.scratch is smaller than ..._scratch_bytes, or missing where it is required */
