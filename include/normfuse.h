@@ -470,8 +470,8 @@ typedef struct normfuse_information {
     int64_t llc_bytes;         /* last-level cache as this machine reports it */
     const char *cpu;           /* model name */
     const char *compiler;      /* and flags */
-    const char *cuda;          /* "not built", or the driver, its devices and the architectures built, in words:
-                                  "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0); built for 90a" */
+    const char *cuda;          /* "not built", or the driver and its devices, in words:
+                                  "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0)" */
 } normfuse_information;
 
 /* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that
