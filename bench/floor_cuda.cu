@@ -3,11 +3,7 @@
  * floor_cuda.cu - the benchmark's floor on a GPU: kernels that only move the bytes that an operator must move, 16 at a
  * time with streaming stores. One vector a thread in blocks of 512, and tiles: a block of 256 threads loads all its
  * vectors before it stores the first. No operator that reads its input from memory and writes its output there is
- * faster. */
-#include <stdint.h>
-
-#include "floor_streams.h"
-
+ * faster. NVRTC compiles floor_streams.h and this file as one text, without any header of C's or of CUDA's. */
 #define FLOOR_THREADS(VECTORS) ((VECTORS) == 1 ? 512 : 256)
 
 typedef unsigned long long int vector_count;
@@ -40,9 +36,9 @@ template <int WRITES> static __device__ void write(const floor_streams &s, vecto
 
 /* `rest` bytes, fewer than 16, follow the vectors; the first block moves them. */
 template <int READS, int WRITES, int VECTORS>
-static __device__ void move(const floor_streams &s, vector_count vectors, uint32_t rest)
+static __device__ void move(const floor_streams &s, vector_count vectors, unsigned rest)
 {
-    const uint32_t threads = FLOOR_THREADS(VECTORS);
+    const unsigned threads = FLOOR_THREADS(VECTORS);
     const vector_count first = (vector_count)blockIdx.x * (threads * VECTORS) + threadIdx.x;
     if (first - threadIdx.x + threads * VECTORS <= vectors) {
         uint4 values[VECTORS][READS];
@@ -75,7 +71,7 @@ static __device__ void move(const floor_streams &s, vector_count vectors, uint32
 
 #define FLOOR(READS, WRITES, VECTORS)                                                                                  \
     extern "C" __global__ void __launch_bounds__(FLOOR_THREADS(VECTORS))                                               \
-        floor_##READS##r##WRITES##w_##VECTORS(floor_streams s, vector_count vectors, uint32_t rest)                    \
+        floor_##READS##r##WRITES##w_##VECTORS(floor_streams s, vector_count vectors, unsigned rest)                    \
     {                                                                                                                  \
         move<READS, WRITES, VECTORS>(s, vectors, rest);                                                                \
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * floor_device.c - see floor_device.h. The kernels of floor_cuda.cu are part of the program. */
+ * floor_device.c - see floor_device.h. The text of the kernels, floor_cuda.cu, is part of the program. */
 #include "floor_device.h"
 
 #include <stdint.h>
@@ -24,24 +24,18 @@ static const struct way ways[FLOOR_READS_MAX][FLOOR_WRITES_MAX][FLOOR_WAYS_MAX] 
 
 enum { VECTOR_BYTES = 16 };
 
-#ifdef NORMFUSE_FLOOR_IMAGE
 __asm__(".section .rodata\n"
-        ".balign 64\n"
-        "normfuse_floor_image:\n"
-        ".incbin \"" NORMFUSE_FLOOR_IMAGE "\"\n"
+        "normfuse_floor_text:\n"
+        ".incbin \"" NORMFUSE_FLOOR_FOLDER "/floor_streams.h\"\n"
+        ".incbin \"" NORMFUSE_FLOOR_FOLDER "/floor_cuda.cu\"\n"
+        ".byte 0\n"
         ".previous\n");
-extern const char normfuse_floor_image[];
+extern const char normfuse_floor_text[];
 
 bool floor_device_open(void)
 {
-    return device_load(normfuse_floor_image);
+    return device_load("normfuse_floor", normfuse_floor_text);
 }
-#else
-bool floor_device_open(void)
-{
-    return device_open();
-}
-#endif
 
 int floor_device_ways(int reads, int writes)
 {

@@ -12,7 +12,7 @@
 
 enum { FLOOR_WAYS_MAX = 4 };
 
-/* Loads the kernels; false: device_error() says why. */
+/* Compiles and loads the kernels; the device is open; false: device_error() says why. */
 bool floor_device_open(void);
 
 /* How many ways there are to move so many tensors, and what each is called. */

@@ -36,13 +36,13 @@ const char *device_error(void)
 #ifdef NORMFUSE_HAVE_CUDA
 
 #include <ctype.h>
-#include <cuda.h>
 #include <dlfcn.h>
 #include <time.h>
 
+#include "driver_functions.h"
 #include "report.h"
+#include "src/cuda/compile.h"
 
-/* cuda.h gives some of these names a version suffix, which the expansion below takes over. */
 #define ENTRY_POINTS(ENTRY)                                                                                            \
     ENTRY(cuInit)                                                                                                      \
     ENTRY(cuGetErrorString)                                                                                            \
@@ -304,9 +304,19 @@ double device_clock_stop(void)
 
 /* ---- kernels ---------------------------------------------------------------------------------------------------- */
 
-bool device_load(const void *image)
+bool device_load(const char *name, const char *text)
 {
-    return module || CHECK(cuModuleLoadData(&module, image));
+    struct normfuse_cuda_compilation compilation = {
+        .text = text, .name = name, .capability = facts.capability, .driver = normfuse_cuda_driver_version()};
+    if (module)
+        return true;
+    if (!normfuse_cuda_find_compiled(&compilation))
+        normfuse_cuda_compile(&compilation);
+    if (compilation.status != NORMFUSE_OK)
+        return fail("%s", compilation.problem);
+    const bool is_loaded = CHECK(cuModuleLoadData(&module, compilation.code.bytes));
+    free(compilation.code.bytes);
+    return is_loaded;
 }
 
 bool device_launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments)
@@ -419,9 +429,9 @@ double device_clock_stop(void)
     return -1;
 }
 
-bool device_load(const void *image)
+bool device_load(const char *name, const char *text)
 {
-    (void)image;
+    (void)name, (void)text;
     return absent();
 }
 

@@ -61,8 +61,10 @@ void device_graph_free(struct device_graph *graph);
 bool device_clock_start(void);
 double device_clock_stop(void);
 
-/* A fatbin or cubin; its kernels by name. */
-bool device_load(const void *image);
+/* Compiles, by NVRTC or from the library's cache, and loads the benchmark's kernels; again: nothing. `text` includes no
+ * header. The device is open. */
+bool device_load(const char *name, const char *text);
+/* One of these kernels. */
 bool device_launch(const char *kernel, uint32_t blocks, uint32_t threads, void **arguments);
 
 #endif

@@ -29,9 +29,8 @@ const struct command info_command = {
     .synopsis = "info [--json]\n",
     .description = "Prints the version and the commit; the instruction sets that were built, those that this\n"
                    "CPU has and the one that runs; the default number of threads; the caches, the CPU and the\n"
-                   "compiler. Of CUDA it prints the state, the architectures that kernels were built for, NVRTC,\n"
-                   "which compiles others at run time, where these are kept, and the GPU and its driver where\n"
-                   "there is one.\n",
+                   "compiler. Of CUDA it prints the state, NVRTC, which compiles kernels at run time, where they\n"
+                   "are kept, and the GPU and its driver where there is one.\n",
     .options = options,
     .option_count = OPTION_COUNT,
     .sections = {"ENVIRONMENT\n"

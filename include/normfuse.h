@@ -81,7 +81,7 @@ typedef enum normfuse_status {
     NORMFUSE_OVERLAP = 13,      /* an output overlaps another tensor other than in a permitted in-place pair */
     NORMFUSE_UNSUPPORTED = 20,  /* a dtype, a device or strides that the library has no kernel for */
     NORMFUSE_NO_DRIVER = 30,    /* CUDA: no driver on this machine, or the library was built without CUDA */
-    NORMFUSE_OLD_DRIVER = 31,   /* CUDA: the driver is older than the toolkit's major version */
+    NORMFUSE_OLD_DRIVER = 31,   /* CUDA: the driver is older than 12, or lacks a function */
     NORMFUSE_NO_KERNEL = 32,    /* CUDA: the library holds no kernel for this GPU */
     NORMFUSE_NO_COMPILER = 33,  /* CUDA: NVRTC, which compiles kernels at run time, is missing, too old or too new */
     NORMFUSE_SCRATCH = 40,      /* exec.scratch is smaller than ..._scratch_bytes, or missing where it is required */
@@ -470,8 +470,8 @@ typedef struct normfuse_information {
     int64_t llc_bytes;         /* last-level cache as this machine reports it */
     const char *cpu;           /* model name */
     const char *compiler;      /* and flags */
-    const char *cuda;          /* "not built", or the driver, its devices and the architectures built, in words:
-                                  "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0); built for 90a" */
+    const char *cuda;          /* "not built", or the driver and its devices, in words:
+                                  "driver 580.95.05 (CUDA 13.0), 1 device: NVIDIA H200 (9.0)" */
 } normfuse_information;
 
 /* Fills *info; strings are static. Starts the CUDA driver where there is one, without making a context: a process that

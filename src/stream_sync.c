@@ -47,7 +47,6 @@ void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)
 
 #else
 
-#include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -55,29 +54,20 @@ void normfuse_stream_scratch_free(int32_t device, void *stream, void *scratch)
 #include <stdlib.h>
 #include <string.h>
 
-/* The versions of entry points that CUDA 12 and later have. */
+#include "cuda/driver.h"
+
+#define ENTRY_POINTS(ENTRY)                                                                                            \
+    ENTRY(cuStreamGetCaptureInfo_v2) ENTRY(cuStreamGetId) ENTRY(cuThreadExchangeStreamCaptureMode)                     \
+    ENTRY(cuCtxGetCurrent) ENTRY(cuCtxGetId) ENTRY(cuCtxGetDevice) ENTRY(cuDevicePrimaryCtxRetain)                     \
+    ENTRY(cuCtxPushCurrent) ENTRY(cuCtxPopCurrent)                                                                     \
+    ENTRY(cuMemAlloc) ENTRY(cuMemFree) ENTRY(cuMemAllocAsync) ENTRY(cuMemFreeAsync) ENTRY(cuMemsetD8Async)             \
+    ENTRY(cuStreamCreate) ENTRY(cuStreamSynchronize) ENTRY(cuStreamDestroy)                                            \
+    ENTRY(cuUserObjectCreate) ENTRY(cuUserObjectRelease) ENTRY(cuGraphRetainUserObject)
+
 static struct {
-    CUresult (*cuStreamGetCaptureInfo)(CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **,
-                                       size_t *);
-    CUresult (*cuStreamGetId)(CUstream, unsigned long long *);
-    CUresult (*cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode *);
-    CUresult (*cuCtxGetCurrent)(CUcontext *);
-    CUresult (*cuCtxGetId)(CUcontext, unsigned long long *);
-    CUresult (*cuCtxGetDevice)(CUdevice *);
-    CUresult (*cuDevicePrimaryCtxRetain)(CUcontext *, CUdevice);
-    CUresult (*cuCtxPushCurrent)(CUcontext);
-    CUresult (*cuCtxPopCurrent)(CUcontext *);
-    CUresult (*cuMemAlloc)(CUdeviceptr *, size_t);
-    CUresult (*cuMemFree)(CUdeviceptr);
-    CUresult (*cuMemAllocAsync)(CUdeviceptr *, size_t, CUstream);
-    CUresult (*cuMemFreeAsync)(CUdeviceptr, CUstream);
-    CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char, size_t, CUstream);
-    CUresult (*cuStreamCreate)(CUstream *, unsigned int);
-    CUresult (*cuStreamSynchronize)(CUstream);
-    CUresult (*cuStreamDestroy)(CUstream);
-    CUresult (*cuUserObjectCreate)(CUuserObject *, void *, CUhostFn, unsigned int, unsigned int);
-    CUresult (*cuUserObjectRelease)(CUuserObject, unsigned int);
-    CUresult (*cuGraphRetainUserObject)(CUgraph, CUuserObject, unsigned int, unsigned int);
+#define MEMBER(name) __typeof__(&name) name;
+    ENTRY_POINTS(MEMBER)
+#undef MEMBER
 } driver;
 
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
@@ -93,26 +83,12 @@ static bool look_up(void *library, const char *name, void *function)
 static void find_driver(void)
 {
     void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    driver_is_usable =
-        library != NULL && look_up(library, "cuStreamGetCaptureInfo_v2", &driver.cuStreamGetCaptureInfo) &&
-        look_up(library, "cuStreamGetId", &driver.cuStreamGetId) &&
-        look_up(library, "cuThreadExchangeStreamCaptureMode", &driver.cuThreadExchangeStreamCaptureMode) &&
-        look_up(library, "cuCtxGetCurrent", &driver.cuCtxGetCurrent) &&
-        look_up(library, "cuCtxGetId", &driver.cuCtxGetId) &&
-        look_up(library, "cuCtxGetDevice", &driver.cuCtxGetDevice) &&
-        look_up(library, "cuDevicePrimaryCtxRetain", &driver.cuDevicePrimaryCtxRetain) &&
-        look_up(library, "cuCtxPushCurrent_v2", &driver.cuCtxPushCurrent) &&
-        look_up(library, "cuCtxPopCurrent_v2", &driver.cuCtxPopCurrent) &&
-        look_up(library, "cuMemAlloc_v2", &driver.cuMemAlloc) && look_up(library, "cuMemFree_v2", &driver.cuMemFree) &&
-        look_up(library, "cuMemAllocAsync", &driver.cuMemAllocAsync) &&
-        look_up(library, "cuMemFreeAsync", &driver.cuMemFreeAsync) &&
-        look_up(library, "cuMemsetD8Async", &driver.cuMemsetD8Async) &&
-        look_up(library, "cuStreamCreate", &driver.cuStreamCreate) &&
-        look_up(library, "cuStreamSynchronize", &driver.cuStreamSynchronize) &&
-        look_up(library, "cuStreamDestroy_v2", &driver.cuStreamDestroy) &&
-        look_up(library, "cuUserObjectCreate", &driver.cuUserObjectCreate) &&
-        look_up(library, "cuUserObjectRelease", &driver.cuUserObjectRelease) &&
-        look_up(library, "cuGraphRetainUserObject", &driver.cuGraphRetainUserObject);
+    driver_is_usable = library != NULL;
+#define TEXT(name) #name
+#define LOOK_UP(name) driver_is_usable = driver_is_usable && look_up(library, TEXT(name), &driver.name);
+    ENTRY_POINTS(LOOK_UP)
+#undef LOOK_UP
+#undef TEXT
 }
 
 /* Of a block, after its sync memory: asking how much a call needs plans it three times over, which with an allocation
@@ -271,7 +247,7 @@ static struct block *block_of(CUcontext context, void *stream, size_t bytes)
     cuuint64_t capture = 0;
     CUgraph graph = NULL;
     unsigned long long stream_id = 0, context_id;
-    if (driver.cuStreamGetCaptureInfo(stream, &status, &capture, &graph, NULL, NULL) != CUDA_SUCCESS ||
+    if (driver.cuStreamGetCaptureInfo_v2(stream, &status, &capture, &graph, NULL, NULL) != CUDA_SUCCESS ||
         status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
         return NULL;
     const bool is_capturing = status == CU_STREAM_CAPTURE_STATUS_ACTIVE;

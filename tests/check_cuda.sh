@@ -23,7 +23,7 @@ logs=$build/check-cuda
 rm -rf "$logs"
 mkdir -p "$logs"
 if [ ! -x "$build/test_cuda" ]; then
-    echo "no check of CUDA: $build was built without nvcc" >&2
+    echo "no check of CUDA: $build was built without CUDA" >&2
     exit 3
 fi
 if ! "$build/test_cuda" --probe; then
@@ -84,16 +84,13 @@ if [ -n "$sanitize" ]; then
     done <"$logs/memcheck-cases.txt"
     for kind in $kinds; do
         # A tool that cannot start with this driver is left out by name.
-        # Kernels are looked for in one fatbin after the other, and memcheck would count what is not found as errors.
-        quiet=
-        [ "$kind" = memcheck ] && quiet="--report-api-errors no"
-        if ! timeout 60 "$tool" --tool "$kind" $quiet --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
+        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
             echo "skipped: $kind does not start here: $(grep -v '^$' "$logs/$kind-start.txt" | tail -n 1 | cut -c 1-200)"
             skipped=$((skipped + 1))
             continue
         fi
         options=
-        [ "$kind" = memcheck ] && options="--padding 32 --report-api-errors no"
+        [ "$kind" = memcheck ] && options="--padding 32"
         (timeout "$limit" "$tool" --tool "$kind" $options --error-exitcode 9 --print-limit 20 "$build/test_operators" \
             --with device=cuda "$logs/$kind-cases.txt" >"$logs/$kind.txt" 2>&1
          echo $? >"$logs/$kind.status") &

@@ -99,7 +99,7 @@ static int kernel_of(const void *handle)
 
 void fake_driver_reset(void)
 {
-    fake_driver = (struct fake_driver){.version = CUDA_VERSION, .devices = 1};
+    fake_driver = (struct fake_driver){.version = 13000, .devices = 1};
     for (int i = 0; i < FAKE_DEVICES; i++) {
         struct fake_device *const device = &fake_driver.device[i];
         *device = (struct fake_device){.name = "NVIDIA H200",
@@ -266,9 +266,6 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
     return CUDA_SUCCESS;
 }
 
-/* Headers of CUDA 13 declare a later version of it. */
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
-                                   const CUgraphNode **dependencies, size_t *count);
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *captured,
                                    const CUgraphNode **dependencies, size_t *count)
 {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/driver_functions.h"
 #include "fake_driver.h"
 
 struct graph {

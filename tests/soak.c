@@ -29,8 +29,9 @@
 #include "ref/reference.h"
 
 #if defined(NORMFUSE_HAVE_CUDA)
-#include <cuda.h>
 #include <dlfcn.h>
+
+#include "cli/driver_functions.h"
 #endif
 
 enum {

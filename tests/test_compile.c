@@ -281,6 +281,18 @@ static void test_text(void)
     normfuse_cuda_texts = others;
     CHECK(!normfuse_cuda_find_compiled(&other), "code of another text");
     normfuse_cuda_texts = stand_ins;
+    /* A text of the caller's own. */
+    struct normfuse_cuda_compilation own = {
+        .text = "__global__ void own();\n", .name = "own", .capability = 90, .driver = 13000};
+    CHECK(!normfuse_cuda_find_compiled(&own), "code of another text");
+    normfuse_cuda_compile(&own);
+    if (CHECK(own.status == NORMFUSE_OK, "%s", own.problem)) {
+        CHECK(strstr((const char *)own.code.bytes, "ELF own.cu\n__global__ void own();\n") != NULL, "it is %s",
+              (const char *)own.code.bytes);
+        free(own.code.bytes);
+    }
+    CHECK(normfuse_cuda_find_compiled(&own), "not in the cache");
+    free(own.code.bytes);
     other.capability = 75;
     normfuse_cuda_compile(&other);
     CHECK(other.status == NORMFUSE_NO_KERNEL && other.is_final && strstr(other.problem, "7.5") != NULL, "%d %s",
@@ -355,8 +367,7 @@ static void test_missing_compiler(void)
     fake_driver.version = 12080;
     setenv("NORMFUSE_NVRTC", NORMFUSE_FAKE_NVRTC, 1);
     fake_driver_use();
-    if (CUDA_VERSION < 13000)
-        REFUSED(NORMFUSE_NO_COMPILER, specialize(0), "driver is of CUDA 12.8", "nvidia-cuda-nvrtc-cu12");
+    REFUSED(NORMFUSE_NO_COMPILER, specialize(0), "driver is of CUDA 12.8", "nvidia-cuda-nvrtc-cu12");
     /* A library that is none. */
     restart();
     setenv("NORMFUSE_NVRTC", "libm.so.6", 1);

@@ -11,7 +11,6 @@
  *
  * Results are compared bit for bit with those of the same call alone; whether those are right is test_operators'. */
 #define _GNU_SOURCE
-#include <cuda.h>
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <math.h>
@@ -22,9 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/driver_functions.h"
 #include "cli/problem_line.h"
 #include "cli/random.h"
 #include "cli/verify.h"
+#include "cuda/compile.h"
 #include "cuda/schedules.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -32,11 +33,11 @@
 #include "tolerance.h"
 
 __asm__(".section .rodata\n"
-        ".balign 64\n"
-        "normfuse_test_image:\n"
-        ".incbin \"" NORMFUSE_TEST_IMAGE "\"\n"
+        "normfuse_test_text:\n"
+        ".incbin \"" NORMFUSE_TEST_TEXT "\"\n"
+        ".byte 0\n"
         ".previous\n");
-extern const char normfuse_test_image[];
+extern const char normfuse_test_text[];
 
 /* ---- the driver ------------------------------------------------------------------------------------------------- */
 
@@ -154,6 +155,24 @@ static void watch(const char *what, unsigned for_seconds)
     watched = what;
     signal(SIGALRM, bark);
     alarm(for_seconds);
+}
+
+/* The kernels of this file, onto device 0. */
+static void load_kernels(void)
+{
+    struct normfuse_cuda_compilation compilation = {
+        .text = normfuse_test_text, .name = "test_cuda_kernels", .driver = normfuse_cuda_driver_version()};
+    int major, minor;
+    NEED(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
+    NEED(cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0));
+    compilation.capability = 10 * major + minor;
+    normfuse_cuda_compile(&compilation);
+    if (compilation.status != NORMFUSE_OK) {
+        CHECK(false, "%s; the tests after it were not run", compilation.problem);
+        exit(harness_close());
+    }
+    NEED(cuModuleLoadData(&module, compilation.code.bytes));
+    free(compilation.code.bytes);
 }
 
 /* ---- jobs ------------------------------------------------------------------------------------------------------- */
@@ -1213,7 +1232,7 @@ int main(int count, char **arguments)
         return harness_close();
     }
     planted = strcmp(mode, "--plant") == 0;
-    NEED(cuModuleLoadData(&module, normfuse_test_image));
+    load_kernels();
     timed("graphs", test_graphs);
     timed("capture as the first call of a process", test_fresh_capture);
     timed("streams", test_streams);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_cuda_kernels.cu - kernels of tests/test_cuda.c: one that occupies processors for a time, as a foreign program's
- * would, and two that fill and compare tensors of more elements than a test could upload. */
-#include <stdint.h>
-
+ * would, and two that fill and compare tensors of more elements than a test could upload. NVRTC compiles this file without any header of C's or of CUDA's. */
 typedef unsigned long long int count_type;
 
 /* Each block stays for so many nanoseconds. */
@@ -18,7 +16,7 @@ extern "C" __global__ void test_spin(count_type nanoseconds)
 
 /* Element i of a tensor [N, C, positions], or with the channels last, is pattern[c][position % period]; the period is a
  * power of two. */
-static __device__ uint16_t periodic(const uint16_t *pattern, count_type i, count_type channels, count_type positions,
+static __device__ unsigned short periodic(const unsigned short *pattern, count_type i, count_type channels, count_type positions,
                                     count_type period, int channels_last)
 {
     const count_type c = channels_last ? i % channels : i / positions % channels;
@@ -26,7 +24,7 @@ static __device__ uint16_t periodic(const uint16_t *pattern, count_type i, count
     return pattern[c * period + (s & (period - 1))];
 }
 
-extern "C" __global__ void test_fill(uint16_t *data, const uint16_t *pattern, count_type elements, count_type channels,
+extern "C" __global__ void test_fill(unsigned short *data, const unsigned short *pattern, count_type elements, count_type channels,
                                      count_type positions, count_type period, int channels_last)
 {
     const count_type step = (count_type)gridDim.x * blockDim.x;
@@ -35,7 +33,7 @@ extern "C" __global__ void test_fill(uint16_t *data, const uint16_t *pattern, co
 }
 
 /* found[0]: how many elements differ; found[1]: the first of them. */
-extern "C" __global__ void test_compare(const uint16_t *data, const uint16_t *pattern, count_type elements,
+extern "C" __global__ void test_compare(const unsigned short *data, const unsigned short *pattern, count_type elements,
                                         count_type channels, count_type positions, count_type period, int channels_last,
                                         count_type *found)
 {

@@ -14,7 +14,6 @@ import numpy
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-RELEASE = ROOT / "build/release"
 pytest.importorskip("scikit_build_core")
 
 USE = """
@@ -56,28 +55,17 @@ def run(command, folder, timeout=600, **environment):
 def build(source, folder, defines):
     """The one wheel that pip makes of `source`."""
     words = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
-    # Make takes the kernels that are compiled already; Ninja compiles whatever it did not make itself.
     run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, *words, source],
-        folder, CMAKE_GENERATOR="Unix Makefiles", CMAKE_BUILD_PARALLEL_LEVEL=os.environ.get("JOBS", "2"))
+        folder, CMAKE_BUILD_PARALLEL_LEVEL=os.environ.get("JOBS", "2"))
     wheels = list(folder.glob("*.whl"))
     assert len(wheels) == 1
     return wheels[0]
 
 
-def cached(name):
-    cache = RELEASE / "CMakeCache.txt"
-    found = re.search(rf"^{name}:\w+=(.*)$", cache.read_text(), re.M) if cache.exists() else None
-    return found.group(1) if found else ""
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """`pip wheel .`, with the CUDA kernels of build/release where there are some: compiling them takes minutes."""
-    defines = {"NORMFUSE_CUDA": "OFF"}
-    if (RELEASE / "cuda/flags.txt").exists() and cached("NORMFUSE_CUDA") != "OFF":
-        defines = {"NORMFUSE_CUDA_FATBIN_DIR": RELEASE / "cuda",
-                   "NORMFUSE_CUDA_ARCHITECTURES": cached("NORMFUSE_CUDA_ARCHITECTURES")}
-    return build(ROOT, tmp_path_factory.mktemp("wheel"), defines)
+    """`pip wheel .`"""
+    return build(ROOT, tmp_path_factory.mktemp("wheel"), {})
 
 
 def environment(folder, python="python"):
@@ -137,8 +125,8 @@ def test_fresh_environment(wheel, tmp_path):
     assert custom.startswith(str(tmp_path / "venv")) and custom.endswith("normfuse/lib/libnormfuse_onnxruntime.so")
     info = run([python, "-m", "normfuse", "info"], empty)
     assert version() in info and "torch     not installed" in info
-    built_with_cuda = cached("NORMFUSE_CUDA") != "OFF" and (RELEASE / "cuda/flags.txt").exists()
-    assert ("not built" in info) != built_with_cuda
+    # No part of CUDA is needed to build it.
+    assert ("not built" in info) == (platform.machine() not in ("x86_64", "aarch64"))
     run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "normfuse"], empty)
     assert not (pathlib.Path(first.split(" ", 1)[1]).parent).exists()
 

@@ -31,22 +31,34 @@ const struct normfuse_cuda_text *normfuse_cuda_texts = normfuse_cuda_embedded_te
 /* ---- text ------------------------------------------------------------------------------------------------------- */
 
 /* What is ahead of the body. */
-enum { SOURCE_BYTES = 256 + 64 * NORMFUSE_SIGNATURE_FIELDS };
+enum { HEAD_BYTES = 256 + 64 * NORMFUSE_SIGNATURE_FIELDS };
 
-static void write_source(const struct normfuse_cuda_signature *signature, char source[static SOURCE_BYTES])
+struct source {
+    const char *text, *name;
+    char head[HEAD_BYTES], own_name[NORMFUSE_KERNEL_NAME_BYTES];
+};
+
+static void write_source(const struct normfuse_cuda_compilation *of, struct source *source)
 {
-    char name[NORMFUSE_KERNEL_NAME_BYTES];
+    const struct normfuse_cuda_signature *const signature = &of->signature;
+    char *const head = source->head;
+    source->text = of->text;
+    source->name = of->name;
+    if (of->text != NULL)
+        return;
+    source->text = head;
+    source->name = normfuse_cuda_signature_name(signature, source->own_name);
     /* An enumerator has no address; a constexpr variable took 4 bytes of the GPU's memory and 250 of the file. */
-    size_t at = (size_t)snprintf(source, SOURCE_BYTES, "namespace signature {\nenum : int {\n");
+    size_t at = (size_t)snprintf(head, HEAD_BYTES, "namespace signature {\nenum : int {\n");
 #define FIELD(field)                                                                                                   \
-    at += (size_t)snprintf(source + at, SOURCE_BYTES - at, "    " #field " = %d,\n", (int)signature->field);
+    at += (size_t)snprintf(head + at, HEAD_BYTES - at, "    " #field " = %d,\n", (int)signature->field);
     NORMFUSE_SIGNATURE_LIST(FIELD)
 #undef FIELD
 #define BODY(name) #name ".cuh",
     static const char *const files[] = {NORMFUSE_BODY_LIST(BODY)};
 #undef BODY
-    snprintf(source + at, SOURCE_BYTES - at, "};\n}\n#define NORMFUSE_KERNEL %s\n#include \"%s\"\n",
-             normfuse_cuda_signature_name(signature, name), files[signature->body]);
+    snprintf(head + at, HEAD_BYTES - at, "};\n}\n#define NORMFUSE_KERNEL %s\n#include \"%s\"\n", source->name,
+             files[signature->body]);
 }
 
 enum { OPTIONS = 5, ARCHITECTURE_BYTES = 40 };
@@ -87,20 +99,19 @@ static void digest_texts(unsigned char digest[static NORMFUSE_DIGEST_BYTES])
 }
 
 /* The version of NVRTC is no part of it: a machine without NVRTC finds kernels too. */
-static void make_key(const struct normfuse_cuda_compilation *of, struct normfuse_cuda_key *key)
+static void make_key(const struct source *source, int32_t capability, struct normfuse_cuda_key *key)
 {
-    char source[SOURCE_BYTES], architecture[ARCHITECTURE_BYTES];
+    char architecture[ARCHITECTURE_BYTES];
     const char *options[OPTIONS], *const version = normfuse_version();
     unsigned char texts[NORMFUSE_DIGEST_BYTES];
     struct normfuse_hash hash;
-    write_source(&of->signature, source);
-    write_options(of->capability, architecture, options);
+    write_options(capability, architecture, options);
     digest_texts(texts);
     normfuse_hash_begin(&hash);
     normfuse_hash_add(&hash, version, strlen(version) + 1);
     for (int i = 0; i < OPTIONS; i++)
         normfuse_hash_add(&hash, options[i], strlen(options[i]) + 1);
-    normfuse_hash_add(&hash, source, strlen(source) + 1);
+    normfuse_hash_add(&hash, source->text, strlen(source->text) + 1);
     normfuse_hash_add(&hash, texts, sizeof texts);
     normfuse_hash_end(&hash, key->digest);
 }
@@ -392,20 +403,19 @@ static const char *kept_folder(void)
 }
 
 /* Where the source is to be read; "" if it could not be kept. */
-static void keep_source(const char *source, const struct normfuse_cuda_key *key, const char *kernel, char *path,
-                        size_t bytes)
+static void keep_source(const struct source *source, const struct normfuse_cuda_key *key, char *path, size_t bytes)
 {
     const char *const folder = kept_folder();
     FILE *file = NULL;
     path[0] = '\0';
-    if (folder != NULL && snprintf(path, bytes, "%s/%s-%02x%02x%02x%02x.cu", folder, kernel, key->digest[0],
+    if (folder != NULL && snprintf(path, bytes, "%s/%s-%02x%02x%02x%02x.cu", folder, source->name, key->digest[0],
                                    key->digest[1], key->digest[2], key->digest[3]) < (int)bytes)
         file = fopen(path, "we");
     if (file == NULL) {
         path[0] = '\0';
         return;
     }
-    fputs(source, file);
+    fputs(source->text, file);
     fclose(file);
 }
 
@@ -443,7 +453,7 @@ static void get_code(const struct compiler *compiler, nvrtcProgram program, stru
     }
 }
 
-static void run_compiler(const struct compiler *compiler, const char *source, const char *kernel,
+static void run_compiler(const struct compiler *compiler, const struct source *source,
                          struct normfuse_cuda_compilation *to, char **log)
 {
     enum { MAX_FILES = 64 };
@@ -456,8 +466,8 @@ static void run_compiler(const struct compiler *compiler, const char *source, co
         names[files++] = text->name;
     }
     write_options(to->capability, architecture, options);
-    snprintf(file, sizeof file, "%s.cu", kernel);
-    int result = compiler->nvrtcCreateProgram(&program, source, file, files, texts, names);
+    snprintf(file, sizeof file, "%s.cu", source->name);
+    int result = compiler->nvrtcCreateProgram(&program, source->text, file, files, texts, names);
     if (result == NVRTC_SUCCESS) {
         result = compiler->nvrtcCompileProgram(program, OPTIONS, options);
         *log = get_log(compiler, program);
@@ -469,11 +479,11 @@ static void run_compiler(const struct compiler *compiler, const char *source, co
     } else if (result == NVRTC_ERROR_COMPILATION) {
         /* A defect of this library, or a GPU for which a kernel was not meant. */
         char *const copy = *log != NULL ? strdup(*log) : NULL;
-        conclude(to, NORMFUSE_NO_KERNEL, true, "%s does not compile for sm_%d: %s", kernel, (int)to->capability,
+        conclude(to, NORMFUSE_NO_KERNEL, true, "%s does not compile for sm_%d: %s", source->name, (int)to->capability,
                  copy != NULL ? first_error(copy) : "no log");
         free(copy);
     } else if (result == NVRTC_ERROR_OUT_OF_MEMORY) {
-        conclude(to, NORMFUSE_OUT_OF_MEMORY, false, "no memory to compile %s", kernel);
+        conclude(to, NORMFUSE_OUT_OF_MEMORY, false, "no memory to compile %s", source->name);
     } else if (result == NVRTC_ERROR_INVALID_OPTION) {
         conclude(to, NORMFUSE_NO_COMPILER, false,
                  "NVRTC %d.%d, %s, does not compile for GPUs of compute capability %d.%d: a newer one is needed",
@@ -497,15 +507,16 @@ static double seconds(void)
 bool normfuse_cuda_find_compiled(struct normfuse_cuda_compilation *compilation)
 {
     struct normfuse_cuda_key key;
-    char name[NORMFUSE_KERNEL_NAME_BYTES];
-    make_key(compilation, &key);
+    struct source source;
+    write_source(compilation, &source);
+    make_key(&source, compilation->capability, &key);
     if (!normfuse_cuda_cache_read(&key, &compilation->code))
         return false;
     compilation->status = NORMFUSE_OK;
     compilation->is_cached = true;
     if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_COMPILE))
         fprintf(stderr, "normfuse: compile: %s for sm_%d: from the cache, made by NVRTC %d.%d\n",
-                normfuse_cuda_signature_name(&compilation->signature, name), (int)compilation->capability,
+                source.name, (int)compilation->capability,
                 (int)compilation->code.compiler / 1000, (int)compilation->code.compiler % 1000 / 10);
     return true;
 }
@@ -513,7 +524,8 @@ bool normfuse_cuda_find_compiled(struct normfuse_cuda_compilation *compilation)
 void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
 {
     struct search search = {.driver = compilation->driver};
-    char source[SOURCE_BYTES], name[NORMFUSE_KERNEL_NAME_BYTES], path[PATH_BYTES];
+    struct source source;
+    char path[PATH_BYTES];
     struct normfuse_cuda_key key;
     char *log = NULL;
     compilation->is_cached = false;
@@ -533,11 +545,10 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
     }
     compilation->status = NORMFUSE_OK;
     compilation->problem[0] = '\0';
-    normfuse_cuda_signature_name(&compilation->signature, name);
-    write_source(&compilation->signature, source);
-    make_key(compilation, &key);
+    write_source(compilation, &source);
+    make_key(&source, compilation->capability, &key);
     const double begin = seconds();
-    run_compiler(&search.compiler, source, name, compilation, &log);
+    run_compiler(&search.compiler, &source, compilation, &log);
     const double taken = seconds() - begin;
     const char *problem = NULL;
     if (compilation->status == NORMFUSE_OK) {
@@ -545,12 +556,12 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
         atomic_store(&not_stored, problem);
     }
     if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_COMPILE)) {
-        keep_source(source, &key, name, path, sizeof path);
-        fprintf(stderr, "normfuse: compile: %s for sm_%d: %s in %.0f ms by NVRTC %d.%d, %s\n", name,
+        keep_source(&source, &key, path, sizeof path);
+        fprintf(stderr, "normfuse: compile: %s for sm_%d: %s in %.0f ms by NVRTC %d.%d, %s\n", source.name,
                 (int)compilation->capability, compilation->status == NORMFUSE_OK ? "compiled" : compilation->problem,
                 taken * 1e3, (int)search.compiler.version / 1000, (int)search.compiler.version % 1000 / 10,
                 search.compiler.path);
-        fprintf(stderr, "normfuse: compile: %s: %d registers, %d bytes spilled; source %s%s%s\n", name,
+        fprintf(stderr, "normfuse: compile: %s: %d registers, %d bytes spilled; source %s%s%s\n", source.name,
                 (int)compilation->code.registers, (int)compilation->code.spilled,
                 path[0] != '\0' ? path : "not kept", problem != NULL ? "; not in the cache: it " : "",
                 problem != NULL ? problem : "");

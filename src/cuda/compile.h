@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * compile.h - from a signature to machine code: by the cache (cache.h), or by NVRTC, which is found at run time. Knows
- * no driver and needs no GPU. */
+ * compile.h - from a signature, or a text, to machine code: by the cache (cache.h), or by NVRTC, which is found at run
+ * time. Knows no driver and needs no GPU. */
 #ifndef NORMFUSE_CUDA_COMPILE_H
 #define NORMFUSE_CUDA_COMPILE_H
 
@@ -22,6 +22,7 @@ extern const struct normfuse_cuda_text *normfuse_cuda_texts;
 
 struct normfuse_cuda_compilation {
     struct normfuse_cuda_signature signature;
+    const char *text, *name; /* a text of kernels that includes no file but those above, and its name. NULL: the signature's */
     int32_t capability; /* of the GPU: 90 */
     int32_t driver;     /* as cuDriverGetVersion says it: 13000. NVRTC must not be of a newer major version. 0: it may */
     bool is_anew;       /* whatever the cache holds */

@@ -19,12 +19,6 @@
 #include "cuda/driver.h"
 #include "cuda/specialize.h"
 
-#if CUDA_VERSION < 12080
-#error "the CUDA part needs the headers of CUDA 12.8 or newer"
-#endif
-
-enum { DRIVER_MAJOR = CUDA_VERSION / 1000 };
-
 /* ---- what is known -------------------------------------------------------------------------------------------- */
 
 struct device {
@@ -100,10 +94,10 @@ static normfuse_status find_entries(struct loaded *loaded)
     if (driver.cuDriverGetVersion(&loaded->version) != CUDA_SUCCESS)
         loaded->version = 0;
     const int major = loaded->version / 1000, minor = loaded->version % 1000 / 10;
-    if (major < DRIVER_MAJOR)
+    if (major < NORMFUSE_CUDA_DRIVER_MAJOR)
         return FAIL(loaded, NORMFUSE_OLD_DRIVER,
                     "the CUDA driver is of version %d.%d, this library needs %d.0 or newer", major, minor,
-                    (int)DRIVER_MAJOR);
+                    (int)NORMFUSE_CUDA_DRIVER_MAJOR);
     return missing == NULL ? NORMFUSE_OK
                            : FAIL(loaded, NORMFUSE_OLD_DRIVER, "the CUDA driver, of version %d.%d, has no function %s",
                                   major, minor, missing);

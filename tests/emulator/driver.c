@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/driver_functions.h"
 #include "emulator.h"
 #include "fake_driver.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * language.h - CUDA C for a C++ compiler: what nvcc and NVRTC know without being told. emulator.cpp runs the threads: a
+ * language.h - CUDA C for a C++ compiler: what NVRTC knows without any header. emulator.cpp runs the threads: a
  * thread is a fiber. device.h and ptx.h say what a shared variable is. */
 #ifndef NORMFUSE_EMULATOR_LANGUAGE_H
 #define NORMFUSE_EMULATOR_LANGUAGE_H
@@ -8,17 +8,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <vector_functions.h>
-#include <vector_types.h>
-
-#undef __device__
-#undef __forceinline__
-#undef __global__
-#undef __grid_constant__
-#undef __host__
-#undef __launch_bounds__
-#undef __maxnreg__
-#undef __noinline__
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -27,6 +16,24 @@
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #define __noinline__ __attribute__((noinline))
+
+/* Vectors of the hardware, aligned to their size. */
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) double2 {
+    double x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline double2 make_double2(double x, double y) { return {x, y}; }
 
 /* ---- emulator.cpp ------------------------------------------------------------------------------------------------ */
 

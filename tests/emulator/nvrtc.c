@@ -162,8 +162,7 @@ int nvrtcCompileProgram(nvrtcProgram program, int count, const char *const *opti
      * number that could pass for one: variables are filled with a pattern. */
     const char *const words[] = {NORMFUSE_CXX_COMPILER, "-std=c++17", "-O1", "-w", "-pipe", "-fPIC", "-shared",
                                  "-ffp-contract=off", "-fvisibility=hidden", "-ftrivial-auto-var-init=pattern", architecture,
-                                 include, "-I", NORMFUSE_EMULATOR_FOLDER, "-isystem", NORMFUSE_CUDA_INCLUDE_FOLDER,
-                                 "-include", NORMFUSE_EMULATOR_FOLDER "/ptx.h", source, "-o", object, NULL};
+                                 include, "-I", NORMFUSE_EMULATOR_FOLDER, "-include", NORMFUSE_EMULATOR_FOLDER "/ptx.h", source, "-o", object, NULL};
     char *arguments[sizeof words / sizeof *words];
     memcpy(arguments, words, sizeof words);
     const int status = run(arguments, log);
