@@ -14,9 +14,9 @@
 
 #include "driver_facts.h"
 
-#define VALUE(name) {#name, (long long)(name), NULL},
-#define SIZE(type) {"sizeof " #type, (long long)sizeof(type), NULL},
-#define OFFSET(type, member) {#type "." #member, (long long)offsetof(type, member), NULL},
+#define VALUE(name) {#name, (long long)(name), ""},
+#define SIZE(type) {"sizeof " #type, (long long)sizeof(type), ""},
+#define OFFSET(type, member) {#type "." #member, (long long)offsetof(type, member), ""},
 #define TEXT(name) #name
 /* cuEventElapsedTime is left out: newer headers have a later version of it. */
 #define FUNCTION(name) {#name, 0, TEXT(name)},
@@ -77,7 +77,7 @@ const struct driver_fact FACTS[] = {
     FUNCTION(cuGraphInstantiateWithFlags) FUNCTION(cuGraphLaunch) FUNCTION(cuGraphDestroy)
     FUNCTION(cuGraphExecDestroy) FUNCTION(cuEventCreate) FUNCTION(cuEventRecord) FUNCTION(cuModuleLoadData)
     FUNCTION(cuModuleGetFunction) FUNCTION(cuFuncSetAttribute) FUNCTION(cuLaunchKernel)
-    {NULL, 0, NULL}};
+    {NULL, 0, ""}};
 
 #if defined(NORMFUSE_TEST_CUDA_H)
 /* The project's functions, of cuda.h's types: the compiler refuses one that cuda.h declares otherwise. Macros whose

@@ -7,7 +7,7 @@
 struct driver_fact {
     const char *name;
     long long value;  /* of an enumerator; a size; an offset */
-    const char *text; /* the name that a function is looked up by; NULL: not a function */
+    const char *text; /* the name that a function is looked up by; "": not a function */
 };
 
 /* Those of src/cuda/driver_types.h and driver.h and of cli/driver_functions.h, and those of cuda.h; up to a name of
