@@ -89,7 +89,7 @@ static const char *place_memory(const struct shape *shape, struct geometry *g)
         return "a block holds less";
     const int64_t by_memory = ((int64_t)shape->device->shared_per_block + RESERVED_OF_BLOCK) / (g->shared + RESERVED_OF_BLOCK + RESERVE);
     const int64_t by_registers = 65536 / (registers_of(shape, g) * t->threads);
-    g->resident = minimum(minimum(by_memory, by_registers), shape->device->threads_per_multiprocessor / t->threads);
+    g->resident = minimum(by_memory, by_registers); /* of which there are more than 60 a thread, and so few threads */
     return g->resident < 1 ? "a block has more registers than a multiprocessor" : NULL;
 }
 
