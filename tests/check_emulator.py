@@ -49,8 +49,10 @@ COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x1
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 +pre_add"
+# More sums of channels of a norm group than a block joins at once.
+MANY_SUMS = "group_norm 1x569x20x40 groups=1 layout=nhwc dir=bwd"
 # A norm group of more blocks than the lanes that join them.
-MANY_BLOCKS = "batch_norm 1x1x1300x1300"
+MANY_BLOCKS = "batch_norm 1x1x330x500"
 SLOPES = ["{group_norm 3x12x67 groups=2,instance_norm 3x12x67,batch_norm 3x12x67,affine 3x12x67} act=prelu "
           "layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} {,+one_slope,+post_add,+pre_add +one_slope}",
           "batch_norm 21x11x7x9 act=prelu layout={nchw,nhwc} dir=bwd +accumulate {,+one_slope}",
@@ -159,7 +161,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         add("without sync memory", "--seed", str(seed), "--random", str(cases // 2), given="device=cuda +no_sync")
         add("copies", "--every", "12", "--case", COPIES)
         add("many parts", "--schedule", "stream", "--case", MANY_PARTS)
-        add("many blocks", "--schedule", "held", "--case", MANY_BLOCKS, multiprocessors=44)
+        add("many sums", "--schedule", "stream", "--case", MANY_SUMS, multiprocessors=132)
+        add("many blocks", "--schedule", "held", "--geometry", "12", "--case", MANY_BLOCKS, multiprocessors=44)
         add("slopes", "--every", "9", *words(SLOPES))
         add("empty", "--every", "2", *words(EMPTY))
         add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "3", *words(SINGLE))

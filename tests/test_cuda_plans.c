@@ -68,6 +68,11 @@ static int64_t up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 static int64_t levels(int64_t adding)
 {
     int64_t count = 0;
@@ -228,11 +233,13 @@ static void count_owners_of_single(const struct single *s, unsigned char *seen, 
 static double longest_way_in_single(const struct single *s, bool of_gradients)
 {
     const struct normfuse_single_arguments *const a = &s->a;
-    const int64_t lanes = s->of.lanes, warps = lanes / 32, vector = s->of.vector;
+    const int64_t lanes = s->of.lanes, vector = s->of.vector;
     const int64_t thread_rows = up(a->part_rows, s->down);
     const int64_t thread_columns = vector * s->of.held_columns < a->part_columns ? vector * s->of.held_columns
                                                                                : a->part_columns;
-    const int64_t of_block = levels(lanes < 32 ? lanes : 32) + (warps <= 1 ? 0 : warps <= 8 ? warps - 1 : 5);
+    /* Adding the nothing that other threads have rounds nothing; those of a row are adjacent. */
+    const int64_t busy_rows = least(a->part_rows, s->down), busy = busy_rows > 1 ? busy_rows * s->of.across : least(lanes, up(a->part_columns, vector));
+    const int64_t warps = up(busy, 32), of_block = levels(least(busy, 32)) + (warps <= 1 ? 0 : lanes <= 256 ? warps - 1 : levels(warps));
     const int64_t at_once = INT64_C(1) << a->sample_bits;
     const int64_t samples = of_gradients ? up(a->samples, at_once * a->walkers) - 1 : 0;
     const bool by_row = s->of.parameters == NORMFUSE_PARAMETERS_OF_ROW,
@@ -411,11 +418,6 @@ struct walk_place {
     int64_t first_row, row_end, first_vector, vector_end, begin;
     bool slab_exists, exists;
 };
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 static int64_t end_of_rows(const struct walk *w, int64_t part, int64_t column)
 {
@@ -731,7 +733,9 @@ static double longest_way_in_walk(const struct walk *w)
     if (w->by_rows && w->of.backward) /* rows in a thread, then those of the part in double or one after the other */
         return (double)(a->steps * vector + levels(w->of.across < 32 ? w->of.across : 32) +
                         up(a->part_rows, w->of.threads) + of_block + of_parts + 6);
-    const int64_t in_thread = w->of.backward ? vectors * vector : vector > 1 ? vectors * (vector / 2) + 1 : vectors;
+    /* What a vector has of other rows counts as nothing. */
+    const int64_t values = rows * least(a->steps * vector, a->columns);
+    const int64_t in_thread = w->of.backward ? values : vector > 1 ? least(vectors * (vector / 2) + 1, values) : vectors;
     return (double)(in_thread + of_block + of_parts + 6);
 }
 

@@ -146,7 +146,6 @@ static normfuse_status find_driver(struct loaded *loaded)
             .driver = loaded->version,
             .capability = capability,
             .multiprocessors = READ(MULTIPROCESSOR_COUNT),
-            .threads_per_multiprocessor = READ(MAX_THREADS_PER_MULTIPROCESSOR),
             .shared_per_block = (size_t)READ(MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
             .clusters = READ(CLUSTER_LAUNCH) != 0,
             .name = device->name};

@@ -20,7 +20,6 @@ struct normfuse_cuda_device {
     int32_t driver;          /* as cuDriverGetVersion says it: 13000 */
     int32_t capability;      /* 10 * major + minor: 90 */
     int32_t multiprocessors; /* streaming multiprocessors */
-    int32_t threads_per_multiprocessor; /* resident at the same time */
     size_t shared_per_block; /* the most that a kernel can be given */
     bool clusters;           /* capability 90 and later */
     const char *name;

@@ -440,7 +440,7 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
         const int channel = at.channel() + column;
         double of_bias = 0.0;
         if constexpr (centre_has_bias)
-            of_bias = load_parameter<pre_bias, double>(a.call.pre_bias, sample, channel);
+            of_bias = (double)load_parameter<pre_bias, R>(a.call.pre_bias, sample, channel);
         const double of_x = (double)memory.pivots[column] + (double)distance;
         if (at.rank == 0)
             store_statistics(a.call, sample, channel, channel, of_x + of_bias, variance, found, (double)a.call.values);
