@@ -3,7 +3,7 @@
  * held.c - which norms the body `held` takes, with which geometry, in how many microseconds: device/held.cuh. */
 #include "tiling.h"
 
-enum { MAX_PARTS = 16, MAX_KEPT = 48, MAX_ROWS_SUMMED = 128, RESERVE = 1024 };
+enum { MAX_PARTS = 16, MAX_KEPT = 48, MAX_SUMMED = 22, MAX_ROWS_SUMMED = 128, RESERVE = 1024 };
 
 /* A candidate. */
 struct geometry {
@@ -116,7 +116,8 @@ static const char *share_rows(const struct shape *shape, struct geometry *g)
     t->steps = divide_up(t->part_vectors, t->across);
     g->kept = t->steps * divide_up(t->part_rows, t->threads / t->across);
     t->row_step = down_of(t);
-    return g->kept > MAX_KEPT ? "a thread would hold too much" : NULL;
+    /* Forwards sum in two sums in turn, backwards in one: docs/numerics.md. */
+    return g->kept > (shape->direction == BACKWARD ? MAX_SUMMED : MAX_KEPT) ? "a thread would hold too much" : NULL;
 }
 
 /* `width` vectors of a row. */
