@@ -16,6 +16,7 @@ NORMFUSE_OLD(dlopen, dlopen);
 NORMFUSE_OLD(dlsym, dlsym);
 NORMFUSE_OLD(exp, exp);
 NORMFUSE_OLD(log2, log2);
+NORMFUSE_OLD(pow, pow);
 NORMFUSE_OLD(pthread_attr_setstacksize, pthread_attr_setstacksize);
 NORMFUSE_OLD(pthread_create, pthread_create);
 NORMFUSE_OLD(pthread_join, pthread_join);
