@@ -3,7 +3,7 @@
  * held.c - which norms the body `held` takes, with which geometry, in how many microseconds: device/held.cuh. */
 #include "tiling.h"
 
-enum { MAX_PARTS = 16, MAX_KEPT = 48, MAX_SUMMED = 22, MAX_ROWS_SUMMED = 128, RESERVE = 1024 };
+enum { MAX_PARTS = 16, MAX_KEPT = 48, MAX_SUMMED = 22, MIN_SET_VALUES = 64, MAX_ROWS_SUMMED = 128, RESERVE = 1024 };
 
 /* A candidate. */
 struct geometry {
@@ -311,7 +311,10 @@ static const char *refuse(const struct shape *shape)
     const bool both = shape->direction == FORWARD
                           ? (p->phases & NORMFUSE_PHASE_STATISTICS) != 0 && p->y.data != NULL
                           : has_both_phases(p);
-    return p->sets == NORMFUSE_SETS_NONE ? "there are no norm groups" : !both ? "statistics or sums are given" : NULL;
+    return p->sets == NORMFUSE_SETS_NONE    ? "there are no norm groups"
+           : !both                          ? "statistics or sums are given"
+           : p->set_values < MIN_SET_VALUES ? "norm groups are small"
+                                            : NULL;
 }
 
 static const char *configure(const struct shape *shape, struct step *step)
