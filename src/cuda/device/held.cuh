@@ -436,16 +436,9 @@ __device__ __forceinline__ void hold_forward(const place &at, const memory_of_th
 
     /* Of the block: of each norm group, about a pivot that all its blocks know. */
     if constexpr (!by_columns) {
-        __shared__ R of_warps[2][threads / 32 * 2];
-        R all[2] = {first[0] + first[1], (R)count};
-        const R own_mean = count > 0 ? all[0] / (R)count : R(0);
-        R squares[1] = {fma(-all[0], own_mean, second[0] + second[1])};
-        sum_threads<2, threads>(all, of_warps[0]);
-        const R mean_of = all[1] > R(0) ? all[0] / all[1] : R(0), apart = own_mean - mean_of;
-        squares[0] = fma((R)count * apart, apart, squares[0]);
-        sum_threads<1, threads>(squares, of_warps[1]);
+        const moments of_block = join_moments<threads>(first, second, count);
         if (threadIdx.x == 0)
-            of.own[0] = {{mean_of, squares[0], all[1], R(0)}};
+            of.own[0] = {{of_block.mean, of_block.squares, of_block.count, R(0)}};
     } else {
         const joined_columns joined = join_columns(at, of.of_columns, pivot, of_bias, first, second, count);
         const auto base_of = [&](int set) {

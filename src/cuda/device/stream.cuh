@@ -127,17 +127,11 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
         });
     });
     if constexpr (!by_columns) {
-        __shared__ R of_warps[2][threads / 32 * 2];
-        R all[2] = {first[0] + first[1], (R)count};
-        const R own_mean = count > 0 ? all[0] / (R)count : R(0);
-        R squares[1] = {fma(-all[0], own_mean, second[0] + second[1])};
-        sum_threads<2, lanes>(all, of_warps[0]);
-        const R mean_of = all[1] > R(0) ? all[0] / all[1] : R(0), apart = own_mean - mean_of;
-        squares[0] = fma((R)count * apart, apart, squares[0]);
-        sum_threads<1, lanes>(squares, of_warps[1]);
+        const moments of_slab = join_moments<lanes>(first, second, count);
         if (at.exists && at.tx == 0 && at.ty == 0)
-            store_triple(at, at.slab, 0, 1, (double)all[1], (double)pivot.of[0] + (double)mean_of + (centre_has_bias ? (double)of_bias[0] : 0.0),
-                         (double)squares[0]);
+            store_triple(at, at.slab, 0, 1, (double)of_slab.count,
+                         (double)pivot.of[0] + (double)of_slab.mean + (centre_has_bias ? (double)of_bias[0] : 0.0),
+                         (double)of_slab.squares);
     } else {
         await_older_copies<0>();
         __syncthreads(); /* slots are read no more */

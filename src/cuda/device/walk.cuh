@@ -348,6 +348,27 @@ struct pivots {
 
 /* ---- what a thread has found ---------------------------------------------------------------------------------------- */
 
+/* Of values of u: how many, their mean about the pivot, and the sum of squares about that mean. */
+struct moments {
+    R count, mean, squares;
+};
+
+/* Of the values that `lanes` threads have: each one's sums of distances from the pivot and of their squares, in parts, and
+ * its count. */
+template <int lanes, int parts>
+__device__ __forceinline__ moments join_moments(const R (&first)[parts], const R (&second)[parts], int count)
+{
+    __shared__ R of_warps[2][threads / 32 * 2];
+    R all[2] = {first[0] + first[1], (R)count};
+    const R own_mean = count > 0 ? all[0] / (R)count : R(0);
+    R squares[1] = {fma(-all[0], own_mean, second[0] + second[1])};
+    sum_threads<2, lanes>(all, of_warps[0]);
+    const R mean = all[1] > R(0) ? all[0] / all[1] : R(0), apart = own_mean - mean;
+    squares[0] = fma((R)count * apart, apart, squares[0]);
+    sum_threads<1, lanes>(squares, of_warps[1]);
+    return {all[1], mean, squares[0]};
+}
+
 /* Of the thread: sums of dz, of dz (u - mean), and of what prelu's slope gets. */
 struct sums_of_dz {
     R plain[weight_values], centred[weight_values], of_slope[weight_values];
