@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "affine_call.h"
 #include "bench.h"
 #include "device.h"
 #include "numbers.h"
+#include "operator_call.h"
 #include "report.h"
 
 /* A table of normal deviates, walked in a scrambled order: quick to make. */
@@ -136,35 +136,7 @@ double bench_bytes(const struct bench *bench)
 normfuse_status bench_call(const struct bench *bench, const normfuse_tensors *tensors, bool backward,
                            size_t *scratch_bytes)
 {
-    const struct problem_line *line = &bench->line;
-    const normfuse_exec *exec = &bench->exec;
-    uint32_t flags = line->has_act_param ? NORMFUSE_HAS_ACT_PARAM : 0;
-    if (line->op == AFFINE)
-        return affine_call(line, flags, !backward, tensors, exec, scratch_bytes);
-    if (line->op == BATCH_NORM) {
-        const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
-                                                   .flags = flags | (line->evaluate ? NORMFUSE_EVALUATE : 0),
-                                                   .eps = line->eps,
-                                                   .activation = line->activation,
-                                                   .act_param = line->act_param,
-                                                   .momentum = 0.1};
-        if (scratch_bytes)
-            return backward ? normfuse_batch_norm_backward_scratch_bytes(&batch, tensors, exec, scratch_bytes)
-                            : normfuse_batch_norm_forward_scratch_bytes(&batch, tensors, exec, scratch_bytes);
-        return backward ? normfuse_batch_norm_backward(&batch, tensors, exec)
-                        : normfuse_batch_norm_forward(&batch, tensors, exec);
-    }
-    const normfuse_group_norm_options group = {.struct_bytes = sizeof group,
-                                               .flags = flags,
-                                               .groups = line->groups,
-                                               .eps = line->eps,
-                                               .activation = line->activation,
-                                               .act_param = line->act_param};
-    if (scratch_bytes)
-        return backward ? normfuse_group_norm_backward_scratch_bytes(&group, tensors, exec, scratch_bytes)
-                        : normfuse_group_norm_forward_scratch_bytes(&group, tensors, exec, scratch_bytes);
-    return backward ? normfuse_group_norm_backward(&group, tensors, exec)
-                    : normfuse_group_norm_forward(&group, tensors, exec);
+    return operator_call(&bench->line, backward, tensors, &bench->exec, scratch_bytes);
 }
 
 normfuse_tensors bench_statistics_tensors(const struct bench *bench)

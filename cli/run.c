@@ -16,10 +16,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "affine_call.h"
 #include "commands.h"
 #include "mirror.h"
 #include "numbers.h"
+#include "operator_call.h"
 #include "problem_line.h"
 #include "report.h"
 #include "stream.h"

@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "affine_call.h"
 #include "device.h"
+#include "operator_call.h"
 #include "tests/ref/reference.h"
 #include "tests/ref/tolerance.h"
 

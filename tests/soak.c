@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "cli/device.h"
+#include "cli/operator_call.h"
 #include "cli/verify.h"
 #include "harness.h"
 #include "normfuse.h"
@@ -230,29 +231,9 @@ static void bind(struct call *call, const struct job *job, char *out)
     *(line->evaluate ? &call->tensors.running_var : &call->tensors.rstd) = &call->rstd;
 }
 
-/* Makes the call, or asks how much scratch it needs. */
 static normfuse_status invoke(const struct job *job, const struct call *call, const normfuse_exec *exec, size_t *bytes)
 {
-    const struct problem_line *const line = &job->line;
-    const normfuse_tensors *const tensors = &call->tensors;
-    const normfuse_group_norm_options group = {
-        .struct_bytes = sizeof group, .groups = line->groups, .eps = line->eps, .activation = line->activation};
-    const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
-                                               .flags = line->evaluate ? NORMFUSE_EVALUATE : 0,
-                                               .eps = line->eps,
-                                               .activation = line->activation};
-    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = line->activation};
-#define EITHER(operator, options)                                                                                      \
-    (line->backward ? bytes ? normfuse_##operator##_backward_scratch_bytes(options, tensors, exec, bytes)              \
-                            : normfuse_##operator##_backward(options, tensors, exec)                                   \
-     : bytes        ? normfuse_##operator##_forward_scratch_bytes(options, tensors, exec, bytes)                       \
-                    : normfuse_##operator##_forward(options, tensors, exec))
-    switch (line->op) {
-    case BATCH_NORM: return EITHER(batch_norm, &batch);
-    case AFFINE: return EITHER(affine, &affine);
-    default: return EITHER(group_norm, &group);
-    }
-#undef EITHER
+    return operator_call(&job->line, job->line.backward, &call->tensors, exec, bytes);
 }
 
 static void *allocate(size_t bytes)

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "cli/driver_functions.h"
+#include "cli/operator_call.h"
 #include "cli/problem_line.h"
 #include "cli/random.h"
 #include "cli/verify.h"
@@ -201,23 +202,7 @@ static void *pointer(CUdeviceptr address)
 
 static normfuse_status call(const struct job *job, const normfuse_exec *exec, size_t *bytes)
 {
-    const struct problem_line *line = &job->line;
-    const normfuse_group_norm_options group = {
-        .struct_bytes = sizeof group, .groups = line->groups, .eps = line->eps, .activation = line->activation};
-    const normfuse_batch_norm_options batch = {
-        .struct_bytes = sizeof batch, .eps = line->eps, .activation = line->activation};
-    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = line->activation};
-    const normfuse_tensors *t = &job->tensors;
-#define EITHER(name, options)                                                                                          \
-    (line->backward ? bytes ? normfuse_##name##_backward_scratch_bytes(options, t, exec, bytes)                        \
-                            : normfuse_##name##_backward(options, t, exec)                                             \
-     : bytes ? normfuse_##name##_forward_scratch_bytes(options, t, exec, bytes)                                        \
-                    : normfuse_##name##_forward(options, t, exec))
-    switch (line->op) {
-    case BATCH_NORM: return EITHER(batch_norm, &batch);
-    case AFFINE: return EITHER(affine, &affine);
-    default: return EITHER(group_norm, &group);
-    }
+    return operator_call(&job->line, job->line.backward, &job->tensors, exec, bytes);
 }
 
 static bool planted;

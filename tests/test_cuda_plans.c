@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/operator_call.h"
 #include "cuda/loader.h"
 #include "cuda/schedules.h"
 #include "fake_driver.h"
@@ -45,7 +46,7 @@ static int64_t random_size(int max_bits)
 
 struct plan_case {
     char name[200];
-    int op; /* 0 group norm, 1 batch norm, 2 affine */
+    enum problem_operator op;
     int64_t sizes[3], groups;
     normfuse_type type;
     bool channels_last, backward, has_sync, misaligned,
@@ -219,7 +220,7 @@ static void count_owners_of_single(const struct single *s, unsigned char *seen, 
                     const int64_t set = s->of.statistics == NORMFUSE_STATISTICS_COLUMN ? of : at.group;
                     HOLDS(!s->has_statistics || s->of.mean == 0 ||
                           sample * a->call.mean.sample + set * a->call.mean.channel ==
-                              (test->op == 0 ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
+                              (test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
                     if (sums->count > 0 && !note_sums(s, &at, sample, of, sums))
                         return;
                 }
@@ -306,7 +307,7 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     s.extent = (sizes[0] - 1) * s.batch + (sizes[1] - 1) * s.channel + (sizes[2] - 1) * s.position + 1;
 
     HOLDS(s.of.body == NORMFUSE_BODY_single && s.of.backward == test->backward && s.of.type == (int32_t)test->type);
-    HOLDS(s.of.activation == test->activation && s.has_statistics == (test->op != 2));
+    HOLDS(s.of.activation == test->activation && s.has_statistics == (test->op != AFFINE));
     HOLDS(s.of.pre_add == test->summed && s.of.stores_u == (test->summed && !test->backward) &&
           s.of.du == (test->summed && test->backward) && s.of.post_add == test->residual);
     HOLDS(s.of.dpost_add == (test->residual && test->backward) && s.of.writes_out == 1);
@@ -350,7 +351,7 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     HOLDS((s.of.walks != 0) == (((int64_t)a->walkers << a->sample_bits) < a->samples));
     HOLDS(((int64_t)(a->walkers - 1) << a->sample_bits) < a->samples);
     HOLDS(a->call.channels == sizes[1]);
-    const double values = test->op == 0 ? (double)(sizes[1] / test->groups) * (double)sizes[2]
+    const double values = test->op == GROUP_NORM ? (double)(sizes[1] / test->groups) * (double)sizes[2]
                                         : (double)sizes[0] * (double)sizes[2];
     HOLDS(!s.has_statistics || (a->call.values == (float)values && a->call.share == 1.0f / a->call.values));
     /* Sums for a later kernel. */
@@ -419,12 +420,6 @@ struct walk_place {
     bool slab_exists, exists;
 };
 
-static int64_t end_of_rows(const struct walk *w, int64_t part, int64_t column)
-{
-    const int64_t all = column < w->a.last_columns ? w->a.rows : w->a.rows - 1;
-    return w->a.part_rows > 0 ? least(all, part * w->a.next_rows + w->a.part_rows) : all;
-}
-
 static struct walk_place place_in_walk(const struct walk *w, int64_t block, int64_t thread, int64_t which_turn)
 {
     const struct normfuse_stream_arguments *const a = &w->a;
@@ -450,7 +445,7 @@ static struct walk_place place_in_walk(const struct walk *w, int64_t block, int6
         at.exists = at.slab_exists && thread < w->of.across * w->down && at.column < a->columns;
         at.begin = at.sample * a->sample_stride;
         at.first_row = at.part * a->next_rows + at.ty;
-        at.row_end = end_of_rows(w, at.part, at.column);
+        at.row_end = a->part_rows > 0 ? least(a->rows, at.part * a->next_rows + a->part_rows) : a->rows;
         return at;
     }
     const int64_t of_all = of_grid / a->parts * w->beside + thread / w->of.lanes + which_turn * a->at_once;
@@ -620,7 +615,7 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
                         HOLDS(of == c);
                         HOLDS(!w->has_statistics ||
                               set_of_channel(w, &at, of) ==
-                                  (test->op == 0 ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
+                                  (test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
                         HOLDS(!w->by_rows || (row >= at.part * a->next_rows && row < at.part * a->next_rows + a->part_rows));
                     }
                 }
@@ -772,7 +767,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     w.extent = (sizes[0] - 1) * w.batch + (sizes[1] - 1) * w.channel + (sizes[2] - 1) * w.position + 1;
 
     HOLDS(w.of.backward == test->backward && w.of.type == (int32_t)test->type);
-    HOLDS(w.has_statistics == (test->op != 2));
+    HOLDS(w.has_statistics == (test->op != AFFINE));
     HOLDS(w.of.reduces || w.of.applies);
     HOLDS(!w.is_held || (w.of.reduces && w.of.applies && w.of.activation == test->activation));
     HOLDS(w.is_held || !w.has_statistics || !(w.of.reduces && w.of.applies));
@@ -832,7 +827,6 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
         HOLDS((int64_t)a->blocks_wide * w.block_columns >= a->columns && (int64_t)(a->blocks_wide - 1) * w.block_columns < a->columns);
         HOLDS(w.is_held ? a->slabs == a->samples * a->blocks_wide
                         : (int64_t)launch->grid == (int64_t)a->blocks_wide * a->samples * a->parts);
-        HOLDS(a->last_columns % w.of.vector == 0 && a->last_columns > 0 && a->last_columns <= a->columns);
         HOLDS(!w.of.reduces || up(in_turn ? a->rows : a->part_rows, a->row_step) <= 128);
         HOLDS(!w.is_held || (!w.of.folded && a->slab_sets * (w.of.statistics_of_groups ? (int64_t)a->by_group.divisor : 1) <= w.block_columns) ||
               (w.of.folded && a->blocks_wide == 1 && (int64_t)a->joined_rows * a->call.channels <= w.block_columns));
@@ -852,12 +846,12 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(divides(&a->by_row_step) && divides(&a->by_sample_slabs) && divides(&a->by_channels) && divides(&a->by_group) &&
           divides(&a->by_subgroup) && (int32_t)a->by_subgroup.divisor == a->subgroup);
     HOLDS(a->call.channels == sizes[1] && (int64_t)a->by_channels.divisor == sizes[1]);
-    const double values = test->op == 0 ? (double)(sizes[1] / test->groups) * (double)sizes[2]
+    const double values = test->op == GROUP_NORM ? (double)(sizes[1] / test->groups) * (double)sizes[2]
                                         : (double)sizes[0] * (double)sizes[2];
     HOLDS(!w.has_statistics || (a->set_values == values && a->call.values == (float)values &&
                                 a->call.share == 1.0f / a->call.values));
     /* Scratch: parts one after the other, within what was asked for. */
-    const int64_t sets = test->op == 0 ? sizes[0] * test->groups : sizes[1];
+    const int64_t sets = test->op == GROUP_NORM ? sizes[0] * test->groups : sizes[1];
     struct left_by_walk left = {.triples = {.count = 0}};
     if (!w.is_held && w.of.reduces && !w.of.backward)
         left.triples.count = sets * a->set_triples;
@@ -947,16 +941,16 @@ static void check_finish(const struct plan_case *test, const struct fake_launch 
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     const int64_t threads = (int64_t)launch->threads, grid = launch->grid;
     const int64_t samples = test->sizes[0], channels = test->sizes[1];
-    const int64_t sets = test->op == 0 ? samples * test->groups : channels;
+    const int64_t sets = test->op == GROUP_NORM ? samples * test->groups : channels;
     HOLDS(threads % 32 == 0 && threads <= NORMFUSE_FINISH_THREADS && launch->cluster <= 1 && !launch->cooperative);
     HOLDS(is_power_of_two(a.lanes) && threads % a.lanes == 0);
     HOLDS(a.samples == samples || a.samples == 1); /* samples that count together may be one */
     HOLDS(a.channels == channels);
-    HOLDS(of.statistics == (test->op == 0   ? NORMFUSE_STATISTICS_GROUP
-                            : test->op == 1 ? NORMFUSE_STATISTICS_CHANNEL
+    HOLDS(of.statistics == (test->op == GROUP_NORM   ? NORMFUSE_STATISTICS_GROUP
+                            : test->op == BATCH_NORM ? NORMFUSE_STATISTICS_CHANNEL
                                             : NORMFUSE_STATISTICS_NONE));
     HOLDS(divides(&a.by_groups) && divides(&a.by_set_channels));
-    HOLDS(test->op != 0 || (a.by_groups.divisor == test->groups && a.by_set_channels.divisor * test->groups == channels));
+    HOLDS(test->op != GROUP_NORM || (a.by_groups.divisor == test->groups && a.by_set_channels.divisor * test->groups == channels));
     if (of.work != NORMFUSE_WORK_GRADIENTS)
         HOLDS(grid * threads >= (int64_t)a.items * a.lanes);
     finish_launches[of.work]++;
@@ -975,7 +969,7 @@ static void check_finish(const struct plan_case *test, const struct fake_launch 
         const int64_t all = (by_sample ? a.samples : 1) * channels * a.slot_stride;
         HOLDS(divides(&a.by_slots) && a.slots <= a.slot_stride && (int32_t)a.by_slots.divisor == a.slots);
         HOLDS(end_of(a.sums, (size_t)all * 16) <= scratch_address_bytes);
-        HOLDS(of.gradients != NORMFUSE_GRADIENTS_NORMALIZED || test->op == 0);
+        HOLDS(of.gradients != NORMFUSE_GRADIENTS_NORMALIZED || test->op == GROUP_NORM);
         HOLDS(of.work != NORMFUSE_WORK_PARTS || (a.items == all / a.slot_stride && a.slots > 1));
     }
     if (of.work == NORMFUSE_WORK_GRADIENTS) {
@@ -1019,29 +1013,17 @@ static void check_launch(const struct plan_case *test, const struct fake_launch 
 static normfuse_status call_plan_case(const struct plan_case *test, const normfuse_tensors *tensors,
                                       const normfuse_exec *exec, size_t *bytes)
 {
-    const normfuse_group_norm_options group = {
-        .struct_bytes = sizeof group, .groups = test->groups, .eps = 1e-5, .activation = test->activation};
-    const normfuse_batch_norm_options batch = {
-        .struct_bytes = sizeof batch, .eps = 1e-5, .activation = test->activation};
-    const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = test->activation};
-#define EITHER(name, options)                                                                                          \
-    (test->backward ? bytes ? normfuse_##name##_backward_scratch_bytes(options, tensors, exec, bytes)                  \
-                            : normfuse_##name##_backward(options, tensors, exec)                                       \
-     : bytes ? normfuse_##name##_forward_scratch_bytes(options, tensors, exec, bytes)                                  \
-                    : normfuse_##name##_forward(options, tensors, exec))
-    return test->op == 0   ? EITHER(group_norm, &group)
-           : test->op == 1 ? EITHER(batch_norm, &batch)
-                           : EITHER(affine, &affine);
-#undef EITHER
+    const struct problem_line line = {
+        .op = test->op, .groups = test->groups, .eps = 1e-5, .activation = test->activation};
+    return operator_call(&line, test->backward, tensors, exec, bytes);
 }
 
 static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_device *device)
 {
     static const char *const types[] = {"f64", "f32", "f16", "bf16"};
-    static const char *const operators[] = {"group_norm", "batch_norm", "affine"};
     const int64_t *const sizes = test->sizes;
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s%s on %s by %s%s",
-             operators[test->op], (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+             problem_operator_name(test->op), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
              test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
              test->misaligned ? " misaligned"
@@ -1069,7 +1051,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
             axes[i].strides[0] = sizes[2] * axes[i].strides[2];
         }
     }
-    const int64_t sets = test->op == 1 ? sizes[1] : sizes[0] * test->groups;
+    const int64_t sets = test->op == BATCH_NORM ? sizes[1] : sizes[0] * test->groups;
     for (int i = 0; i < SMALL; i++) {
         void *const data = (void *)(base + (uintptr_t)(i < 5 ? 3 + i : 7 + i) * gap);
         const bool is_saved = i == 1 || i == 2;
@@ -1079,7 +1061,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
         small[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
     }
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[0]};
-    if (test->op != 2) {
+    if (test->op != AFFINE) {
         tensors.mean = &small[1];
         tensors.rstd = &small[2];
     }
@@ -1119,8 +1101,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     sums_left.triples = sums_left.slots = 0;
     status = call_plan_case(test, &tensors, &exec, NULL);
     /* Sets of about 2^31 vectors are more than the kernels count; everything smaller has a geometry. */
-    const int64_t set_values = sizes[2] * (test->op == 0         ? sizes[1] / test->groups
-                                           : test->op == 1       ? sizes[0]
+    const int64_t set_values = sizes[2] * (test->op == GROUP_NORM   ? sizes[1] / test->groups
+                                           : test->op == BATCH_NORM ? sizes[0]
                                            : sizes[0] > sizes[1] ? sizes[0]
                                                                  : sizes[1]);
     if (status == NORMFUSE_UNSUPPORTED && set_values > INT32_MAX - (1 << 24)) {
@@ -1130,7 +1112,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     if (!CHECK(status == NORMFUSE_OK, "%s: %s", test->name, normfuse_last_error()))
         return;
     CHECK(fake_driver.launches > 0, "%s: nothing was launched", test->name);
-    const int64_t rows = test->op == 0 ? 1 : sizes[0], channels = test->op == 0 ? sizes[1] / test->groups : 1;
+    const int64_t rows = test->op == GROUP_NORM ? 1 : sizes[0], channels = test->op == GROUP_NORM ? sizes[1] / test->groups : 1;
     const struct tolerance_arithmetic arithmetic = tolerance_arithmetic(
         NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows, channels, sizes[2]);
     for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++) {
@@ -1346,7 +1328,8 @@ static void test_transposes(void)
 /* The i-th of random problems, some of them of kinds that the others seldom are. */
 static struct plan_case draw_plan_case(int i)
 {
-    struct plan_case test = {.op = (int)random_below(5) % 3};
+    static const enum problem_operator operators[] = {GROUP_NORM, BATCH_NORM, AFFINE};
+    struct plan_case test = {.op = operators[random_below(5) % 3]};
     test.type = (normfuse_type)random_below(4);
     test.channels_last = random_below(2) != 0;
     test.backward = random_below(2) != 0;
@@ -1364,7 +1347,7 @@ static struct plan_case draw_plan_case(int i)
     if (random_below(2))
         test.sizes[1] = up(test.sizes[1], 8) * 8;
     if (i % 12 == 9) { /* over columns, of samples or tensors that a whole GPU keeps, or nearly */
-        test.op = i / 12 % 2;
+        test.op = i / 12 % 2 ? BATCH_NORM : GROUP_NORM;
         test.channels_last = test.has_sync = true;
         test.misaligned = test.sliced = false;
         test.type = (normfuse_type)(1 + random_below(3));
@@ -1372,7 +1355,7 @@ static struct plan_case draw_plan_case(int i)
         test.sizes[1] = 8 * (1 + random_below(160));
         test.sizes[2] = 1 + random_below(INT64_C(30000000) / (test.sizes[0] * test.sizes[1]));
     } else if (i % 12 == 7) { /* the same, backward, of what all registers hold */
-        test.op = 0;
+        test.op = GROUP_NORM;
         test.backward = test.channels_last = test.has_sync = true;
         test.misaligned = test.sliced = false;
         test.type = (normfuse_type)(1 + random_below(3));
@@ -1380,7 +1363,7 @@ static struct plan_case draw_plan_case(int i)
         test.sizes[1] = 32 * (1 + random_below(40));
         test.sizes[2] = 1 + random_below(INT64_C(3000000) / (test.sizes[0] * test.sizes[1]));
     } else if (i % 12 == 8) { /* the same, of many samples of few rows */
-        test.op = 0;
+        test.op = GROUP_NORM;
         test.channels_last = true;
         test.misaligned = test.sliced = false;
         test.type = (normfuse_type)(1 + random_below(3));
@@ -1388,22 +1371,22 @@ static struct plan_case draw_plan_case(int i)
         test.sizes[1] = 8 * (1 + random_below(64));
         test.sizes[2] = 1 + random_below(i % 24 == 8 ? 64 : 1);
     } else if (i % 12 == 10) { /* of norm groups whose values are adjacent and few */
-        test.op = 0;
+        test.op = GROUP_NORM;
         test.sliced = false;
         test.sizes[0] = 1 + random_below(i % 24 == 10 ? 300000 : 300);
         test.sizes[1] = 1 + random_below(700);
         test.sizes[2] = 1 + (random_below(2) ? 0 : random_below(40));
     }
     test.groups = 1;
-    if (test.op == 0)
+    if (test.op == GROUP_NORM)
         do
             test.groups = random_below(4) == 0 ? 1 : 1 + random_below(test.sizes[1] < 64 ? test.sizes[1] : 64);
         while (test.sizes[1] % test.groups != 0);
-    if (test.op == 1 && test.sizes[0] * test.sizes[2] == 1)
+    if (test.op == BATCH_NORM && test.sizes[0] * test.sizes[2] == 1)
         test.sizes[2] = 2; /* training refuses one value a channel */
     test.activation = random_below(2) ? NORMFUSE_IDENTITY : (int32_t)random_below(NORMFUSE_PRELU + 1);
     test.residual = (i % 12 < 7 || i % 12 > 9) && random_below(6) == 0;
-    test.summed = !test.residual && test.op < 2 && i % 5 == 0;
+    test.summed = !test.residual && test.op != AFFINE && i % 5 == 0;
     test.in_place = i % 10 == 0;
     return test;
 }
@@ -1520,7 +1503,7 @@ static void test_long_strides(void)
                                               .dy = backward ? &big[0] : NULL,
                                               .dx = backward ? &big[1] : NULL,
                                               .weight = &weight};
-            const struct plan_case test = {.op = 2, .backward = backward != 0};
+            const struct plan_case test = {.op = AFFINE, .backward = backward != 0};
             const normfuse_status status = call_plan_case(&test, &tensors, NULL, NULL);
             if (is_long)
                 CHECK(status == NORMFUSE_UNSUPPORTED && strstr(normfuse_last_error(), "no geometry of any kernel") != NULL,

@@ -38,9 +38,8 @@ void normfuse_cuda_tile_columns(const struct normfuse_problem *p, bool in_one_bl
                                           (has_whole_rows || !in_one_block)))
             break;
     }
-    t->rows = divide_up(rows, t->folded);
+    t->rows = rows / t->folded; /* which divides it: W divides rows c, and W / folded is what c and W have in common */
     t->columns = p->c * t->folded;
-    t->last_columns = rows * p->c - (t->rows - 1) * t->columns;
     t->row_stride = p->x.position * t->folded;
     t->column_stride = 1;
 }
@@ -51,7 +50,7 @@ void normfuse_cuda_tile_rows(const struct normfuse_problem *p, struct tiling *t)
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type), widest = 16 / bytes;
     t->strided = p->s > 1 && p->x.position != 1;
     t->folded = 1;
-    t->columns = t->last_columns = p->s;
+    t->columns = p->s;
     t->column_stride = p->x.position;
     t->slab_stride = p->x.channel;
     t->joins_samples = takes_all_samples(p) && (p->n == 1 || p->s <= MAX_JOINED * widest);
@@ -120,7 +119,6 @@ struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct nor
         .row_jump = t->row_step * t->row_stride,
         .rows = (int32_t)t->rows,
         .columns = (int32_t)t->columns,
-        .last_columns = (int32_t)t->last_columns,
         .parts = (int32_t)t->parts,
         .next_rows = (int32_t)t->next_rows,
         .part_rows = (int32_t)t->part_rows,

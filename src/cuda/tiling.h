@@ -10,7 +10,7 @@
 struct tiling {
     bool by_columns, strided, aligned, joins_samples;
     int64_t vector, folded;
-    int64_t rows, columns, last_columns, row_stride, column_stride;
+    int64_t rows, columns, row_stride, column_stride;
     int64_t slabs, samples, slab_stride, sample_stride;
     int64_t threads, lanes, across, parts, blocks_wide;
     int64_t next_rows, part_rows, row_step, next_vectors, part_vectors, steps;

@@ -127,7 +127,6 @@ struct normfuse_stream_arguments {
     int64_t sample_stride, slab_stride, row_stride, column_stride;
     int64_t row_jump;      /* row_step rows */
     int32_t rows, columns; /* of a slab */
-    int32_t last_columns;  /* columns of the last row: rows folded may be more than a slab has */
     int32_t parts;         /* blocks that share a slab, beside those that share its rows */
     int32_t next_rows, part_rows, row_step; /* rows from a part to the next one, of a part (0: all), of a thread's step */
     int32_t next_vectors, part_vectors;     /* channels first: the same of a row */

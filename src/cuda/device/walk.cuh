@@ -94,7 +94,7 @@ struct place {
             exists = slab_exists && thread < across * down && column < a.columns;
             begin = sample * a.sample_stride;
             first_row = part * a.next_rows + ty;
-            row_end = end_of_rows(column);
+            row_end = end_of_rows();
             first_vector = vector_end = 0;
         } else {
             const int turn = divide(block, a.by_parts);
@@ -111,11 +111,10 @@ struct place {
             vector_end = part * a.next_vectors + a.part_vectors;
         }
     }
-    /* Channels last: behind the last row that a column of this part has. Of rows folded the last may lack some columns. */
-    __device__ __forceinline__ int end_of_rows(int of_column) const
+    /* Channels last: behind the last row of this part. */
+    __device__ __forceinline__ int end_of_rows() const
     {
-        const int all = of_column < a.last_columns ? a.rows : a.rows - 1;
-        return a.part_rows > 0 ? min(all, part * a.next_rows + a.part_rows) : all;
+        return a.part_rows > 0 ? min(a.rows, part * a.next_rows + a.part_rows) : a.rows;
     }
     __device__ __forceinline__ int channel_of_column(int of_column) const
     {
@@ -259,7 +258,7 @@ struct shared_rows {
 
     __device__ __forceinline__ shared_rows(const place &at, int of_column)
     {
-        const int rows = of_column < at.a.columns ? max(at.end_of_rows(of_column) - at.part * at.a.next_rows, 0) : 0;
+        const int rows = of_column < at.a.columns ? max(at.end_of_rows() - at.part * at.a.next_rows, 0) : 0;
         each = divide(rows, at.a.by_row_step);
         rest = rows - each * at.a.row_step;
     }
@@ -321,8 +320,7 @@ struct pivots {
     {
         const int64_t bytes = (shares_slab ? at.begin + at.column : at.first_of_part()) * bytes_of(type);
         if constexpr (by_columns) {
-            const bool wanted = at.exists && (shares_slab ? at.a.rows > 1 || at.column < at.a.last_columns
-                                                     : at.part * at.a.next_rows < at.row_end);
+            const bool wanted = at.exists && (shares_slab || at.part * at.a.next_rows < at.row_end);
             raw_vector x = {}, added = {};
             R numbers[W];
             load_shared_by_many(wanted, x, at.a.x + bytes);
