@@ -76,12 +76,8 @@ def _watched(module: nn.Module) -> bool:
 
 
 def _may_wait(layer: nn.Module) -> bool:
-    """May a norm's call be made later? Likewise."""
-    return not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-                or layer._backward_pre_hooks or "forward" in layer.__dict__ or layer._compiled_call_impl is not None
-                or _module._global_forward_hooks or _module._global_forward_pre_hooks
-                or _module._global_backward_hooks or _module._global_backward_pre_hooks
-                or layer.__dict__.get("activation") is not None and has_own_activation(layer))
+    """May a norm's call be made later?"""
+    return not (_watched(layer) or has_own_activation(layer))
 
 
 class Shared:
