@@ -187,9 +187,9 @@ class Frame:
     """What is pending in one call of a block, and in the blocks and functions that share its frame.
 
     scoped: whether calls of modules go through Module.__call__ for a tool that looks there. fused: what became of norms
-    that were called, for `fused`; None while compiling. ahead: whether the latest `ahead` made two calls."""
+    that were called, for `fused`; None while compiling."""
 
-    compiling = ahead = False
+    compiling = False
     fused: Optional[list[tuple[nn.Module, str]]] = None
 
     def __init__(self, module: nn.Module) -> None:
@@ -348,18 +348,6 @@ class Frame:
             else:
                 x = self.call(f, x)
         return x if layer is None else Pending(self, layer, x)
-
-    def before(self, layer: Any, x: Any, owner: nn.Module, name: str) -> Any:
-        """layer(x), which owner.name is called with next; self.ahead says that it was called here."""
-        if KINDS.get(type(layer)) is NORM and not self.open and type(x) in _TENSORS and _may_wait(layer):
-            given = self._at_once(getattr(owner, name, None), layer, x)
-            if given is not _NOT_PENDING:
-                self.ahead = True
-                return given
-            self.ahead = False
-            return Pending(self, layer, x)
-        self.ahead = False
-        return self.call(layer, x)
 
     def _at_once(self, f: Any, layer: nn.Module, x: Tensor) -> Any:
         """f(layer(x)) in one call, where the layer may wait; _NOT_PENDING where that cannot be."""

@@ -25,12 +25,12 @@ import torch
 from torch import nn
 
 from ._pending import ACTIVATIONS, ARITHMETIC, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame, Shared
-from ._rules import BLOCK, KINDS, NORM
+from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
 FRAME = "_normfuse"
 # What of the frame may give a pending value.
-_WAITS = frozenset({"call", "go", "run", "before", "arithmetic", "add", "total", "one_plus", "iadd", "multiply"})
+_WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul"})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.BuiltinMethodType, type)
@@ -56,12 +56,11 @@ def _is_one(node: ast.expr) -> bool:
 
 
 class _Rewriter:
-    """Rewrites the body of one function. owner: the class that it is a method of, or None. norms: attributes of it that
-    are norms, as far as is known."""
+    """Rewrites the body of one function. owner: the class that it is a method of, or None."""
 
     def __init__(self, function: types.FunctionType, tree: ast.FunctionDef, owner: Optional[type],
-                 can_share: Callable[[types.FunctionType, Optional[type]], bool], norms: frozenset[str]) -> None:
-        code, self.norms = function.__code__, norms
+                 can_share: Callable[[types.FunctionType, Optional[type]], bool]) -> None:
+        code = function.__code__
         self.globals, self.owner = function.__globals__, owner
         self.me = tree.args.args[0].arg if owner is not None else None
         self.function, self.can_share = function, can_share
@@ -375,29 +374,7 @@ class _Rewriter:
         made: list[ast.stmt] = []
         for s in statements:
             made += [new if new is s else ast.copy_location(new, s) for new in self.statement(s)]
-        for first, second in zip(made, made[1:]):
-            self._pair(first, second)
         return made
-
-    def _pair(self, first: ast.stmt, second: ast.stmt) -> None:
-        """`y = self.norm(x)` and then `z = self.act(y)`, each in its line: the first one looks at what the second calls,
-        and may do both."""
-        norm, above, act = getattr(first, "value", None), second, getattr(second, "value", None)
-        if not (isinstance(first, ast.Assign) and done(norm) == "call" and self._is_own(norm.args[0])
-                and norm.args[0].attr in self.norms):
-            return
-        while done(act) == "settled" or done(act) == "call" and self._is_own(act.args[0]):
-            if isinstance(act.args[-1], ast.Name) and done(act) == "call" and act.args[-1].id == first.targets[0].id:
-                norm.func.attr = "before"
-                norm.args += [ast.Name(self.me, ast.Load()), ast.Constant(act.args[0].attr)]
-                made = ast.IfExp(ast.Attribute(ast.Name(FRAME, ast.Load()), "ahead", ast.Load()), act.args[-1], act)
-                ast.copy_location(made, act)
-                if isinstance(above, ast.Call):
-                    above.args[-1] = made
-                else:
-                    above.value = made
-                return
-            above, act = act, act.args[-1]
 
     def _is_own(self, node: ast.expr) -> bool:
         """Is it self.name, read without a check?"""
@@ -680,8 +657,8 @@ def _outer(function: types.FunctionType, inner: types.FunctionType, given: dict[
 class _Maker:
     """Makes the rewritten class of a class. inners: its methods -> the forms that share the frame of their caller."""
 
-    def __init__(self, original: type, norms: frozenset[str]) -> None:
-        self.original, self.norms = original, norms
+    def __init__(self, original: type) -> None:
+        self.original = original
         self.inners: dict[types.FunctionType, Any] = {}
         self.waiting: list[Any] = []
 
@@ -708,7 +685,7 @@ class _Maker:
 
     def inner(self, function: types.FunctionType, owner: Optional[type], tree: ast.FunctionDef) -> types.FunctionType:
         note_liveness(tree)
-        rewriter = _Rewriter(function, tree, owner, self.can_share, self.norms)
+        rewriter = _Rewriter(function, tree, owner, self.can_share)
         tree.body = rewriter.block(tree.body)
         tree.args.args.insert(owner is not None, ast.arg(FRAME))
         made = _compiled(function, tree, {})
@@ -731,7 +708,7 @@ class _Maker:
             self.rewrite_waiting()
         kind = type(original.__name__, (Rewritten, original), {
             "__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-            "_normfuse_original": original, "_normfuse_norms": self.norms, "_normfuse_tree": inner._normfuse_tree,
+            "_normfuse_original": original, "_normfuse_tree": inner._normfuse_tree,
             "_normfuse_globals": function.__globals__,
             "_normfuse_inner": {f: inner for f, inner in self.inners.items() if inner is not None}})
         kind.forward = _decorated(forward, function, _outer(
@@ -746,7 +723,6 @@ class Rewritten:
     """Mixin of blocks whose forward is rewritten."""
 
     _normfuse_original: type
-    _normfuse_norms: frozenset[str]
     _normfuse_inner: dict[types.FunctionType, types.FunctionType]  # of the forward and of methods that it calls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -758,12 +734,12 @@ class Rewritten:
         reduced = list(super().__reduce_ex__(protocol))
         if isinstance(reduced[2], dict):
             reduced[2] = {name: value for name, value in reduced[2].items() if name != FUSED}
-        return (_new, (self._normfuse_original, self._normfuse_norms), *reduced[2:])
+        return (_new, (self._normfuse_original,), *reduced[2:])
 
 
-def _new(original: type, norms: frozenset[str] = frozenset()) -> nn.Module:
+def _new(original: type) -> nn.Module:
     try:
-        kind = class_of(original, norms)
+        kind = class_of(original)
     except Left:  # where it was unpickled
         kind = original
     return kind.__new__(kind)
@@ -772,11 +748,11 @@ def _new(original: type, norms: frozenset[str] = frozenset()) -> nn.Module:
 _classes: dict[tuple[type, Any], type] = {}
 
 
-def class_of(original: type, norms: frozenset[str]) -> type:
-    """The subclass whose forward is rewritten. norms: children that are norms, in the first object. Raises Left."""
+def class_of(original: type) -> type:
+    """The subclass whose forward is rewritten. Raises Left."""
     key = original, original.forward
     if key not in _classes:
-        _classes[key] = _Maker(original, norms).made()
+        _classes[key] = _Maker(original).made()
     return _classes[key]
 
 
@@ -816,8 +792,7 @@ def rewrite(block: nn.Module) -> None:
         raise Left("it is a ScriptModule")
     if isinstance(block, Rewritten):
         raise Left("its class was replaced after it was converted: revert first")
-    norms = frozenset(name for name, child in block._modules.items() if KINDS.get(type(child)) == NORM)
-    object.__setattr__(block, "__class__", class_of(type(block), norms))
+    object.__setattr__(block, "__class__", class_of(type(block)))
 
 
 def restore(block: nn.Module) -> None:

@@ -215,7 +215,7 @@ class Survey:
     def truth(self, node: ast.expr) -> Optional[bool]:
         node = _plain(node)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == FRAME:
-            return node.attr == "open"  # and not `ahead`: the same calls, made one after the other
+            return True  # something may be open
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             truth = self.truth(node.operand)
             return None if truth is None else not truth
@@ -388,9 +388,6 @@ class Survey:
     def _call(self, node: ast.Call, callee: ast.expr, argument: ast.expr) -> Any:
         fs, x = self.value(callee), self.value(argument)
         return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
-
-    def _before(self, node: ast.Call, layer: ast.expr, argument: ast.expr, *following: ast.expr) -> Any:
-        return self._call(node, layer, argument)
 
     def _run(self, node: ast.Call, fs: ast.expr, argument: ast.expr) -> Any:
         x, items = self.value(argument), self.items(fs)
