@@ -689,21 +689,23 @@ static int64_t shared_of_walk(const struct walk *w)
         const int64_t sums = w->by_columns && w->of.reduces ? bytes_of_columns(w) : 0;
         return slots > sums ? slots : sums;
     }
-    const int64_t kept = a->kept * (1 + w->of.backward) * slot, message = w->value * (w->of.backward ? 2 : 4);
+    const int64_t stages = w->of.walks ? 2 : 1, turns = w->of.walks ? 4 : 1; /* that have messages at a time */
+    const int64_t kept = stages * a->kept * (1 + w->of.backward) * slot, message = w->value * (w->of.backward ? 2 : 4);
     const bool in_cluster = w->of.exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER;
     if (a->ring_at < kept || a->sums_at < a->ring_at + slots || a->ring_at % 16 != 0 || a->sums_at % 16 != 0)
         return INT64_MAX;
-    const int64_t exchanged = message * a->slab_sets * (1 + (in_cluster ? 2 * a->parts : 0)) + 4 * w->value * a->slab_sets;
+    const int64_t exchanged = a->slab_sets * (message * (stages + (in_cluster ? turns * a->parts : 0)) + stages * 4 * w->value);
     const int64_t row_entries = w->of.across < 32 ? 1 : w->of.across / 32;
-    const int64_t own = w->by_columns ? bytes_of_columns(w) : w->by_rows ? a->part_rows * w->value * (6 + 3 * row_entries) : 0;
+    const int64_t own = w->by_columns ? bytes_of_columns(w) : w->by_rows ? a->part_rows * w->value * (6 * stages + 3 * row_entries) : 0;
     return a->sums_at + exchanged + own;
 }
 
-/* Bytes of static shared memory: sums of warps, and the mailbox. */
+/* Bytes of static shared memory: sums of warps, and what blocks wait for. */
 static int64_t static_shared_of_walk(const struct walk *w)
 {
     const int64_t warps = w->of.threads / 32;
-    return w->by_columns ? 8 : 8 + w->value * warps * (!w->of.backward ? 4 : w->of.sums_slopes ? 3 : 2);
+    const int64_t waits = !w->is_held ? 8 : w->of.walks ? 4 * 8 + 2 * 4 : 8 + 8; /* mailboxes, barriers */
+    return w->by_columns ? waits : waits + w->value * warps * (!w->of.backward ? 4 : w->of.sums_slopes ? 3 : 2);
 }
 
 /* Roundings on a value's longest way into a sum: in a thread, lanes of a warp, warps, blocks; and the distance, the
@@ -863,7 +865,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                          : w.of.gradients == NORMFUSE_GRADIENTS_NONE); /* dweight is always wanted */
     size_t used = end_of(a->triples, left.triples.count > 0 ? (size_t)left.triples.count * 24 : 0);
     if (in_grid)
-        used = end_of(a->messages, (size_t)(2 * (int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
+        used = end_of(a->messages, (size_t)((w.of.walks ? 4 : 1) * (int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
     HOLDS((left.triples.count == 0 || a->triples != NULL) && (!in_grid || a->messages != NULL));
     HOLDS(a->call.statistics == NULL || end_of(a->call.statistics, 0) >= used);
     used = a->call.statistics != NULL ? end_of(a->call.statistics, (size_t)sets * 24) : used;

@@ -11,6 +11,7 @@ struct geometry {
     bool by_rows, in_grid;
     int64_t resident; /* blocks of a multiprocessor */
     int64_t slab_sets, at_once, kept;
+    int64_t stages; /* slabs that a block holds: it has one, or several in turn */
     int64_t ring_at, sums_at, shared;
     int ahead;
 };
@@ -38,6 +39,12 @@ static const char *describe(const struct shape *shape, struct tiling *t)
         t->slabs = is_group ? p->n * p->groups : p->c;
     }
     return t->strided || t->vector * bytes < 8 ? "vectors are of single elements" : NULL;
+}
+
+/* Turns that have places of their own for messages; device/held.cuh says why so many. */
+static int64_t mail_turns(const struct geometry *g)
+{
+    return g->stages == 1 ? 1 : 4;
 }
 
 static bool keeps_dz(const struct normfuse_problem *p)
@@ -72,15 +79,16 @@ static const char *place_memory(const struct shape *shape, struct geometry *g)
     const int64_t slot = t->vector * (int64_t)normfuse_type_bytes(shape->problem->type) * t->threads;
     const int64_t passing = maximum(passing_of(shape, false), passing_of(shape, true));
     g->ahead = (int)maximum(2, 8 / (shape->tensors + passing_of(shape, false)));
-    g->ring_at = g->kept * shape->tensors * slot;
+    g->ring_at = g->stages * g->kept * shape->tensors * slot;
     g->sums_at = g->ring_at + g->ahead * passing * slot;
     const int64_t sent = value * (backward ? 2 : 4) * g->slab_sets;
-    int64_t sums = sent * (1 + (t->parts > 1 && !g->in_grid ? 2 * t->parts : 0)) + 4 * value * g->slab_sets;
+    const bool in_cluster = t->parts > 1 && !g->in_grid;
+    int64_t sums = sent * (g->stages + (in_cluster ? mail_turns(g) * t->parts : 0)) + g->stages * 4 * value * g->slab_sets;
     if (t->by_columns) {
         const int64_t columns = t->across * t->vector, numbers = backward && shape->problem->dslope.data != NULL ? 3 : 2;
         sums += value * (numbers * down_of(t) + 2) * columns + 24 * columns + 32;
     } else if (g->by_rows) {
-        sums += t->part_rows * value * (6 + 3 * maximum(1, t->across / 32));
+        sums += t->part_rows * value * (6 * g->stages + 3 * maximum(1, t->across / 32));
     }
     g->shared = g->sums_at + sums;
     if (g->shared + RESERVE > (int64_t)shape->device->shared_per_block)
@@ -152,13 +160,6 @@ static int64_t resident_of(const struct shape *shape, const struct geometry *g)
     return g->in_grid || parts == 1 ? g->resident * all : clusters * parts;
 }
 
-/* Whether a block has several slabs in turn. Where others share its multiprocessor, these take more than new blocks: batch
- * norm + add + ReLU 128x1024x14x14 bf16 backward 134 us, new blocks 91; alone 256x256x56x56 f16 backward 468, 503. */
-static bool is_persistent(const struct geometry *g)
-{
-    return g->in_grid || g->resident == 1;
-}
-
 static int64_t turns_of(const struct geometry *g)
 {
     return divide_up(g->t.slabs, g->at_once);
@@ -170,19 +171,18 @@ static int64_t turns_of(const struct geometry *g)
 static double cost_of(const struct shape *shape, const struct geometry *g)
 {
     static const struct {
-        double start, turn, vector, doubling, columns, cluster, part, grid, grid_part, hidden[2], gradients; /* latency */
-        double reach, lines[2], line_power, persistent, crowded;                                             /* memory */
+        double start, turn, vector, doubling, columns, cluster, part, grid, grid_part, hidden[2], two_stages, gradients; /* latency */
+        double reach, lines[2], line_power, crowded;                                                         /* memory */
         double instructions, of_value, issued, mix; /* of forwards: of a vector, of a value; those of a cycle */
         double beside; /* the other bodies' estimates, so that near ones are theirs, which are nearer the truth */
     } k = {.start = 1.28, .turn = 1.5, .vector = 0.048, .doubling = 0.092, .columns = 2.02, .cluster = 1.78,
-           .part = 0.195, .grid = 3.33, .grid_part = 0.114, .hidden = {0.81, 1.61}, .gradients = 1.76,
-           .reach = 2.07, .lines = {0.03, 0.065}, .line_power = 1.67, .persistent = 1.26, .crowded = 1.04,
+           .part = 0.195, .grid = 3.33, .grid_part = 0.114, .hidden = {0.81, 1.61}, .two_stages = 0.3, .gradients = 1.76,
+           .reach = 2.07, .lines = {0.03, 0.065}, .line_power = 1.67, .crowded = 1.04,
            .instructions = 84.0, .of_value = 4.35, .issued = 4.97, .mix = 0.31, .beside = 1.08};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, blocks = (double)(g->t.slabs * g->t.parts);
-    const bool has_turns = turns_of(g) > 1;
     const double at_once =
-        fmin(blocks, (double)(has_turns ? g->at_once * g->t.parts : resident_of(shape, g)));
+        fmin(blocks, (double)(g->stages > 1 ? g->at_once * g->t.parts : resident_of(shape, g)));
     const double turns = ceil(blocks / at_once), resident = (double)g->resident;
     const double tensors = (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
@@ -205,9 +205,8 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     double moved = fmax(memory, arithmetic) + k.mix * fmin(memory, arithmetic);
     if (turns > 1.0 && resident > 2.0)
         moved *= k.crowded;
-    if (has_turns && !g->in_grid)
-        moved *= k.persistent;
-    const double later = wait * (resident > 1.0 ? k.hidden[1] / resident : k.hidden[0]);
+    const double hidden = g->stages > 1 ? k.two_stages : resident > 1.0 ? k.hidden[1] / resident : k.hidden[0];
+    const double later = wait * hidden;
     const bool has_gradients =
         shape->direction == BACKWARD && shape->wants_gradients && p->sets == NORMFUSE_SETS_GROUP;
     return k.beside * (k.start + wait + (turns - 1.0) * later + moved + (has_gradients ? k.gradients : 0.0));
@@ -268,14 +267,14 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     a->sums_at = (int32_t)g->sums_at;
     a->at_once = (int32_t)g->at_once;
     a->turns = (int32_t)turns_of(g);
-    step->messages = g->in_grid ? (size_t)(2 * g->at_once * t->parts * g->slab_sets * (int64_t)shape->value_bytes *
-                                           (backward ? 2 : 4))
+    step->messages = g->in_grid ? (size_t)(mail_turns(g) * g->at_once * t->parts * g->slab_sets *
+                                           (int64_t)shape->value_bytes * (backward ? 2 : 4))
                                 : 0;
 }
 
 static double draw(uint64_t seed, const struct geometry *g)
 {
-    const int64_t of[] = {g->t.threads, g->t.across, g->t.parts, g->t.blocks_wide, g->in_grid, g->kept};
+    const int64_t of[] = {g->t.threads, g->t.across, g->t.parts, g->t.blocks_wide, g->in_grid, g->kept, g->stages};
     return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
@@ -287,15 +286,16 @@ static const char *try(const struct shape *shape, struct geometry *g, struct geo
         return reason;
     if (g->t.slabs * g->t.parts >= INT32_MAX)
         return "blocks are too many";
-    /* As few of the slabs at a time as make as many turns. */
     if (resident_of(shape, g) < g->t.parts)
         return "its blocks are not resident together";
     g->at_once = g->t.slabs;
-    if (is_persistent(g))
+    if (g->in_grid || g->stages > 1)
         g->at_once = minimum(g->at_once, resident_of(shape, g) / g->t.parts);
     if (g->in_grid)
         g->at_once = minimum(g->at_once, MAX_BLOCK_GROUPS);
-    g->at_once = divide_up(g->t.slabs, turns_of(g));
+    if ((turns_of(g) > 1) != (g->stages > 1))
+        return g->stages > 1 ? "all slabs are held at once" : "not all slabs are held at once";
+    g->at_once = divide_up(g->t.slabs, turns_of(g)); /* as few as make as many turns */
     const uint64_t drawn = normfuse_cuda_choice()->drawn;
     const double cost = cost_of(shape, g);
     if ((drawn != 0 ? draw(drawn, g) : cost) < *lowest) {
@@ -339,14 +339,16 @@ static const char *configure(const struct shape *shape, struct step *step)
                 continue;
             for (int64_t width = t.by_columns ? unit : 1; width <= (t.by_columns ? minimum(threads, t.columns / t.vector) : 1);
                  width = maximum(width + unit, width * 2 / unit * unit)) {
-                struct geometry g = {.t = t, .in_grid = in_grid};
-                g.t.threads = threads;
-                g.t.parts = in_grid ? -ways[way] : ways[way];
-                const char *why = t.by_columns ? share_columns(shape, &g, width) : share_rows(shape, &g);
-                if (why == NULL)
-                    why = try(shape, &g, &best, &lowest);
-                if (why != NULL)
-                    reason = why;
+                for (int64_t stages = 1; stages <= 2; stages++) {
+                    struct geometry g = {.t = t, .in_grid = in_grid, .stages = stages};
+                    g.t.threads = threads;
+                    g.t.parts = in_grid ? -ways[way] : ways[way];
+                    const char *why = t.by_columns ? share_columns(shape, &g, width) : share_rows(shape, &g);
+                    if (why == NULL)
+                        why = try(shape, &g, &best, &lowest);
+                    if (why != NULL)
+                        reason = why;
+                }
             }
         }
     }

@@ -151,7 +151,7 @@ struct normfuse_stream_arguments {
     int32_t ring_at, sums_at; /* bytes, in dynamic shared memory */
     int32_t at_once;   /* of the slabs, those that the grid has at a time; it takes so many turns */
     int32_t turns;
-    char *messages;    /* of all blocks of a slab, twice: [turn % 2][slab of the grid][part][norm group] */
+    char *messages;    /* of all blocks of a slab: [turn, of 1 or 4][slab of the grid][part][norm group] */
     uint32_t *barriers;
     struct normfuse_call_arguments call;
 };

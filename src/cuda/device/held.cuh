@@ -2,12 +2,14 @@
  *
  * held.cuh - the body `held`: a norm group is held in the shared memory of a block, of a cluster, or of all blocks of the
  * grid, and read once. Copies fill the slots of each thread; what is added passes through others, some vectors ahead.
- * walk.cuh says what a slab is: here one norm group, or some channels of a sample or of all samples. A block has several
- * slabs in turn: where it has written a result, the next slab's vector is on its way already.
+ * walk.cuh says what a slab is: here one norm group, or some channels of a sample or of all samples.
  *
  *   reduce     held values u, or x and dy, to sums of the thread, then of the block
  *   exchange   sums of blocks to those of norm groups
- *   apply      held values to results */
+ *   apply      held values to results
+ *
+ * A block that has several slabs in turn holds two of them (`walks`): it reduces the next one before it applies to this
+ * one, whose sums are on their way meanwhile. Where it has written a result, a vector of the slab after those follows. */
 #include "walk.cuh"
 
 namespace {
@@ -21,6 +23,10 @@ constexpr bool in_cluster = exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER, in_grid =
 constexpr int numbers_sent = backward ? 2 : 4; /* sums; or distance of the mean from the slab's pivot, squares, count */
 constexpr bool has_groups = by_rows || statistics_of_groups; /* of several channels, whose weights differ */
 constexpr bool sends_weighed = backward && has_groups;
+constexpr int stages = walks ? 2 : 1; /* slabs that are held */
+/* Turns that have places of their own for messages. A block that sends those of turn k + 4 has received those of turn
+ * k + 2, which every block sends when it is done with those of turn k. */
+constexpr int mail_turns = walks ? 4 : 1;
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -40,8 +46,9 @@ struct memory_of_thread {
     const place &at;
     raw_vector *const kept, *const ring;
 
-    __device__ __forceinline__ memory_of_thread(const place &at, char *dynamic)
-        : at(at), kept(reinterpret_cast<raw_vector *>(dynamic) + threadIdx.x),
+    __device__ __forceinline__ memory_of_thread(const place &at, char *dynamic, int turn)
+        : at(at), kept(reinterpret_cast<raw_vector *>(dynamic) + turn % stages * at.a.kept * kept_tensors * threads +
+                       threadIdx.x),
           ring(reinterpret_cast<raw_vector *>(dynamic + at.a.ring_at) + threadIdx.x)
     {
     }
@@ -76,6 +83,8 @@ struct memory_of_thread {
     /* The first copies of a walk; `keeps`: those of what is kept are not requested yet. */
     template <bool writes> __device__ __forceinline__ void begin(cursor &following, bool keeps) const
     {
+        if (!keeps && passing<writes>::count == 0)
+            return;
 #pragma unroll 1
         for (int turn = 0; turn < D; turn++) {
             if (!writes && keeps)
@@ -84,6 +93,17 @@ struct memory_of_thread {
             commit_copies();
             following.next();
         }
+    }
+    /* All that is kept of a slab. */
+    __device__ __forceinline__ void request_slab() const
+    {
+        cursor following(at);
+#pragma unroll 1
+        for (int vector_of_thread = 0; vector_of_thread < at.a.kept; vector_of_thread++) {
+            request_kept(following, vector_of_thread);
+            following.next();
+        }
+        commit_copies();
     }
     __device__ __forceinline__ vectors kept_vectors(int vector_of_thread) const
     {
@@ -136,7 +156,7 @@ struct memory_of_thread {
                 between(now.row);
         }
     }
-    /* The walk that writes: work(cursor, vectors). The slabs that follow take the place of what is read. */
+    /* The walk that writes: work(cursor, vectors). What `next` is of takes the place of what is read. */
     template <typename Work> __device__ __forceinline__ void walk_results(cursor &following, cursor &next, Work work) const
     {
         constexpr bool passes = passing<true>::count > 0;
@@ -198,83 +218,112 @@ struct place_of_row {
 
 /* Behind what is kept and what passes; held.c has the same sum. */
 struct sums_of_block {
-    row_of_weights *rows;    /* [rows of the part] */
+    row_of_weights *rows;    /* of the turn: [rows of the part] */
     sums_of_row *of_rows;    /* [rows of the part][row_entries] */
-    message<numbers_sent> *own;   /* [norm groups] */
-    message<numbers_sent> *of_all; /* in a cluster, twice: [turn % 2][part][norm group] */
-    message<4> *found;       /* [norm groups]: near, rest, rstd; or sums */
+    message<numbers_sent> *own;   /* of the turn: [norm groups] */
+    message<numbers_sent> *of_all; /* in a cluster: [turn % mail_turns][part][norm group] */
+    message<4> *found;       /* of the turn: [norm groups]: near and rest of the pivot; then of the mean, and rstd; or sums */
     char *of_columns;        /* join_columns */
 
-    __device__ __forceinline__ sums_of_block(const normfuse_stream_arguments &a, char *dynamic)
+    __device__ __forceinline__ sums_of_block(const normfuse_stream_arguments &a, char *dynamic, int turn)
     {
         const int rows_of_part = by_rows ? a.part_rows : 0;
         own = reinterpret_cast<message<numbers_sent> *>(dynamic + a.sums_at);
-        of_all = own + a.slab_sets;
-        found = reinterpret_cast<message<4> *>(of_all + (in_cluster ? 2 * a.parts * a.slab_sets : 0));
-        rows = reinterpret_cast<row_of_weights *>(found + a.slab_sets);
-        of_rows = reinterpret_cast<sums_of_row *>(rows + rows_of_part);
+        of_all = own + stages * a.slab_sets;
+        found = reinterpret_cast<message<4> *>(of_all + (in_cluster ? mail_turns * a.parts * a.slab_sets : 0));
+        rows = reinterpret_cast<row_of_weights *>(found + stages * a.slab_sets);
+        of_rows = reinterpret_cast<sums_of_row *>(rows + stages * rows_of_part);
         of_columns = reinterpret_cast<char *>(rows);
+        own += turn % stages * a.slab_sets;
+        found += turn % stages * a.slab_sets;
+        rows += turn % stages * rows_of_part;
     }
+};
+
+/* What blocks wait for: a mailbox of each turn, and how a grid barrier was before the block came to it. */
+struct waits {
+    uint64_t mailboxes[mail_turns];
+    uint32_t before[stages];
 };
 
 struct meeting {
     const place &at;
     const sums_of_block &of;
-    uint64_t &mailbox;
-    int which_turn;
+    waits &shared;
+    int turn;
 
-    /* What every block of the slab has found, in `own`, is there for all of them. */
-    __device__ __forceinline__ void exchange() const
+    /* What the block has found, in `own`, to every block of the slab. */
+    __device__ __forceinline__ void send_found() const
     {
         const normfuse_stream_arguments &a = at.a;
-        __syncthreads();
+        constexpr int words = (int)sizeof(message<numbers_sent>) / 8;
+        if constexpr (in_cluster || in_grid)
+            __syncthreads();
         if constexpr (in_cluster) {
 #if __CUDA_ARCH__ >= 900
-            constexpr int words = (int)sizeof(message<numbers_sent>) / 8;
-            if (which_turn == 0)
+            if (turn == 0)
                 await_open_mailboxes();
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < a.slab_sets * words * a.parts; i += threads) {
                 const int to = i / (a.slab_sets * words), word = i - to * (a.slab_sets * words);
-                send(mailbox, reinterpret_cast<uint64_t *>(in_shared(at.part)) + word, to,
+                send(shared.mailboxes[turn % mail_turns], reinterpret_cast<uint64_t *>(in_shared(at.part)) + word, to,
                      reinterpret_cast<const uint64_t *>(of.own)[word]);
             }
-            await_mailbox(mailbox, (unsigned)which_turn % 2);
 #endif
         } else if constexpr (in_grid) {
-            uint32_t *const barrier = a.barriers + slab_of_grid() * 16;
-            uint32_t before = 0;
             if (threadIdx.x == 0)
-                before = load_relaxed(barrier);
+                shared.before[turn % stages] = load_relaxed(barrier());
             message<numbers_sent> *const to = in_memory(at.part);
-            constexpr int words = (int)sizeof(message<numbers_sent>) / 8;
             for (int i = (int)threadIdx.x; i < a.slab_sets * words; i += threads)
                 store_past_l1(reinterpret_cast<uint64_t *>(to) + i, reinterpret_cast<const uint64_t *>(of.own)[i]);
             __syncthreads();
-            if (threadIdx.x == 0) {
-                add_release(barrier, at.part == 0 ? 0x80000000u - (uint32_t)(a.parts - 1) : 1u);
-                await_flip(barrier, before);
-            }
+            if (threadIdx.x == 0)
+                add_release(barrier(), at.part == 0 ? 0x80000000u - (uint32_t)(a.parts - 1) : 1u);
+        }
+    }
+    /* Until all of them have sent it. */
+    __device__ __forceinline__ void await_found() const
+    {
+        if constexpr (in_cluster) {
+#if __CUDA_ARCH__ >= 900
+            uint64_t &mailbox = shared.mailboxes[turn % mail_turns];
+            await_mailbox(mailbox, (unsigned)(turn / mail_turns) % 2);
+            if (walks)
+                expect_mail(mailbox, mail_bytes(at.a));
+#endif
+        } else if constexpr (in_grid) {
+            if (threadIdx.x == 0)
+                await_flip(barrier(), shared.before[turn % stages]);
+            __syncthreads();
+        } else {
             __syncthreads();
         }
     }
+    static __device__ __forceinline__ int mail_bytes(const normfuse_stream_arguments &a)
+    {
+        return a.parts * a.slab_sets * (int)sizeof(message<numbers_sent>);
+    }
     __device__ __forceinline__ message<numbers_sent> *in_shared(int part) const
     {
-        return of.of_all + ((which_turn % 2) * at.a.parts + part) * at.a.slab_sets;
+        return of.of_all + (turn % mail_turns * at.a.parts + part) * at.a.slab_sets;
     }
     __device__ __forceinline__ int slab_of_grid() const
     {
         return divide((int)blockIdx.x, at.a.by_parts);
     }
+    /* Of two, in turn: blocks come to the next one before all have left this one. */
+    __device__ __forceinline__ uint32_t *barrier() const
+    {
+        return at.a.barriers + slab_of_grid() * 16 + turn % stages * 8;
+    }
     __device__ __forceinline__ message<numbers_sent> *in_memory(int part) const
     {
         const normfuse_stream_arguments &a = at.a;
-        const int64_t slab = (which_turn % 2) * (int64_t)a.at_once + slab_of_grid();
+        const int64_t slab = turn % mail_turns * (int64_t)a.at_once + slab_of_grid();
         return reinterpret_cast<message<numbers_sent> *>(a.messages) + (slab * a.parts + part) * a.slab_sets;
     }
     __device__ __forceinline__ message<numbers_sent> found_by(int part, int set) const
     {
-        const normfuse_stream_arguments &a = at.a;
         if constexpr (in_cluster)
             return in_shared(part)[set];
         if constexpr (in_grid) {
@@ -381,14 +430,14 @@ __device__ __forceinline__ void weigh_rows(const place &at, const sums_of_block 
     __syncthreads();
 }
 
-template <int = 0>
-__device__ __forceinline__ void hold_forward(const place &at, const memory_of_thread &tensors, cursor &following,
-                                             const sums_of_block &of, const meeting &by, const requested_weights &weights,
-                                             cursor &next)
+/* between(): behind the walk, before threads wait for one another. */
+template <typename Between>
+__device__ __forceinline__ void reduce_forward(const place &at, const memory_of_thread &tensors, cursor &following,
+                                               const sums_of_block &of, const meeting &by,
+                                               const requested_weights &weights, Between between)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr int sums = by_columns ? W : 2;
-    constexpr R half = halves_z ? R(0.5) : R(1);
     R of_bias[weight_values];
     if constexpr (!by_rows)
         weights.of_pre_bias[0].receive(of_bias, R(0));
@@ -399,7 +448,7 @@ __device__ __forceinline__ void hold_forward(const place &at, const memory_of_th
     R first[sums], second[sums];
     int count = 0;
     each<sums>([&](int i) { first[i] = second[i] = R(0); });
-    tensors.walk_held(following, by.which_turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
+    tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], near[weight_values], rest[weight_values];
         each<weight_values>([&](int i) {
             near[i] = pivot.of[i];
@@ -430,23 +479,25 @@ __device__ __forceinline__ void hold_forward(const place &at, const memory_of_th
                 count += counts;
         });
     }, [](int) {});
-    cursor passed(at);
-    if constexpr (passing<true>::count > 0)
-        tensors.begin<true>(passed, false);
+    between();
 
-    /* Of the block: of each norm group, about a pivot that all its blocks know. */
+    /* Of the block: of each norm group, about a pivot that all its blocks know, which stays in `found` until statistics
+     * take its place. */
+    const auto leave = [&](int set, double base, const message<4> &sums_of_set) {
+        const R near = (R)base;
+        of.own[set] = sums_of_set;
+        of.found[set] = {{near, (R)(base - (double)near), R(0), R(0)}};
+    };
     if constexpr (!by_columns) {
         const moments of_block = join_moments<threads>(first, second, count);
         if (threadIdx.x == 0)
-            of.own[0] = {{of_block.mean, of_block.squares, of_block.count, R(0)}};
+            leave(0, (double)pivot.of[0] + (centre_has_bias && !by_rows ? (double)of_bias[0] : 0.0),
+                  {{of_block.mean, of_block.squares, of_block.count, R(0)}});
     } else {
         const joined_columns joined = join_columns(at, of.of_columns, pivot, of_bias, first, second, count);
-        const auto base_of = [&](int set) {
-            const message<2> row = joined.of_rows[set * (statistics_of_groups ? (int)a.by_group.divisor : 1)];
-            return (double)row.numbers[0] + (double)row.numbers[1];
-        };
         by.each_set([&](int set, int lane, bool exists) {
-            const double base = base_of(set);
+            const message<2> row = joined.of_rows[set * (statistics_of_groups ? (int)a.by_group.divisor : 1)];
+            const double base = (double)row.numbers[0] + (double)row.numbers[1];
             double all[2] = {0.0, 0.0};
             each_column_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
                 const column_sums &from = joined.columns[column];
@@ -463,18 +514,22 @@ __device__ __forceinline__ void hold_forward(const place &at, const memory_of_th
             });
             sum_lanes<1, meeting::set_lanes>(squares);
             if (exists && lane == 0)
-                of.own[set] = {{(R)mean_of, (R)squares[0], (R)all[0], R(0)}};
-        });
-        /* What the statistics need of the pivots stays in `found` until they take its place. */
-        by.each_set([&](int set, int lane, bool exists) {
-            if (exists && lane == 0) {
-                const double base = base_of(set);
-                const R near = (R)base;
-                of.found[set] = {{near, (R)(base - (double)near), R(0), R(0)}};
-            }
+                leave(set, base, {{(R)mean_of, (R)squares[0], (R)all[0], R(0)}});
         });
     }
-    by.exchange();
+}
+
+template <int = 0>
+__device__ __forceinline__ void apply_forward(const place &at, const memory_of_thread &tensors, cursor &passed,
+                                              const sums_of_block &of, const meeting &by, const requested_weights &weights,
+                                              cursor &next)
+{
+    const normfuse_stream_arguments &a = at.a;
+    constexpr R half = halves_z ? R(0.5) : R(1);
+    const int first_row = at.part * a.next_rows;
+    R of_bias[weight_values];
+    if constexpr (!by_rows)
+        weights.of_pre_bias[0].receive(of_bias, R(0));
     by.each_set([&](int set, int lane, bool exists) {
         R all[2] = {R(0), R(0)};
 #pragma unroll 1
@@ -493,12 +548,8 @@ __device__ __forceinline__ void hold_forward(const place &at, const memory_of_th
             squares[0] += fma(from.numbers[2] * apart, apart, from.numbers[1]);
         }
         sum_lanes<1, meeting::set_lanes>(squares);
-        double base = 0.0;
-        if constexpr (by_columns)
-            base = (double)of.found[set].numbers[0] + (double)of.found[set].numbers[1];
-        else
-            base = (double)pivot.of[0] + (centre_has_bias && !by_rows ? (double)of_bias[0] : 0.0);
-        const double mean_of = base + (double)distance;
+        const double mean_of =
+            (double)of.found[set].numbers[0] + (double)of.found[set].numbers[1] + (double)distance;
         const R variance = squares[0] / all[0];
         const R rstd_of = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
         __syncwarp();
@@ -584,39 +635,44 @@ __device__ __forceinline__ void emit(const place &at, int c, double plain, doubl
     }
 }
 
-template <int = 0>
-__device__ __forceinline__ void hold_backward(const place &at, const memory_of_thread &tensors, cursor &following,
-                                              const sums_of_block &of, const meeting &by, const requested_weights &weights,
-                                             cursor &next)
-{
-    const normfuse_stream_arguments &a = at.a;
-    constexpr R half = halves_z ? R(0.5) : R(1);
-    constexpr int mean_values = by_columns ? W : 1;
-    const int first_row = at.part * a.next_rows, saved_sample = a.sets_are_of_samples ? at.sample : 0;
-    requested<mean, mean_values, packed_statistics> of_mean;
-    requested<rstd, mean_values, packed_statistics> of_rstd;
-    const auto group = [&](int i) { return at.group_of(at.channel(0, i)); };
-    of_mean.request(a.call.mean, saved_sample, group, at.exists);
-    of_rstd.request(a.call.rstd, saved_sample, group, at.exists);
-    double mean_of[mean_values];
-    rstds rstd_of;
-    of_mean.receive(mean_of, 0.0);
-    of_rstd.receive(rstd_of[0], R(1));
+/* What threads know of a slab before they have its sums. Rows with weights of their own: those are in shared memory. */
+struct known_backward {
     weights_of_thread own;
+    rstds rstd_of;
     R of_bias[weight_values];
-    if constexpr (by_rows) {
-        weigh_rows<true>(at, of, mean_of[0], rstd_of[0][0]);
-    } else {
-        weights.of_pre_bias[0].receive(of_bias, R(0));
-        each<weight_values>([&](int i) { own.centre.set(0, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0)); });
-        weigh(weights, own.centre, rstd_of, a.call, own.weighed);
-        each<weight_values>([&](int i) {
-            own.weighed.by[0][i] *= half;
-            own.weighed.offset[0][i] *= half;
-        });
+
+    __device__ __forceinline__ known_backward(const place &at, const sums_of_block &of, const requested_weights &weights,
+                                              bool finds_rows)
+    {
+        const normfuse_stream_arguments &a = at.a;
+        constexpr R half = halves_z ? R(0.5) : R(1);
+        constexpr int mean_values = by_columns ? W : 1;
+        const int saved_sample = a.sets_are_of_samples ? at.sample : 0;
+        requested<mean, mean_values, packed_statistics> of_mean;
+        requested<rstd, mean_values, packed_statistics> of_rstd;
+        const auto group = [&](int i) { return at.group_of(at.channel(0, i)); };
+        of_mean.request(a.call.mean, saved_sample, group, at.exists);
+        of_rstd.request(a.call.rstd, saved_sample, group, at.exists);
+        double mean_of[mean_values];
+        of_mean.receive(mean_of, 0.0);
+        of_rstd.receive(rstd_of[0], R(1));
+        if constexpr (by_rows) {
+            if (finds_rows)
+                weigh_rows<true>(at, of, mean_of[0], rstd_of[0][0]);
+        } else {
+            weights.of_pre_bias[0].receive(of_bias, R(0));
+            each<weight_values>([&](int i) { own.centre.set(0, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0)); });
+            weigh(weights, own.centre, rstd_of, a.call, own.weighed);
+            each<weight_values>([&](int i) {
+                own.weighed.by[0][i] *= half;
+                own.weighed.offset[0][i] *= half;
+            });
+        }
     }
     /* dz of a vector, in the place of dy. */
-    const auto find_dz = [&](const R(&u)[W], const vectors &read, R(&dz)[W], auto on_slope) {
+    template <typename OnSlope>
+    __device__ __forceinline__ void find_dz(const R (&u)[W], const vectors &read, R (&dz)[W], OnSlope on_slope) const
+    {
         R more[W];
         if constexpr (reads_post)
             unpack<type, W>(read.behind, more);
@@ -637,24 +693,36 @@ __device__ __forceinline__ void hold_backward(const place &at, const memory_of_t
                     dz[j] *= R(0.5);
             }
         });
-    };
+    }
+};
+
+template <typename Between>
+__device__ __forceinline__ void reduce_backward(const place &at, const memory_of_thread &tensors, cursor &following,
+                                                const sums_of_block &of, const meeting &by, known_backward &known,
+                                                Between between)
+{
+    const normfuse_stream_arguments &a = at.a;
+    constexpr R half = halves_z ? R(0.5) : R(1);
+    const int first_row = at.part * a.next_rows;
+    weights_of_thread &own = known.own;
+    const rstds &rstd_of = known.rstd_of;
     sums_of_dz all;
     each<weight_values>([&](int i) { all.plain[i] = all.centred[i] = all.of_slope[i] = R(0); });
     int row = at.first_row; /* whose sums `all` has */
     if constexpr (by_rows)
         if (row < at.row_end)
             own.take(of.rows[row - first_row]);
-    tensors.walk_held(following, by.which_turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
+    tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], dz[W];
         if constexpr (by_rows && pre_bias != 0)
-            of_bias[0] = of.rows[where.row - first_row].bias;
-        unpack_u(read.x, read.before, of_bias, u);
+            known.of_bias[0] = of.rows[where.row - first_row].bias;
+        unpack_u(read.x, read.before, known.of_bias, u);
         if constexpr (rounds_u)
             tensors.slot(vector_of_thread, 0) = pack<type, W>(u);
         unpack<type, W>(read.dy, dz);
         R of_slope[W];
         each<W>([&](int j) { of_slope[j] = R(0); });
-        find_dz(u, read, dz, [&](int j, R value) { of_slope[j] = value; });
+        known.find_dz(u, read, dz, [&](int j, R value) { of_slope[j] = value; });
         if constexpr (keeps_dz)
             tensors.slot(vector_of_thread, 1) = pack<type, W>(dz);
         each<W>([&](int j) {
@@ -675,9 +743,7 @@ __device__ __forceinline__ void hold_backward(const place &at, const memory_of_t
                 own.take(of.rows[row - first_row]);
         }
     });
-    cursor passed(at);
-    if constexpr (passing<true>::count > 0)
-        tensors.begin<true>(passed, false);
+    between();
 
     /* Of the block. */
     if constexpr (!by_rows)
@@ -755,7 +821,18 @@ __device__ __forceinline__ void hold_backward(const place &at, const memory_of_t
                 of.own[set] = {{(R)sums[0], (R)sums[1]}};
         });
     }
-    by.exchange();
+}
+
+template <int = 0>
+__device__ __forceinline__ void apply_backward(const place &at, const memory_of_thread &tensors, cursor &passed,
+                                               const sums_of_block &of, const meeting &by, known_backward &known,
+                                               cursor &next)
+{
+    const normfuse_stream_arguments &a = at.a;
+    constexpr R half = halves_z ? R(0.5) : R(1);
+    const int first_row = at.part * a.next_rows;
+    weights_of_thread &own = known.own;
+    const rstds &rstd_of = known.rstd_of;
     by.each_set([&](int set, int lane, bool exists) {
         R sums[2] = {R(0), R(0)};
 #pragma unroll 1
@@ -805,7 +882,7 @@ __device__ __forceinline__ void hold_backward(const place &at, const memory_of_t
             left = by_x[0] * own.centre.left(0, 0);
         }
         if constexpr (finds_dz_again)
-            find_dz(u, read, dz, [](int, R) {});
+            known.find_dz(u, read, dz, [](int, R) {});
         if constexpr (dpost_add)
             store(where, a.call.dpost_add, dz);
         if constexpr (writes_out) {
@@ -824,47 +901,122 @@ __device__ __forceinline__ void hold_backward(const place &at, const memory_of_t
     });
 }
 
-} // namespace
-
 /* ---- the kernel ---------------------------------------------------------------------------------------------------- */
+
+/* The block's part of the slab of a turn, and where it lies in shared memory. */
+struct held_slab {
+    const place at;
+    const sums_of_block of;
+    const memory_of_thread tensors;
+    const meeting by;
+
+    __device__ __forceinline__ held_slab(const normfuse_stream_arguments &a, char *memory, waits &shared, int turn)
+        : at(a, turn), of(a, memory, turn), tensors(at, memory, turn), by{at, of, shared, turn}
+    {
+    }
+};
+
+/* What threads know of a slab before they have its sums. */
+struct known_forward {
+    requested_weights weights;
+
+    __device__ __forceinline__ known_forward(const place &, const sums_of_block &, const requested_weights &weights, bool)
+        : weights(weights)
+    {
+    }
+};
+using known_values = choose<backward != 0, known_backward, known_forward>::type;
+
+__device__ __forceinline__ known_values know(const held_slab &slab, bool finds_rows)
+{
+    requested_weights weights;
+    if constexpr (!by_rows) {
+        weights.request_of_channels(slab.at, slab.at.sample);
+        weights.request_of_sample(slab.at, slab.at.sample, slab.at.exists);
+    }
+    return known_values(slab.at, slab.of, weights, finds_rows);
+}
+
+template <typename Known, typename Between>
+__device__ __forceinline__ void reduce(const held_slab &slab, Known &known, cursor &following, Between between)
+{
+    if constexpr (backward)
+        reduce_backward(slab.at, slab.tensors, following, slab.of, slab.by, known, between);
+    else
+        reduce_forward(slab.at, slab.tensors, following, slab.of, slab.by, known.weights, between);
+    slab.by.send_found();
+}
+
+template <typename Known>
+__device__ __forceinline__ void apply(const held_slab &slab, Known &known, cursor &passed, cursor &next)
+{
+    slab.by.await_found();
+    if constexpr (backward)
+        apply_backward(slab.at, slab.tensors, passed, slab.of, slab.by, known, next);
+    else
+        apply_forward(slab.at, slab.tensors, passed, slab.of, slab.by, known.weights, next);
+}
+
+/* A block has one slab. */
+template <int = 0> __device__ __forceinline__ void hold_one(const normfuse_stream_arguments &a, char *memory, waits &shared)
+{
+    const held_slab slab(a, memory, shared, 0);
+    cursor following(slab.at), passed(slab.at), none(slab.at);
+    slab.tensors.begin<false>(following, true);
+    auto known = know(slab, true);
+    reduce(slab, known, following, [&]() { slab.tensors.begin<true>(passed, false); });
+    apply(slab, known, passed, none);
+}
+
+/* A block has several in turn, and reduces the next one before it applies to the last. */
+template <int = 0>
+__device__ __forceinline__ void hold_in_turn(const normfuse_stream_arguments &a, char *memory, waits &shared)
+{
+#pragma unroll 1
+    for (int turn = 0; turn <= a.turns; turn++) {
+        const held_slab last(a, memory, shared, max(turn - 1, 0));
+        cursor passed(last.at);
+        if (turn < a.turns) {
+            const held_slab slab(a, memory, shared, turn);
+            cursor following(slab.at);
+            slab.tensors.begin<false>(following, turn == 0);
+            auto known = know(slab, true);
+            reduce(slab, known, following, [&]() {
+                if (turn > 0)
+                    last.tensors.begin<true>(passed, false);
+                else
+                    held_slab(a, memory, shared, 1).tensors.request_slab();
+            });
+        } else {
+            last.tensors.begin<true>(passed, false);
+        }
+        if (turn == 0)
+            continue;
+        const place of_next(a, turn + 1);
+        cursor next(of_next);
+        auto known = know(last, false);
+        apply(last, known, passed, next);
+        if constexpr (by_rows)
+            __syncthreads(); /* rows of weights are read no more */
+    }
+}
+
+} // namespace
 
 extern "C" __global__ void __launch_bounds__(threads, resident) NORMFUSE_KERNEL(const __grid_constant__ normfuse_stream_arguments a)
 {
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ uint64_t mailbox;
+    __shared__ waits shared;
     follow_kernel();
     char *const memory = reinterpret_cast<char *>(dynamic);
-    const sums_of_block of(a, memory);
-    const int bytes = a.parts * a.slab_sets * (int)sizeof(message<numbers_sent>);
+#if __CUDA_ARCH__ >= 900
     if constexpr (in_cluster) {
-#if __CUDA_ARCH__ >= 900
-        open_mailbox(mailbox, bytes);
+        each<mail_turns>([&](int i) { open_mailbox(shared.mailboxes[i], meeting::mail_bytes(a)); });
         announce_mailboxes();
-#endif
     }
-#pragma unroll 1
-    for (int turn = 0; turn < (walks ? a.turns : 1); turn++) {
-        const place at(a, turn), of_next(a, turn + 1);
-        const memory_of_thread tensors(at, memory);
-        cursor following(at), next(of_next);
-        if (walks && turn > 0) {
-            __syncthreads(); /* what the turn before has left is read no more */
-#if __CUDA_ARCH__ >= 900
-            if constexpr (in_cluster)
-                expect_mail(mailbox, bytes);
 #endif
-        }
-        if (passing<false>::count > 0 || turn == 0)
-            tensors.begin<false>(following, turn == 0);
-        requested_weights weights;
-        if constexpr (!by_rows) {
-            weights.request_of_channels(at, at.sample);
-            weights.request_of_sample(at, at.sample, at.exists);
-        }
-        const meeting by = {at, of, mailbox, turn};
-        if constexpr (backward)
-            hold_backward(at, tensors, following, of, by, weights, next);
-        else
-            hold_forward(at, tensors, following, of, by, weights, next);
-    }
+    if constexpr (walks)
+        hold_in_turn(a, memory, shared);
+    else
+        hold_one(a, memory, shared);
 }
