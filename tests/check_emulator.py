@@ -167,13 +167,14 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         add("empty", "--every", "2", *words(EMPTY))
         add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "3", *words(SINGLE))
         add("held", "--schedule", "held", "--every", "2", *words(WALKS))
-        # More norm groups than there are at a time; other geometries than the cheapest, which small problems have few of.
-        add("held on one multiprocessor", "--schedule", "held", "--every", "5", *words(WALKS), multiprocessors=1)
+        # Other geometries than the cheapest, which small problems have few of.
         for k in range(2):
             add(f"held by any geometry, seed {seed + k}", "--schedule", "held", "--geometry", str(seed + k), "--every",
                 "3", *words(WALKS[k:]))
         add("held without sync memory", "--schedule", "held", "--every", "7", *words(WALKS), given="device=cuda +no_sync")
         add("stream", "--schedule", "stream", "--every", "2", *words(WALKS[1:]))
+        add("trailing", "--schedule", "trailing", "--every", "2", *words(WALKS))
+        add("trailing by any geometry", "--schedule", "trailing", "--geometry", str(seed), "--every", "3", *words(WALKS[1:]))
         ran: Set[str] = set()
         for name, task in tasks.items():
             code, output, seconds = task.result()

@@ -60,8 +60,8 @@ static size_t scratch_address_bytes;
 static int too_large, slope_launches;
 static int finish_launches[NORMFUSE_WORK_MERGE + 1]; /* of the body `finish`, by its work */
 static int single_launches, single_parts, single_walks, single_unaligned, single_sums; /* of the body `single` */
-static int stream_launches, held_launches, held_clusters, held_grids, held_turns, held_rows, walk_folded, walk_unaligned,
-    walk_proofs; /* of `stream` and `held` */
+static int stream_launches, trailing_launches, held_launches, held_clusters, held_grids, held_rows, walk_folded,
+    walk_unaligned, walk_proofs; /* of `stream` and `held` */
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
 static int64_t up(int64_t a, int64_t b)
@@ -409,36 +409,35 @@ struct walk {
     struct normfuse_cuda_signature of;
     struct normfuse_stream_arguments a;
     int64_t down, beside, block_columns, value; /* value: bytes of what is computed in */
-    bool is_held, by_columns, by_rows, has_statistics;
+    bool is_held, trails, by_columns, by_rows, has_statistics;
+    int64_t blocks; /* of the launch; where the second pass trails, units of each pass */
     int64_t batch, channel, position, extent; /* strides, and one past the last element */
 };
 
-/* A block and a thread of it in a turn; as `place` in device/walk.cuh. */
+/* A block and a thread of it; as `place` in device/walk.cuh. */
 struct walk_place {
     int64_t block, thread, part, wide, sample, slab, tx, ty, column;
     int64_t first_row, row_end, first_vector, vector_end, begin;
     bool slab_exists, exists;
 };
 
-static struct walk_place place_in_walk(const struct walk *w, int64_t block, int64_t thread, int64_t which_turn)
+static struct walk_place place_in_walk(const struct walk *w, int64_t block, int64_t thread)
 {
     const struct normfuse_stream_arguments *const a = &w->a;
     struct walk_place at = {.block = block, .thread = thread};
-    const int64_t of_grid = !w->is_held && a->backwards ? (int64_t)w->launch->grid - 1 - block : block;
+    const int64_t of_grid = a->backwards ? w->blocks - 1 - block : block;
     at.tx = thread % w->of.lanes % w->of.across;
     at.ty = thread % w->of.lanes / w->of.across;
     if (w->by_columns) {
         int64_t of_sample = 0;
-        if (w->is_held) {
-            const int64_t of_all = of_grid / a->parts + which_turn * a->at_once;
+        if (w->is_held || w->trails) {
             at.part = of_grid % a->parts;
-            at.slab_exists = of_all < a->slabs;
-            of_sample = at.slab_exists ? of_all : 0;
+            of_sample = of_grid / a->parts;
         } else {
             at.part = of_grid / a->blocks_wide % a->parts;
             of_sample = of_grid / a->blocks_wide / a->parts * a->blocks_wide + of_grid % a->blocks_wide;
-            at.slab_exists = true;
         }
+        at.slab_exists = true;
         at.sample = of_sample / a->blocks_wide;
         at.wide = of_sample % a->blocks_wide;
         at.column = at.wide * w->block_columns + at.tx * w->of.vector;
@@ -448,7 +447,7 @@ static struct walk_place place_in_walk(const struct walk *w, int64_t block, int6
         at.row_end = a->part_rows > 0 ? least(a->rows, at.part * a->next_rows + a->part_rows) : a->rows;
         return at;
     }
-    const int64_t of_all = of_grid / a->parts * w->beside + thread / w->of.lanes + which_turn * a->at_once;
+    const int64_t of_all = of_grid / a->parts * w->beside + thread / w->of.lanes;
     const int64_t sample_slabs = a->by_sample_slabs.divisor;
     at.part = of_grid % a->parts;
     at.slab_exists = at.exists = of_all < a->slabs;
@@ -504,15 +503,28 @@ static bool note_pair(const struct walk *w, const struct walk_place *at, int64_t
     return note_written(w, &to->pairs, index, at->block, "pair");
 }
 
-/* False: something was wrong, and said. */
-static bool note_what_is_left(const struct walk *w, const struct walk_place *first, struct left_by_walk *to)
+static bool note_triple(const struct walk *w, const struct walk_place *at, int64_t c, int64_t of_group, int64_t copy,
+                        struct left_by_walk *to)
 {
     const struct normfuse_stream_arguments *const a = &w->a;
-    const bool leaves_triples = !w->is_held && !w->of.backward && w->of.reduces;
-    const bool leaves_pairs = w->of.backward && w->of.reduces &&
-                              (!w->is_held || w->of.gradients != NORMFUSE_GRADIENTS_NONE);
-    if (!leaves_triples && !leaves_pairs)
-        return true;
+    const int64_t part = (a->sets_are_of_samples ? 0 : at->sample * a->parts) + at->part;
+    const int64_t slot = (of_group * a->part_slots + part) * a->copies + copy, set = set_of_channel(w, at, c);
+    const int64_t domain = w->trails ? at->block / a->by_domain_units.divisor : 0;
+    const int64_t first = !w->by_columns ? domain
+                          : (a->sets_are_of_samples ? at->sample * a->call.channel_groups : 0) + at->wide * a->domain_sets;
+    if (w->trails && (set < first || set >= first + a->domain_sets))
+        return CHECK(false, "%s: %s: norm group %lld is not of domain %lld", w->test->name, w->launch->name, (long long)set,
+                     (long long)domain);
+    if (slot >= a->set_triples)
+        return CHECK(false, "%s: %s: a norm group has no place %lld", w->test->name, w->launch->name, (long long)slot);
+    return note_written(w, &to->triples, set * a->set_triples + slot, at->block, "triple");
+}
+
+/* False: something was wrong, and said. `leaves_pairs`, or triples. */
+static bool note_what_is_left(const struct walk *w, const struct walk_place *first, bool leaves_pairs,
+                              struct left_by_walk *to)
+{
+    const struct normfuse_stream_arguments *const a = &w->a;
 #define HOLDS(condition)                                                                                               \
     if (!(condition))                                                                                                  \
         return CHECK(false, "%s: %s: not %s", w->test->name, w->launch->name, #condition);
@@ -521,7 +533,7 @@ static bool note_what_is_left(const struct walk *w, const struct walk_place *fir
             return true;
         const int64_t width = least(w->block_columns, a->columns - first->wide * w->block_columns);
         const int64_t all = a->joined_rows > 1 ? a->call.channels : width;
-        const int64_t subgroup = leaves_triples ? a->subgroup : 1;
+        const int64_t subgroup = leaves_pairs ? 1 : a->subgroup;
         for (int64_t column = 0; column < all; column += subgroup) {
             const int64_t of_row = first->wide * w->block_columns + column, c = channel_of_column(w, of_row);
             const int64_t copy = w->of.folded && a->joined_rows == 1 ? of_row / a->call.channels : 0;
@@ -529,16 +541,8 @@ static bool note_what_is_left(const struct walk *w, const struct walk_place *fir
             HOLDS(column + subgroup - 1 + (a->joined_rows - 1) * (int64_t)a->call.channels < width);
             HOLDS(c % a->by_group.divisor % subgroup == 0 && a->by_group.divisor % subgroup == 0);
             HOLDS(copy < a->copies);
-            if (leaves_pairs) {
-                if (!note_pair(w, first, c, copy, to))
-                    return false;
-                continue;
-            }
-            const int64_t part = (a->sets_are_of_samples ? 0 : first->sample * a->parts) + first->part;
-            const int64_t slot =
-                (c % a->by_group.divisor / subgroup * a->part_slots + part) * a->copies + copy;
-            HOLDS(slot < a->set_triples);
-            if (!note_written(w, &to->triples, set_of_channel(w, first, c) * a->set_triples + slot, first->block, "triple"))
+            if (leaves_pairs ? !note_pair(w, first, c, copy, to)
+                             : !note_triple(w, first, c, c % a->by_group.divisor / subgroup, copy, to))
                 return false;
         }
         return true;
@@ -546,21 +550,13 @@ static bool note_what_is_left(const struct walk *w, const struct walk_place *fir
     for (int64_t thread = 0; thread < w->launch->threads; thread += w->of.lanes) {
         struct walk_place at = *first;
         if (w->beside > 1)
-            at = place_in_walk(w, first->block, thread, 0);
+            at = place_in_walk(w, first->block, thread);
         if (!at.slab_exists)
             continue;
         const int64_t rows = w->by_rows ? least(a->part_rows, a->rows - at.part * a->next_rows) : 1;
         for (int64_t i = 0; i < rows; i++) {
             const int64_t c = at.slab * a->slab_channels + (w->by_rows ? at.part * a->next_rows + i : 0);
-            if (leaves_pairs) {
-                if (!note_pair(w, &at, c, 0, to))
-                    return false;
-                continue;
-            }
-            const int64_t part = (a->sets_are_of_samples ? 0 : at.sample * a->parts) + at.part;
-            const int64_t slot = (c % a->by_group.divisor * a->part_slots + part) * a->copies;
-            HOLDS(slot < a->set_triples);
-            if (!note_written(w, &to->triples, set_of_channel(w, &at, c) * a->set_triples + slot, at.block, "triple"))
+            if (leaves_pairs ? !note_pair(w, &at, c, 0, to) : !note_triple(w, &at, c, c % a->by_group.divisor, 0, to))
                 return false;
         }
     }
@@ -573,20 +569,23 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
 {
     const struct normfuse_stream_arguments *const a = &w->a;
     const struct plan_case *const test = w->test;
-    const int64_t vector = w->of.vector, turns = w->is_held ? a->turns : 1;
+    const int64_t vector = w->of.vector;
+    const bool leaves_triples = w->of.reduces && (w->trails || (!w->is_held && !w->of.backward));
+    const bool leaves_pairs = w->of.reduces && w->of.backward &&
+                              (!w->is_held || w->of.gradients != NORMFUSE_GRADIENTS_NONE);
 #define HOLDS(condition)                                                                                               \
     if (!(condition)) {                                                                                                \
         CHECK(false, "%s: %s: not %s", test->name, w->launch->name, #condition);                                       \
         return;                                                                                                        \
     }
-    for (int64_t i = 0; i < turns * (int64_t)w->launch->grid; i++) {
-        const int64_t block = i / turns, turn = i % turns;
-        const struct walk_place first = place_in_walk(w, block, 0, turn);
+    for (int64_t block = 0; block < w->blocks; block++) {
+        const struct walk_place first = place_in_walk(w, block, 0);
         int64_t steps_of_warp = 0;
-        if (!note_what_is_left(w, &first, left))
+        if ((leaves_triples && !note_what_is_left(w, &first, false, left)) ||
+            (leaves_pairs && !note_what_is_left(w, &first, true, left)))
             return;
         for (int64_t thread = 0; thread < w->launch->threads; thread++) {
-            const struct walk_place at = place_in_walk(w, block, thread, turn);
+            const struct walk_place at = place_in_walk(w, block, thread);
             /* Threads of a warp that leave sums of their rows together go on together. */
             const int64_t ahead = w->by_rows && w->of.across < 32 ? at.ty % (32 / w->of.across) : 0;
             int64_t steps = 0;
@@ -686,17 +685,18 @@ static int64_t shared_of_walk(const struct walk *w)
     const int64_t slot = w->of.vector * (int64_t)normfuse_type_bytes(w->of.type) * w->of.threads;
     const int64_t slots = w->of.ahead * tensors_in_slots(w) * slot;
     if (!w->is_held) {
-        const int64_t sums = w->by_columns && w->of.reduces ? bytes_of_columns(w) : 0;
-        return slots > sums ? slots : sums;
+        const int64_t sums = w->by_columns && w->of.reduces ? bytes_of_columns(w) : 0, own = slots > sums ? slots : sums;
+        if (!w->trails)
+            return own;
+        return a->sums_at >= own && a->sums_at % 16 == 0 ? a->sums_at + 16 * a->domain_sets : INT64_MAX;
     }
-    const int64_t stages = w->of.walks ? 2 : 1, turns = w->of.walks ? 4 : 1; /* that have messages at a time */
-    const int64_t kept = stages * a->kept * (1 + w->of.backward) * slot, message = w->value * (w->of.backward ? 2 : 4);
+    const int64_t kept = a->kept * (1 + w->of.backward) * slot, message = w->value * (w->of.backward ? 2 : 4);
     const bool in_cluster = w->of.exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER;
     if (a->ring_at < kept || a->sums_at < a->ring_at + slots || a->ring_at % 16 != 0 || a->sums_at % 16 != 0)
         return INT64_MAX;
-    const int64_t exchanged = a->slab_sets * (message * (stages + (in_cluster ? turns * a->parts : 0)) + stages * 4 * w->value);
+    const int64_t exchanged = a->slab_sets * (message * (1 + (in_cluster ? a->parts : 0)) + 4 * w->value);
     const int64_t row_entries = w->of.across < 32 ? 1 : w->of.across / 32;
-    const int64_t own = w->by_columns ? bytes_of_columns(w) : w->by_rows ? a->part_rows * w->value * (6 * stages + 3 * row_entries) : 0;
+    const int64_t own = w->by_columns ? bytes_of_columns(w) : w->by_rows ? a->part_rows * w->value * (6 + 3 * row_entries) : 0;
     return a->sums_at + exchanged + own;
 }
 
@@ -704,7 +704,7 @@ static int64_t shared_of_walk(const struct walk *w)
 static int64_t static_shared_of_walk(const struct walk *w)
 {
     const int64_t warps = w->of.threads / 32;
-    const int64_t waits = !w->is_held ? 8 : w->of.walks ? 4 * 8 + 2 * 4 : 8 + 8; /* mailboxes, barriers */
+    const int64_t waits = w->trails ? 16 : 8; /* tickets; the mailbox */
     return w->by_columns ? waits : waits + w->value * warps * (!w->of.backward ? 4 : w->of.sums_slopes ? 3 : 2);
 }
 
@@ -756,6 +756,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     w.is_held = w.of.body == NORMFUSE_BODY_held;
+    w.trails = w.of.exchanges == NORMFUSE_EXCHANGE_TRAILING;
+    w.blocks = w.trails ? a->units : (int64_t)launch->grid;
     w.by_columns = w.of.parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     w.by_rows = w.of.parameters == NORMFUSE_PARAMETERS_OF_ROW;
     w.has_statistics = w.of.statistics == NORMFUSE_STATISTICS_GROUP;
@@ -772,8 +774,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(w.has_statistics == (test->op != AFFINE));
     HOLDS(w.of.reduces || w.of.applies);
     HOLDS(!w.is_held || (w.of.reduces && w.of.applies && w.of.activation == test->activation));
-    HOLDS(w.is_held || !w.has_statistics || !(w.of.reduces && w.of.applies));
-    HOLDS((w.of.exchanges == NORMFUSE_EXCHANGE_THROUGH_MEMORY) == !w.is_held);
+    HOLDS(w.is_held || w.trails || !w.has_statistics || !(w.of.reduces && w.of.applies));
+    HOLDS(w.trails ? !w.is_held : (w.of.exchanges == NORMFUSE_EXCHANGE_THROUGH_MEMORY) == !w.is_held);
     HOLDS(w.of.applies == w.of.writes_out && (!w.of.applies || launch->grid > 0));
     /* dz goes on to a second pass where it is the same numbers. */
     HOLDS(!(w.of.reduces && !w.of.applies && w.of.dpost_add) || keeps_dz_exactly(&w.of));
@@ -809,14 +811,22 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(!in_cluster || (device->clusters && a->parts >= 2 && a->parts <= MAX_CLUSTER_BLOCKS));
     HOLDS(w.of.exchanges != NORMFUSE_EXCHANGE_IN_BLOCK || a->parts == 1);
     HOLDS(!in_grid || (test->has_sync && (int32_t)launch->grid <= w.of.resident * device->multiprocessors));
-    HOLDS(!in_grid || (a->at_once * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 &&
+    HOLDS(!in_grid || (a->slabs * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 &&
                        (uintptr_t)a->barriers % 64 == 0 && a->barriers != NULL));
     if (w.is_held) {
-        HOLDS((int64_t)launch->grid == (int64_t)a->at_once * a->parts);
-        HOLDS((int64_t)a->at_once * a->turns >= a->slabs && (int64_t)a->at_once * (a->turns - 1) < a->slabs);
-        HOLDS(w.of.walks == (a->turns > 1));
+        HOLDS((int64_t)launch->grid == (int64_t)a->slabs * a->parts && !w.of.walks);
         HOLDS(a->kept >= (w.by_columns ? 1 : a->steps) * up(a->part_rows, a->row_step));
         HOLDS(a->row_step == w.down && a->part_rows > 0);
+    }
+    if (w.trails) {
+        /* No block waits for a unit that is taken after its own: what a domain's results need is ahead of them. */
+        const int64_t domain_units = a->by_domain_units.divisor;
+        HOLDS(test->has_sync && w.has_statistics && w.of.reduces && w.of.applies && launch->grid >= 1);
+        HOLDS(divides(&a->by_domain_units) && a->units % domain_units == 0 && a->units < INT32_MAX / 2);
+        HOLDS(a->lag <= a->units && a->lag >= domain_units);
+        HOLDS(a->units / domain_units + 32 <= NORMFUSE_CUDA_TRAILING_WORDS && a->barriers != NULL);
+        HOLDS(is_power_of_two(a->set_lanes) && a->set_lanes <= 32);
+        HOLDS(w.of.keeps_statistics == !w.of.backward && !a->backwards);
     }
     /* Whatever the size: rows, columns, slabs and samples are all somebody's. */
     HOLDS(a->row_jump == a->row_step * a->row_stride);
@@ -828,7 +838,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     if (w.by_columns) {
         HOLDS((int64_t)a->blocks_wide * w.block_columns >= a->columns && (int64_t)(a->blocks_wide - 1) * w.block_columns < a->columns);
         HOLDS(w.is_held ? a->slabs == a->samples * a->blocks_wide
-                        : (int64_t)launch->grid == (int64_t)a->blocks_wide * a->samples * a->parts);
+                        : w.blocks == (int64_t)a->blocks_wide * a->samples * a->parts);
         HOLDS(!w.of.reduces || up(in_turn ? a->rows : a->part_rows, a->row_step) <= 128);
         HOLDS(!w.is_held || (!w.of.folded && a->slab_sets * (w.of.statistics_of_groups ? (int64_t)a->by_group.divisor : 1) <= w.block_columns) ||
               (w.of.folded && a->blocks_wide == 1 && (int64_t)a->joined_rows * a->call.channels <= w.block_columns));
@@ -840,7 +850,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                                          (int64_t)a->next_vectors * (a->parts - 1) + a->part_vectors >= row_vectors &&
                                          (int64_t)a->next_vectors * (a->parts - 1) < row_vectors);
         HOLDS(a->parts == 1 || a->next_rows > 0 || a->next_vectors > 0);
-        HOLDS(w.is_held || (int64_t)launch->grid == up(a->slabs, w.beside) * a->parts);
+        HOLDS(w.is_held || w.blocks == up(a->slabs, w.beside) * a->parts);
         HOLDS(!w.of.reduces || (int64_t)a->steps * up(a->part_rows, w.down) * vector_bytes <= 48 * 16);
     }
     HOLDS((int32_t)a->by_parts.divisor == a->parts && divides(&a->by_parts) && divides(&a->by_blocks_wide));
@@ -855,7 +865,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t sets = test->op == GROUP_NORM ? sizes[0] * test->groups : sizes[1];
     struct left_by_walk left = {.triples = {.count = 0}};
-    if (!w.is_held && w.of.reduces && !w.of.backward)
+    if (!w.is_held && w.of.reduces && (w.trails || !w.of.backward))
         left.triples.count = sets * a->set_triples;
     if (w.of.reduces && w.of.backward && w.of.gradients == NORMFUSE_GRADIENTS_DIRECT)
         left.gradients.count = sizes[1];
@@ -865,7 +875,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                          : w.of.gradients == NORMFUSE_GRADIENTS_NONE); /* dweight is always wanted */
     size_t used = end_of(a->triples, left.triples.count > 0 ? (size_t)left.triples.count * 24 : 0);
     if (in_grid)
-        used = end_of(a->messages, (size_t)((w.of.walks ? 4 : 1) * (int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
+        used = end_of(a->messages, (size_t)((int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
     HOLDS((left.triples.count == 0 || a->triples != NULL) && (!in_grid || a->messages != NULL));
     HOLDS(a->call.statistics == NULL || end_of(a->call.statistics, 0) >= used);
     used = a->call.statistics != NULL ? end_of(a->call.statistics, (size_t)sets * 24) : used;
@@ -879,13 +889,13 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
           scratch_address_bytes);
     HOLDS(w.is_held || !w.has_statistics || !w.of.applies || (w.of.backward ? a->totals != NULL : a->call.statistics != NULL));
     if (w.of.reduces) {
-        sums_left.triples = w.is_held ? 0 : a->set_triples;
+        sums_left.triples = w.is_held || w.trails ? 0 : a->set_triples;
         sums_left.slots = a->call.sum_slots;
         sums_left.of_samples = a->sums_are_of_samples;
     }
     const int64_t elements = sizes[0] * sizes[1] * sizes[2];
-    const int64_t walked = (int64_t)launch->grid * launch->threads * (w.is_held ? (int64_t)a->turns * a->kept
-                                                                             : up(elements / w.of.vector, (int64_t)launch->grid * launch->threads) + 1);
+    const int64_t of_all = w.blocks * launch->threads;
+    const int64_t walked = of_all * (w.is_held ? a->kept : up(elements / w.of.vector, of_all) + 1);
     if (w.extent <= MAX_ELEMENTS && walked <= MAX_STEPS_WALKED) {
         struct written *const all[] = {&left.triples, &left.pairs, &left.gradients};
         unsigned char *const seen = calloc((size_t)w.extent, 1);
@@ -915,10 +925,10 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
         walk_proofs++;
     }
     held_launches += w.is_held;
-    stream_launches += !w.is_held;
+    stream_launches += !w.is_held && !w.trails;
+    trailing_launches += w.trails;
     held_clusters += in_cluster;
     held_grids += in_grid;
-    held_turns += w.is_held && a->turns > 1;
     walk_folded += w.of.folded;
     walk_unaligned += !w.of.aligned;
     held_rows += w.by_rows;
@@ -1466,9 +1476,9 @@ static void test_variety(void)
           "%d with sums for a later kernel",
           single_launches, single_parts, single_walks, single_unaligned, single_sums);
     CHECK(stream_launches > 10 * some && held_launches > 10 * some && held_clusters > some && held_grids > some &&
-              held_turns > some && held_rows > some,
-          "stream was launched %d times, held %d, %d of these in clusters, %d in grids, %d in turns, %d by rows",
-          stream_launches, held_launches, held_clusters, held_grids, held_turns, held_rows);
+              held_rows > some && trailing_launches > some,
+          "stream was launched %d times, with a trailing pass %d, held %d, %d of these in clusters, %d in grids, %d by rows",
+          stream_launches, trailing_launches, held_launches, held_clusters, held_grids, held_rows);
     CHECK(walk_folded > some && walk_unaligned > some && walk_proofs > 10 * some,
           "rows were folded %d times and unaligned %d times; element by element were proven %d", walk_folded, walk_unaligned,
           walk_proofs);

@@ -10,8 +10,7 @@ struct geometry {
     struct tiling t;
     bool by_rows, in_grid;
     int64_t resident; /* blocks of a multiprocessor */
-    int64_t slab_sets, at_once, kept;
-    int64_t stages; /* slabs that a block holds: it has one, or several in turn */
+    int64_t slab_sets, kept;
     int64_t ring_at, sums_at, shared;
     int ahead;
 };
@@ -39,12 +38,6 @@ static const char *describe(const struct shape *shape, struct tiling *t)
         t->slabs = is_group ? p->n * p->groups : p->c;
     }
     return t->strided || t->vector * bytes < 8 ? "vectors are of single elements" : NULL;
-}
-
-/* Turns that have places of their own for messages; device/held.cuh says why so many. */
-static int64_t mail_turns(const struct geometry *g)
-{
-    return g->stages == 1 ? 1 : 4;
 }
 
 static bool keeps_dz(const struct normfuse_problem *p)
@@ -79,16 +72,15 @@ static const char *place_memory(const struct shape *shape, struct geometry *g)
     const int64_t slot = t->vector * (int64_t)normfuse_type_bytes(shape->problem->type) * t->threads;
     const int64_t passing = maximum(passing_of(shape, false), passing_of(shape, true));
     g->ahead = (int)maximum(2, 8 / (shape->tensors + passing_of(shape, false)));
-    g->ring_at = g->stages * g->kept * shape->tensors * slot;
+    g->ring_at = g->kept * shape->tensors * slot;
     g->sums_at = g->ring_at + g->ahead * passing * slot;
     const int64_t sent = value * (backward ? 2 : 4) * g->slab_sets;
-    const bool in_cluster = t->parts > 1 && !g->in_grid;
-    int64_t sums = sent * (g->stages + (in_cluster ? mail_turns(g) * t->parts : 0)) + g->stages * 4 * value * g->slab_sets;
+    int64_t sums = sent * (1 + (t->parts > 1 && !g->in_grid ? t->parts : 0)) + 4 * value * g->slab_sets;
     if (t->by_columns) {
         const int64_t columns = t->across * t->vector, numbers = backward && shape->problem->dslope.data != NULL ? 3 : 2;
         sums += value * (numbers * down_of(t) + 2) * columns + 24 * columns + 32;
     } else if (g->by_rows) {
-        sums += t->part_rows * value * (6 * g->stages + 3 * maximum(1, t->across / 32));
+        sums += t->part_rows * value * (6 + 3 * maximum(1, t->across / 32));
     }
     g->shared = g->sums_at + sums;
     if (g->shared + RESERVE > (int64_t)shape->device->shared_per_block)
@@ -160,29 +152,23 @@ static int64_t resident_of(const struct shape *shape, const struct geometry *g)
     return g->in_grid || parts == 1 ? g->resident * all : clusters * parts;
 }
 
-static int64_t turns_of(const struct geometry *g)
-{
-    return divide_up(g->t.slabs, g->at_once);
-}
-
 /* Microseconds: a latency for each turn, whose waits the other blocks of a multiprocessor hide in part, and what takes
  * longer of the memory's time and that of the instructions. Fitted to 1409 geometries of 110 problems on an H200: the mean
  * error is 19 %, and what is taken takes 1.07 of the fastest. */
 static double cost_of(const struct shape *shape, const struct geometry *g)
 {
     static const struct {
-        double start, turn, vector, doubling, columns, cluster, part, grid, grid_part, hidden[2], two_stages, gradients; /* latency */
+        double start, turn, vector, doubling, columns, cluster, part, grid, grid_part, hidden[2], gradients; /* latency */
         double reach, lines[2], line_power, crowded;                                                         /* memory */
         double instructions, of_value, issued, mix; /* of forwards: of a vector, of a value; those of a cycle */
         double beside; /* the other bodies' estimates, so that near ones are theirs, which are nearer the truth */
     } k = {.start = 1.28, .turn = 1.5, .vector = 0.048, .doubling = 0.092, .columns = 2.02, .cluster = 1.78,
-           .part = 0.195, .grid = 3.33, .grid_part = 0.114, .hidden = {0.81, 1.61}, .two_stages = 0.3, .gradients = 1.76,
+           .part = 0.195, .grid = 3.33, .grid_part = 0.114, .hidden = {0.81, 1.61}, .gradients = 1.76,
            .reach = 2.07, .lines = {0.03, 0.065}, .line_power = 1.67, .crowded = 1.04,
            .instructions = 84.0, .of_value = 4.35, .issued = 4.97, .mix = 0.31, .beside = 1.08};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, blocks = (double)(g->t.slabs * g->t.parts);
-    const double at_once =
-        fmin(blocks, (double)(g->stages > 1 ? g->at_once * g->t.parts : resident_of(shape, g)));
+    const double at_once = fmin(blocks, (double)resident_of(shape, g));
     const double turns = ceil(blocks / at_once), resident = (double)g->resident;
     const double tensors = (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
@@ -205,8 +191,7 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     double moved = fmax(memory, arithmetic) + k.mix * fmin(memory, arithmetic);
     if (turns > 1.0 && resident > 2.0)
         moved *= k.crowded;
-    const double hidden = g->stages > 1 ? k.two_stages : resident > 1.0 ? k.hidden[1] / resident : k.hidden[0];
-    const double later = wait * hidden;
+    const double later = wait * (resident > 1.0 ? k.hidden[1] / resident : k.hidden[0]);
     const bool has_gradients =
         shape->direction == BACKWARD && shape->wants_gradients && p->sets == NORMFUSE_SETS_GROUP;
     return k.beside * (k.start + wait + (turns - 1.0) * later + moved + (has_gradients ? k.gradients : 0.0));
@@ -224,7 +209,7 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     struct normfuse_cuda_signature *const of = &step->signature;
     const bool has_own_channels = g->by_rows && t->next_rows > 0;
     *step = (struct step){.launch = {.threads = (uint32_t)t->threads,
-                                     .grid = g->at_once * t->parts,
+                                     .grid = t->slabs * t->parts,
                                      .shared = (size_t)g->shared,
                                      .cooperative = g->in_grid,
                                      .cluster = g->in_grid || t->parts == 1 ? 0 : (uint32_t)t->parts},
@@ -252,7 +237,6 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     if (!is_direct)
         of->dweight = of->dbias = 0;
     normfuse_cuda_sign_tiling(p, t, of);
-    of->walks = turns_of(g) > 1;
     struct normfuse_stream_arguments *const a = &step->stream;
     *a = normfuse_cuda_tiling_arguments(p, t);
     a->by_sample_slabs = divisor_of(is_group ? p->groups : p->c);
@@ -265,16 +249,14 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     a->slab_sets = (int32_t)g->slab_sets;
     a->ring_at = (int32_t)g->ring_at;
     a->sums_at = (int32_t)g->sums_at;
-    a->at_once = (int32_t)g->at_once;
-    a->turns = (int32_t)turns_of(g);
-    step->messages = g->in_grid ? (size_t)(mail_turns(g) * g->at_once * t->parts * g->slab_sets *
+    step->messages = g->in_grid ? (size_t)(t->slabs * t->parts * g->slab_sets *
                                            (int64_t)shape->value_bytes * (backward ? 2 : 4))
                                 : 0;
 }
 
 static double draw(uint64_t seed, const struct geometry *g)
 {
-    const int64_t of[] = {g->t.threads, g->t.across, g->t.parts, g->t.blocks_wide, g->in_grid, g->kept, g->stages};
+    const int64_t of[] = {g->t.threads, g->t.across, g->t.parts, g->t.blocks_wide, g->in_grid, g->kept};
     return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
@@ -286,16 +268,10 @@ static const char *try(const struct shape *shape, struct geometry *g, struct geo
         return reason;
     if (g->t.slabs * g->t.parts >= INT32_MAX)
         return "blocks are too many";
-    if (resident_of(shape, g) < g->t.parts)
+    if (resident_of(shape, g) < (g->in_grid ? g->t.slabs * g->t.parts : g->t.parts))
         return "its blocks are not resident together";
-    g->at_once = g->t.slabs;
-    if (g->in_grid || g->stages > 1)
-        g->at_once = minimum(g->at_once, resident_of(shape, g) / g->t.parts);
-    if (g->in_grid)
-        g->at_once = minimum(g->at_once, MAX_BLOCK_GROUPS);
-    if ((turns_of(g) > 1) != (g->stages > 1))
-        return g->stages > 1 ? "all slabs are held at once" : "not all slabs are held at once";
-    g->at_once = divide_up(g->t.slabs, turns_of(g)); /* as few as make as many turns */
+    if (g->in_grid && g->t.slabs > MAX_BLOCK_GROUPS)
+        return "slabs are too many for the grid's barriers";
     const uint64_t drawn = normfuse_cuda_choice()->drawn;
     const double cost = cost_of(shape, g);
     if ((drawn != 0 ? draw(drawn, g) : cost) < *lowest) {
@@ -339,16 +315,14 @@ static const char *configure(const struct shape *shape, struct step *step)
                 continue;
             for (int64_t width = t.by_columns ? unit : 1; width <= (t.by_columns ? minimum(threads, t.columns / t.vector) : 1);
                  width = maximum(width + unit, width * 2 / unit * unit)) {
-                for (int64_t stages = 1; stages <= 2; stages++) {
-                    struct geometry g = {.t = t, .in_grid = in_grid, .stages = stages};
-                    g.t.threads = threads;
-                    g.t.parts = in_grid ? -ways[way] : ways[way];
-                    const char *why = t.by_columns ? share_columns(shape, &g, width) : share_rows(shape, &g);
-                    if (why == NULL)
-                        why = try(shape, &g, &best, &lowest);
-                    if (why != NULL)
-                        reason = why;
-                }
+                struct geometry g = {.t = t, .in_grid = in_grid};
+                g.t.threads = threads;
+                g.t.parts = in_grid ? -ways[way] : ways[way];
+                const char *why = t.by_columns ? share_columns(shape, &g, width) : share_rows(shape, &g);
+                if (why == NULL)
+                    why = try(shape, &g, &best, &lowest);
+                if (why != NULL)
+                    reason = why;
             }
         }
     }

@@ -6,10 +6,7 @@
  *
  *   reduce     held values u, or x and dy, to sums of the thread, then of the block
  *   exchange   sums of blocks to those of norm groups
- *   apply      held values to results
- *
- * A block that has several slabs in turn holds two of them (`walks`): it reduces the next one before it applies to this
- * one, whose sums are on their way meanwhile. Where it has written a result, a vector of the slab after those follows. */
+ *   apply      held values to results */
 #include "walk.cuh"
 
 namespace {
@@ -23,10 +20,6 @@ constexpr bool in_cluster = exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER, in_grid =
 constexpr int numbers_sent = backward ? 2 : 4; /* sums; or distance of the mean from the slab's pivot, squares, count */
 constexpr bool has_groups = by_rows || statistics_of_groups; /* of several channels, whose weights differ */
 constexpr bool sends_weighed = backward && has_groups;
-constexpr int stages = walks ? 2 : 1; /* slabs that are held */
-/* Turns that have places of their own for messages. A block that sends those of turn k + 4 has received those of turn
- * k + 2, which every block sends when it is done with those of turn k. */
-constexpr int mail_turns = walks ? 4 : 1;
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
@@ -46,9 +39,8 @@ struct memory_of_thread {
     const place &at;
     raw_vector *const kept, *const ring;
 
-    __device__ __forceinline__ memory_of_thread(const place &at, char *dynamic, int turn)
-        : at(at), kept(reinterpret_cast<raw_vector *>(dynamic) + turn % stages * at.a.kept * kept_tensors * threads +
-                       threadIdx.x),
+    __device__ __forceinline__ memory_of_thread(const place &at, char *dynamic)
+        : at(at), kept(reinterpret_cast<raw_vector *>(dynamic) + threadIdx.x),
           ring(reinterpret_cast<raw_vector *>(dynamic + at.a.ring_at) + threadIdx.x)
     {
     }
@@ -80,30 +72,17 @@ struct memory_of_thread {
         if constexpr (passes::more)
             pass(passes::of_more, a.call.du);
     }
-    /* The first copies of a walk; `keeps`: those of what is kept are not requested yet. */
-    template <bool writes> __device__ __forceinline__ void begin(cursor &following, bool keeps) const
+    /* The first copies of a walk. */
+    template <bool writes> __device__ __forceinline__ void begin(cursor &following) const
     {
-        if (!keeps && passing<writes>::count == 0)
-            return;
 #pragma unroll 1
-        for (int turn = 0; turn < D; turn++) {
-            if (!writes && keeps)
+        for (int turn = 0; turn < (writes && passing<writes>::count == 0 ? 0 : D); turn++) {
+            if constexpr (!writes)
                 request_kept(following, turn);
             request_passing<writes>(following, turn);
             commit_copies();
             following.next();
         }
-    }
-    /* All that is kept of a slab. */
-    __device__ __forceinline__ void request_slab() const
-    {
-        cursor following(at);
-#pragma unroll 1
-        for (int vector_of_thread = 0; vector_of_thread < at.a.kept; vector_of_thread++) {
-            request_kept(following, vector_of_thread);
-            following.next();
-        }
-        commit_copies();
     }
     __device__ __forceinline__ vectors kept_vectors(int vector_of_thread) const
     {
@@ -127,37 +106,30 @@ struct memory_of_thread {
     /* The walk that sums: work(cursor, vectors, vector of the thread); between(row that follows) behind each row, by whole
      * warps in step. */
     template <typename Work, typename Between>
-    __device__ __forceinline__ void walk_held(cursor &following, bool keeps, Work work, Between between) const
+    __device__ __forceinline__ void walk_held(cursor &following, Work work, Between between) const
     {
-        constexpr bool passes = passing<false>::count > 0;
         cursor now(at);
         int turn = 0, vector_of_thread = 0;
-        if (walks && !keeps)
-            await_older_copies<0>();
 #pragma unroll 1
         while (!now.is_over()) {
-            if (passes || !walks || keeps)
-                await_older_copies<D - 1>();
+            await_older_copies<D - 1>();
             vectors of = kept_vectors(vector_of_thread);
             receive_passing<false>(of, turn);
             if (now.has)
                 work(now, of, vector_of_thread);
-            if (passes || !walks || keeps) {
-                if (!walks || keeps)
-                    request_kept(following, vector_of_thread + D);
-                request_passing<false>(following, turn);
-                commit_copies();
-                following.next();
-                turn = turn + 1 == D ? 0 : turn + 1;
-            }
+            request_kept(following, vector_of_thread + D);
+            request_passing<false>(following, turn);
+            commit_copies();
+            following.next();
+            turn = turn + 1 == D ? 0 : turn + 1;
             now.next();
             vector_of_thread++;
             if (now.step == 0)
                 between(now.row);
         }
     }
-    /* The walk that writes: work(cursor, vectors). What `next` is of takes the place of what is read. */
-    template <typename Work> __device__ __forceinline__ void walk_results(cursor &following, cursor &next, Work work) const
+    /* The walk that writes: work(cursor, vectors). */
+    template <typename Work> __device__ __forceinline__ void walk_results(cursor &following, Work work) const
     {
         constexpr bool passes = passing<true>::count > 0;
         cursor now(at);
@@ -172,15 +144,10 @@ struct memory_of_thread {
                 work(now, of);
             if constexpr (passes) {
                 request_passing<true>(following, turn);
+                commit_copies();
                 following.next();
                 turn = turn + 1 == D ? 0 : turn + 1;
             }
-            if constexpr (walks) {
-                request_kept(next, vector_of_thread);
-                next.next();
-            }
-            if constexpr (passes || walks)
-                commit_copies();
             now.next();
             vector_of_thread++;
         }
@@ -218,109 +185,76 @@ struct place_of_row {
 
 /* Behind what is kept and what passes; held.c has the same sum. */
 struct sums_of_block {
-    row_of_weights *rows;    /* of the turn: [rows of the part] */
+    row_of_weights *rows;    /* [rows of the part] */
     sums_of_row *of_rows;    /* [rows of the part][row_entries] */
-    message<numbers_sent> *own;   /* of the turn: [norm groups] */
-    message<numbers_sent> *of_all; /* in a cluster: [turn % mail_turns][part][norm group] */
-    message<4> *found;       /* of the turn: [norm groups]: near and rest of the pivot; then of the mean, and rstd; or sums */
+    message<numbers_sent> *own;   /* [norm groups] */
+    message<numbers_sent> *of_all; /* in a cluster: [part][norm group] */
+    message<4> *found;       /* [norm groups]: near and rest of the pivot; then of the mean, and rstd; or sums */
     char *of_columns;        /* join_columns */
 
-    __device__ __forceinline__ sums_of_block(const normfuse_stream_arguments &a, char *dynamic, int turn)
+    __device__ __forceinline__ sums_of_block(const normfuse_stream_arguments &a, char *dynamic)
     {
         const int rows_of_part = by_rows ? a.part_rows : 0;
         own = reinterpret_cast<message<numbers_sent> *>(dynamic + a.sums_at);
-        of_all = own + stages * a.slab_sets;
-        found = reinterpret_cast<message<4> *>(of_all + (in_cluster ? mail_turns * a.parts * a.slab_sets : 0));
-        rows = reinterpret_cast<row_of_weights *>(found + stages * a.slab_sets);
-        of_rows = reinterpret_cast<sums_of_row *>(rows + stages * rows_of_part);
+        of_all = own + a.slab_sets;
+        found = reinterpret_cast<message<4> *>(of_all + (in_cluster ? a.parts * a.slab_sets : 0));
+        rows = reinterpret_cast<row_of_weights *>(found + a.slab_sets);
+        of_rows = reinterpret_cast<sums_of_row *>(rows + rows_of_part);
         of_columns = reinterpret_cast<char *>(rows);
-        own += turn % stages * a.slab_sets;
-        found += turn % stages * a.slab_sets;
-        rows += turn % stages * rows_of_part;
     }
-};
-
-/* What blocks wait for: a mailbox of each turn, and how a grid barrier was before the block came to it. */
-struct waits {
-    uint64_t mailboxes[mail_turns];
-    uint32_t before[stages];
 };
 
 struct meeting {
     const place &at;
     const sums_of_block &of;
-    waits &shared;
-    int turn;
+    uint64_t &mailbox;
 
-    /* What the block has found, in `own`, to every block of the slab. */
-    __device__ __forceinline__ void send_found() const
+    /* What every block of the slab has found, in `own`, is there for all of them. */
+    __device__ __forceinline__ void exchange() const
     {
         const normfuse_stream_arguments &a = at.a;
         constexpr int words = (int)sizeof(message<numbers_sent>) / 8;
-        if constexpr (in_cluster || in_grid)
-            __syncthreads();
+        __syncthreads();
         if constexpr (in_cluster) {
 #if __CUDA_ARCH__ >= 900
-            if (turn == 0)
-                await_open_mailboxes();
+            await_open_mailboxes();
 #pragma unroll 1
             for (int i = (int)threadIdx.x; i < a.slab_sets * words * a.parts; i += threads) {
                 const int to = i / (a.slab_sets * words), word = i - to * (a.slab_sets * words);
-                send(shared.mailboxes[turn % mail_turns], reinterpret_cast<uint64_t *>(in_shared(at.part)) + word, to,
+                send(mailbox, reinterpret_cast<uint64_t *>(in_shared(at.part)) + word, to,
                      reinterpret_cast<const uint64_t *>(of.own)[word]);
             }
+            await_mailbox(mailbox, 0);
 #endif
         } else if constexpr (in_grid) {
+            uint32_t *const barrier = a.barriers + slab_of_grid() * 16;
+            uint32_t before = 0;
             if (threadIdx.x == 0)
-                shared.before[turn % stages] = load_relaxed(barrier());
+                before = load_relaxed(barrier);
             message<numbers_sent> *const to = in_memory(at.part);
             for (int i = (int)threadIdx.x; i < a.slab_sets * words; i += threads)
                 store_past_l1(reinterpret_cast<uint64_t *>(to) + i, reinterpret_cast<const uint64_t *>(of.own)[i]);
             __syncthreads();
-            if (threadIdx.x == 0)
-                add_release(barrier(), at.part == 0 ? 0x80000000u - (uint32_t)(a.parts - 1) : 1u);
-        }
-    }
-    /* Until all of them have sent it. */
-    __device__ __forceinline__ void await_found() const
-    {
-        if constexpr (in_cluster) {
-#if __CUDA_ARCH__ >= 900
-            uint64_t &mailbox = shared.mailboxes[turn % mail_turns];
-            await_mailbox(mailbox, (unsigned)(turn / mail_turns) % 2);
-            if (walks)
-                expect_mail(mailbox, mail_bytes(at.a));
-#endif
-        } else if constexpr (in_grid) {
-            if (threadIdx.x == 0)
-                await_flip(barrier(), shared.before[turn % stages]);
-            __syncthreads();
-        } else {
+            if (threadIdx.x == 0) {
+                add_release(barrier, at.part == 0 ? 0x80000000u - (uint32_t)(a.parts - 1) : 1u);
+                await_flip(barrier, before);
+            }
             __syncthreads();
         }
-    }
-    static __device__ __forceinline__ int mail_bytes(const normfuse_stream_arguments &a)
-    {
-        return a.parts * a.slab_sets * (int)sizeof(message<numbers_sent>);
     }
     __device__ __forceinline__ message<numbers_sent> *in_shared(int part) const
     {
-        return of.of_all + (turn % mail_turns * at.a.parts + part) * at.a.slab_sets;
+        return of.of_all + part * at.a.slab_sets;
     }
     __device__ __forceinline__ int slab_of_grid() const
     {
         return divide((int)blockIdx.x, at.a.by_parts);
     }
-    /* Of two, in turn: blocks come to the next one before all have left this one. */
-    __device__ __forceinline__ uint32_t *barrier() const
-    {
-        return at.a.barriers + slab_of_grid() * 16 + turn % stages * 8;
-    }
     __device__ __forceinline__ message<numbers_sent> *in_memory(int part) const
     {
         const normfuse_stream_arguments &a = at.a;
-        const int64_t slab = turn % mail_turns * (int64_t)a.at_once + slab_of_grid();
-        return reinterpret_cast<message<numbers_sent> *>(a.messages) + (slab * a.parts + part) * a.slab_sets;
+        return reinterpret_cast<message<numbers_sent> *>(a.messages) +
+               ((int64_t)slab_of_grid() * a.parts + part) * a.slab_sets;
     }
     __device__ __forceinline__ message<numbers_sent> found_by(int part, int set) const
     {
@@ -430,11 +364,11 @@ __device__ __forceinline__ void weigh_rows(const place &at, const sums_of_block 
     __syncthreads();
 }
 
-/* between(): behind the walk, before threads wait for one another. */
-template <typename Between>
+/* `passed`: the walk that writes, whose first copies are requested here. */
+template <int = 0>
 __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_thread &tensors, cursor &following,
                                                const sums_of_block &of, const meeting &by,
-                                               const requested_weights &weights, Between between)
+                                               const requested_weights &weights, cursor &passed)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr int sums = by_columns ? W : 2;
@@ -448,7 +382,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
     R first[sums], second[sums];
     int count = 0;
     each<sums>([&](int i) { first[i] = second[i] = R(0); });
-    tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
+    tensors.walk_held(following, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], near[weight_values], rest[weight_values];
         each<weight_values>([&](int i) {
             near[i] = pivot.of[i];
@@ -479,7 +413,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
                 count += counts;
         });
     }, [](int) {});
-    between();
+    tensors.begin<true>(passed);
 
     /* Of the block: of each norm group, about a pivot that all its blocks know, which stays in `found` until statistics
      * take its place. */
@@ -521,8 +455,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
 
 template <int = 0>
 __device__ __forceinline__ void apply_forward(const place &at, const memory_of_thread &tensors, cursor &passed,
-                                              const sums_of_block &of, const meeting &by, const requested_weights &weights,
-                                              cursor &next)
+                                              const sums_of_block &of, const meeting &by, const requested_weights &weights)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr R half = halves_z ? R(0.5) : R(1);
@@ -587,7 +520,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
             own.weighed.offset[0][i] *= half;
         });
     }
-    tensors.walk_results(passed, next, [&](const cursor &where, const vectors &read) {
+    tensors.walk_results(passed, [&](const cursor &where, const vectors &read) {
         R u[W], more[W];
         unpack<type, W>(read.x, u);
         if constexpr (by_rows)
@@ -641,8 +574,7 @@ struct known_backward {
     rstds rstd_of;
     R of_bias[weight_values];
 
-    __device__ __forceinline__ known_backward(const place &at, const sums_of_block &of, const requested_weights &weights,
-                                              bool finds_rows)
+    __device__ __forceinline__ known_backward(const place &at, const sums_of_block &of, const requested_weights &weights)
     {
         const normfuse_stream_arguments &a = at.a;
         constexpr R half = halves_z ? R(0.5) : R(1);
@@ -657,8 +589,7 @@ struct known_backward {
         of_mean.receive(mean_of, 0.0);
         of_rstd.receive(rstd_of[0], R(1));
         if constexpr (by_rows) {
-            if (finds_rows)
-                weigh_rows<true>(at, of, mean_of[0], rstd_of[0][0]);
+            weigh_rows<true>(at, of, mean_of[0], rstd_of[0][0]);
         } else {
             weights.of_pre_bias[0].receive(of_bias, R(0));
             each<weight_values>([&](int i) { own.centre.set(0, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0)); });
@@ -696,10 +627,10 @@ struct known_backward {
     }
 };
 
-template <typename Between>
+template <int = 0>
 __device__ __forceinline__ void reduce_backward(const place &at, const memory_of_thread &tensors, cursor &following,
                                                 const sums_of_block &of, const meeting &by, known_backward &known,
-                                                Between between)
+                                                cursor &passed)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr R half = halves_z ? R(0.5) : R(1);
@@ -712,7 +643,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
     if constexpr (by_rows)
         if (row < at.row_end)
             own.take(of.rows[row - first_row]);
-    tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
+    tensors.walk_held(following, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], dz[W];
         if constexpr (by_rows && pre_bias != 0)
             known.of_bias[0] = of.rows[where.row - first_row].bias;
@@ -743,7 +674,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
                 own.take(of.rows[row - first_row]);
         }
     });
-    between();
+    tensors.begin<true>(passed);
 
     /* Of the block. */
     if constexpr (!by_rows)
@@ -825,8 +756,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
 
 template <int = 0>
 __device__ __forceinline__ void apply_backward(const place &at, const memory_of_thread &tensors, cursor &passed,
-                                               const sums_of_block &of, const meeting &by, known_backward &known,
-                                               cursor &next)
+                                               const sums_of_block &of, const meeting &by, known_backward &known)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr R half = halves_z ? R(0.5) : R(1);
@@ -872,7 +802,7 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
             emit(at, at.slab, (double)of.found[0].numbers[0], (double)of.found[0].numbers[1], 0.0, rstd_of[0][0]);
         }
     }
-    tensors.walk_results(passed, next, [&](const cursor &where, const vectors &read) {
+    tensors.walk_results(passed, [&](const cursor &where, const vectors &read) {
         R u[W], dz[W], more[W];
         unpack<type, W>(read.x, u);
         unpack<type, W>(read.dy, dz);
@@ -901,122 +831,46 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
     });
 }
 
-/* ---- the kernel ---------------------------------------------------------------------------------------------------- */
-
-/* The block's part of the slab of a turn, and where it lies in shared memory. */
-struct held_slab {
-    const place at;
-    const sums_of_block of;
-    const memory_of_thread tensors;
-    const meeting by;
-
-    __device__ __forceinline__ held_slab(const normfuse_stream_arguments &a, char *memory, waits &shared, int turn)
-        : at(a, turn), of(a, memory, turn), tensors(at, memory, turn), by{at, of, shared, turn}
-    {
-    }
-};
-
-/* What threads know of a slab before they have its sums. */
-struct known_forward {
-    requested_weights weights;
-
-    __device__ __forceinline__ known_forward(const place &, const sums_of_block &, const requested_weights &weights, bool)
-        : weights(weights)
-    {
-    }
-};
-using known_values = choose<backward != 0, known_backward, known_forward>::type;
-
-__device__ __forceinline__ known_values know(const held_slab &slab, bool finds_rows)
+template <int = 0>
+__device__ __forceinline__ void hold(const normfuse_stream_arguments &a, char *memory, uint64_t &mailbox)
 {
+    const place at(a, (int)blockIdx.x);
+    const sums_of_block of(a, memory);
+    const memory_of_thread tensors(at, memory);
+    const meeting by = {at, of, mailbox};
+    cursor following(at), passed(at);
+    tensors.begin<false>(following);
     requested_weights weights;
     if constexpr (!by_rows) {
-        weights.request_of_channels(slab.at, slab.at.sample);
-        weights.request_of_sample(slab.at, slab.at.sample, slab.at.exists);
+        weights.request_of_channels(at, at.sample);
+        weights.request_of_sample(at, at.sample, at.exists);
     }
-    return known_values(slab.at, slab.of, weights, finds_rows);
-}
-
-template <typename Known, typename Between>
-__device__ __forceinline__ void reduce(const held_slab &slab, Known &known, cursor &following, Between between)
-{
-    if constexpr (backward)
-        reduce_backward(slab.at, slab.tensors, following, slab.of, slab.by, known, between);
-    else
-        reduce_forward(slab.at, slab.tensors, following, slab.of, slab.by, known.weights, between);
-    slab.by.send_found();
-}
-
-template <typename Known>
-__device__ __forceinline__ void apply(const held_slab &slab, Known &known, cursor &passed, cursor &next)
-{
-    slab.by.await_found();
-    if constexpr (backward)
-        apply_backward(slab.at, slab.tensors, passed, slab.of, slab.by, known, next);
-    else
-        apply_forward(slab.at, slab.tensors, passed, slab.of, slab.by, known.weights, next);
-}
-
-/* A block has one slab. */
-template <int = 0> __device__ __forceinline__ void hold_one(const normfuse_stream_arguments &a, char *memory, waits &shared)
-{
-    const held_slab slab(a, memory, shared, 0);
-    cursor following(slab.at), passed(slab.at), none(slab.at);
-    slab.tensors.begin<false>(following, true);
-    auto known = know(slab, true);
-    reduce(slab, known, following, [&]() { slab.tensors.begin<true>(passed, false); });
-    apply(slab, known, passed, none);
-}
-
-/* A block has several in turn, and reduces the next one before it applies to the last. */
-template <int = 0>
-__device__ __forceinline__ void hold_in_turn(const normfuse_stream_arguments &a, char *memory, waits &shared)
-{
-#pragma unroll 1
-    for (int turn = 0; turn <= a.turns; turn++) {
-        const held_slab last(a, memory, shared, max(turn - 1, 0));
-        cursor passed(last.at);
-        if (turn < a.turns) {
-            const held_slab slab(a, memory, shared, turn);
-            cursor following(slab.at);
-            slab.tensors.begin<false>(following, turn == 0);
-            auto known = know(slab, true);
-            reduce(slab, known, following, [&]() {
-                if (turn > 0)
-                    last.tensors.begin<true>(passed, false);
-                else
-                    held_slab(a, memory, shared, 1).tensors.request_slab();
-            });
-        } else {
-            last.tensors.begin<true>(passed, false);
-        }
-        if (turn == 0)
-            continue;
-        const place of_next(a, turn + 1);
-        cursor next(of_next);
-        auto known = know(last, false);
-        apply(last, known, passed, next);
-        if constexpr (by_rows)
-            __syncthreads(); /* rows of weights are read no more */
+    if constexpr (backward) {
+        known_backward known(at, of, weights);
+        reduce_backward(at, tensors, following, of, by, known, passed);
+        by.exchange();
+        apply_backward(at, tensors, passed, of, by, known);
+    } else {
+        reduce_forward(at, tensors, following, of, by, weights, passed);
+        by.exchange();
+        apply_forward(at, tensors, passed, of, by, weights);
     }
 }
 
 } // namespace
 
+/* ---- the kernel ---------------------------------------------------------------------------------------------------- */
+
 extern "C" __global__ void __launch_bounds__(threads, resident) NORMFUSE_KERNEL(const __grid_constant__ normfuse_stream_arguments a)
 {
     NORMFUSE_DYNAMIC_SHARED(dynamic);
-    __shared__ waits shared;
+    __shared__ uint64_t mailbox;
     follow_kernel();
-    char *const memory = reinterpret_cast<char *>(dynamic);
 #if __CUDA_ARCH__ >= 900
     if constexpr (in_cluster) {
-        each<mail_turns>([&](int i) { open_mailbox(shared.mailboxes[i], meeting::mail_bytes(a)); });
+        open_mailbox(mailbox, a.parts * a.slab_sets * (int)sizeof(message<numbers_sent>));
         announce_mailboxes();
     }
 #endif
-    if constexpr (walks)
-        hold_in_turn(a, memory, shared);
-    else
-        hold_one(a, memory, shared);
+    hold(a, reinterpret_cast<char *>(dynamic), mailbox);
 }

@@ -30,7 +30,8 @@ constexpr bool has_statistics = statistics == NORMFUSE_STATISTICS_GROUP;
 constexpr int beside = threads / lanes; /* slabs of a block */
 constexpr int down = lanes / across; /* rows that threads have at once */
 constexpr int block_columns = across * W;
-constexpr bool shares_slab = exchanges != NORMFUSE_EXCHANGE_THROUGH_MEMORY; /* blocks find its statistics together */
+constexpr bool trails = exchanges == NORMFUSE_EXCHANGE_TRAILING;
+constexpr bool shares_slab = !trails && exchanges != NORMFUSE_EXCHANGE_THROUGH_MEMORY; /* blocks find its statistics together */
 
 /* One set of weights: of the slab or of a row, or of each column of the thread's vector. */
 constexpr int weight_sets = 1, weight_values = by_columns ? W : 1;
@@ -68,27 +69,24 @@ struct place {
     bool slab_exists;
     bool exists; /* the thread has something of it */
 
-    /* Of the slabs that are not all there at once those of a turn. */
-    __device__ __forceinline__ explicit place(const normfuse_stream_arguments &a, int which_turn = 0) : a(a)
+    __device__ __forceinline__ place(const normfuse_stream_arguments &a, int block) : a(a)
     {
-        const int block = !shares_slab && a.backwards ? (int)(gridDim.x - 1 - blockIdx.x) : (int)blockIdx.x;
         const int thread = (int)threadIdx.x % lanes;
         tx = thread % across;
         ty = thread / across;
         if constexpr (by_columns) {
-            if constexpr (shares_slab) {
-                const int turn = divide(block, a.by_parts), of_all = turn + which_turn * a.at_once;
-                part = block - turn * a.parts;
-                slab_exists = of_all < a.slabs;
-                sample = slab_exists ? divide(of_all, a.by_blocks_wide) : 0;
-                wide = slab_exists ? of_all - sample * a.blocks_wide : 0;
+            if constexpr (shares_slab || trails) {
+                const int of_all = divide(block, a.by_parts);
+                part = block - of_all * a.parts;
+                sample = divide(of_all, a.by_blocks_wide);
+                wide = of_all - sample * a.blocks_wide;
             } else {
-                const int turn = divide(block, a.by_blocks_wide);
-                wide = block - turn * a.blocks_wide;
-                sample = divide(turn, a.by_parts);
-                part = turn - sample * a.parts;
-                slab_exists = true;
+                const int of_rows = divide(block, a.by_blocks_wide);
+                wide = block - of_rows * a.blocks_wide;
+                sample = divide(of_rows, a.by_parts);
+                part = of_rows - sample * a.parts;
             }
+            slab_exists = true;
             slab = 0;
             column = wide * block_columns + tx * W;
             exists = slab_exists && thread < across * down && column < a.columns;
@@ -100,7 +98,7 @@ struct place {
             const int turn = divide(block, a.by_parts);
             part = block - turn * a.parts;
             wide = column = 0;
-            const int of_all = turn * beside + (int)threadIdx.x / lanes + which_turn * a.at_once;
+            const int of_all = turn * beside + (int)threadIdx.x / lanes;
             slab_exists = exists = of_all < a.slabs;
             sample = exists ? divide(of_all, a.by_sample_slabs) : 0;
             slab = exists ? of_all - sample * (int)a.by_sample_slabs.divisor : 0;
