@@ -173,8 +173,6 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
                 "3", *words(WALKS[k:]))
         add("held without sync memory", "--schedule", "held", "--every", "7", *words(WALKS), given="device=cuda +no_sync")
         add("stream", "--schedule", "stream", "--every", "2", *words(WALKS[1:]))
-        add("trailing", "--schedule", "trailing", "--every", "2", *words(WALKS))
-        add("trailing by any geometry", "--schedule", "trailing", "--geometry", str(seed), "--every", "3", *words(WALKS[1:]))
         ran: Set[str] = set()
         for name, task in tasks.items():
             code, output, seconds = task.result()

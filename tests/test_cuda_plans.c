@@ -60,7 +60,7 @@ static size_t scratch_address_bytes;
 static int too_large, slope_launches;
 static int finish_launches[NORMFUSE_WORK_MERGE + 1]; /* of the body `finish`, by its work */
 static int single_launches, single_parts, single_walks, single_unaligned, single_sums; /* of the body `single` */
-static int stream_launches, trailing_launches, held_launches, held_clusters, held_grids, held_rows, walk_folded,
+static int stream_launches, held_launches, held_clusters, held_grids, held_rows, walk_folded,
     walk_unaligned, walk_proofs; /* of `stream` and `held` */
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -409,8 +409,7 @@ struct walk {
     struct normfuse_cuda_signature of;
     struct normfuse_stream_arguments a;
     int64_t down, beside, block_columns, value; /* value: bytes of what is computed in */
-    bool is_held, trails, by_columns, by_rows, has_statistics;
-    int64_t blocks; /* of the launch; where the second pass trails, units of each pass */
+    bool is_held, by_columns, by_rows, has_statistics;
     int64_t batch, channel, position, extent; /* strides, and one past the last element */
 };
 
@@ -425,12 +424,12 @@ static struct walk_place place_in_walk(const struct walk *w, int64_t block, int6
 {
     const struct normfuse_stream_arguments *const a = &w->a;
     struct walk_place at = {.block = block, .thread = thread};
-    const int64_t of_grid = a->backwards ? w->blocks - 1 - block : block;
+    const int64_t of_grid = a->backwards ? (int64_t)w->launch->grid - 1 - block : block;
     at.tx = thread % w->of.lanes % w->of.across;
     at.ty = thread % w->of.lanes / w->of.across;
     if (w->by_columns) {
         int64_t of_sample = 0;
-        if (w->is_held || w->trails) {
+        if (w->is_held) {
             at.part = of_grid % a->parts;
             of_sample = of_grid / a->parts;
         } else {
@@ -509,12 +508,6 @@ static bool note_triple(const struct walk *w, const struct walk_place *at, int64
     const struct normfuse_stream_arguments *const a = &w->a;
     const int64_t part = (a->sets_are_of_samples ? 0 : at->sample * a->parts) + at->part;
     const int64_t slot = (of_group * a->part_slots + part) * a->copies + copy, set = set_of_channel(w, at, c);
-    const int64_t domain = w->trails ? at->block / a->by_domain_units.divisor : 0;
-    const int64_t first = !w->by_columns ? domain
-                          : (a->sets_are_of_samples ? at->sample * a->call.channel_groups : 0) + at->wide * a->domain_sets;
-    if (w->trails && (set < first || set >= first + a->domain_sets))
-        return CHECK(false, "%s: %s: norm group %lld is not of domain %lld", w->test->name, w->launch->name, (long long)set,
-                     (long long)domain);
     if (slot >= a->set_triples)
         return CHECK(false, "%s: %s: a norm group has no place %lld", w->test->name, w->launch->name, (long long)slot);
     return note_written(w, &to->triples, set * a->set_triples + slot, at->block, "triple");
@@ -570,7 +563,7 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
     const struct normfuse_stream_arguments *const a = &w->a;
     const struct plan_case *const test = w->test;
     const int64_t vector = w->of.vector;
-    const bool leaves_triples = w->of.reduces && (w->trails || (!w->is_held && !w->of.backward));
+    const bool leaves_triples = w->of.reduces && !w->is_held && !w->of.backward;
     const bool leaves_pairs = w->of.reduces && w->of.backward &&
                               (!w->is_held || w->of.gradients != NORMFUSE_GRADIENTS_NONE);
 #define HOLDS(condition)                                                                                               \
@@ -578,7 +571,7 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
         CHECK(false, "%s: %s: not %s", test->name, w->launch->name, #condition);                                       \
         return;                                                                                                        \
     }
-    for (int64_t block = 0; block < w->blocks; block++) {
+    for (int64_t block = 0; block < (int64_t)w->launch->grid; block++) {
         const struct walk_place first = place_in_walk(w, block, 0);
         int64_t steps_of_warp = 0;
         if ((leaves_triples && !note_what_is_left(w, &first, false, left)) ||
@@ -685,10 +678,8 @@ static int64_t shared_of_walk(const struct walk *w)
     const int64_t slot = w->of.vector * (int64_t)normfuse_type_bytes(w->of.type) * w->of.threads;
     const int64_t slots = w->of.ahead * tensors_in_slots(w) * slot;
     if (!w->is_held) {
-        const int64_t sums = w->by_columns && w->of.reduces ? bytes_of_columns(w) : 0, own = slots > sums ? slots : sums;
-        if (!w->trails)
-            return own;
-        return a->sums_at >= own && a->sums_at % 16 == 0 ? a->sums_at + 16 * a->domain_sets : INT64_MAX;
+        const int64_t sums = w->by_columns && w->of.reduces ? bytes_of_columns(w) : 0;
+        return slots > sums ? slots : sums;
     }
     const int64_t kept = a->kept * (1 + w->of.backward) * slot, message = w->value * (w->of.backward ? 2 : 4);
     const bool in_cluster = w->of.exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER;
@@ -700,12 +691,11 @@ static int64_t shared_of_walk(const struct walk *w)
     return a->sums_at + exchanged + own;
 }
 
-/* Bytes of static shared memory: sums of warps, and what blocks wait for. */
+/* Bytes of static shared memory: sums of warps, and the mailbox. */
 static int64_t static_shared_of_walk(const struct walk *w)
 {
     const int64_t warps = w->of.threads / 32;
-    const int64_t waits = w->trails ? 16 : 8; /* tickets; the mailbox */
-    return w->by_columns ? waits : waits + w->value * warps * (!w->of.backward ? 4 : w->of.sums_slopes ? 3 : 2);
+    return w->by_columns ? 8 : 8 + w->value * warps * (!w->of.backward ? 4 : w->of.sums_slopes ? 3 : 2);
 }
 
 /* Roundings on a value's longest way into a sum: in a thread, lanes of a warp, warps, blocks; and the distance, the
@@ -756,8 +746,6 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     if (!(condition))                                                                                                  \
     CHECK(false, "%s: %s: not %s", test->name, launch->name, #condition)
     w.is_held = w.of.body == NORMFUSE_BODY_held;
-    w.trails = w.of.exchanges == NORMFUSE_EXCHANGE_TRAILING;
-    w.blocks = w.trails ? a->units : (int64_t)launch->grid;
     w.by_columns = w.of.parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     w.by_rows = w.of.parameters == NORMFUSE_PARAMETERS_OF_ROW;
     w.has_statistics = w.of.statistics == NORMFUSE_STATISTICS_GROUP;
@@ -774,8 +762,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(w.has_statistics == (test->op != AFFINE));
     HOLDS(w.of.reduces || w.of.applies);
     HOLDS(!w.is_held || (w.of.reduces && w.of.applies && w.of.activation == test->activation));
-    HOLDS(w.is_held || w.trails || !w.has_statistics || !(w.of.reduces && w.of.applies));
-    HOLDS(w.trails ? !w.is_held : (w.of.exchanges == NORMFUSE_EXCHANGE_THROUGH_MEMORY) == !w.is_held);
+    HOLDS(w.is_held || !w.has_statistics || !(w.of.reduces && w.of.applies));
+    HOLDS((w.of.exchanges == NORMFUSE_EXCHANGE_THROUGH_MEMORY) == !w.is_held);
     HOLDS(w.of.applies == w.of.writes_out && (!w.of.applies || launch->grid > 0));
     /* dz goes on to a second pass where it is the same numbers. */
     HOLDS(!(w.of.reduces && !w.of.applies && w.of.dpost_add) || keeps_dz_exactly(&w.of));
@@ -818,16 +806,6 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
         HOLDS(a->kept >= (w.by_columns ? 1 : a->steps) * up(a->part_rows, a->row_step));
         HOLDS(a->row_step == w.down && a->part_rows > 0);
     }
-    if (w.trails) {
-        /* No block waits for a unit that is taken after its own: what a domain's results need is ahead of them. */
-        const int64_t domain_units = a->by_domain_units.divisor;
-        HOLDS(test->has_sync && w.has_statistics && w.of.reduces && w.of.applies && launch->grid >= 1);
-        HOLDS(divides(&a->by_domain_units) && a->units % domain_units == 0 && a->units < INT32_MAX / 2);
-        HOLDS(a->lag <= a->units && a->lag >= domain_units);
-        HOLDS(a->units / domain_units + 32 <= NORMFUSE_CUDA_TRAILING_WORDS && a->barriers != NULL);
-        HOLDS(is_power_of_two(a->set_lanes) && a->set_lanes <= 32);
-        HOLDS(w.of.keeps_statistics == !w.of.backward && !a->backwards);
-    }
     /* Whatever the size: rows, columns, slabs and samples are all somebody's. */
     HOLDS(a->row_jump == a->row_step * a->row_stride);
     const bool in_turn = a->part_rows == 0; /* rows are dealt out to parts */
@@ -838,7 +816,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     if (w.by_columns) {
         HOLDS((int64_t)a->blocks_wide * w.block_columns >= a->columns && (int64_t)(a->blocks_wide - 1) * w.block_columns < a->columns);
         HOLDS(w.is_held ? a->slabs == a->samples * a->blocks_wide
-                        : w.blocks == (int64_t)a->blocks_wide * a->samples * a->parts);
+                        : (int64_t)launch->grid == (int64_t)a->blocks_wide * a->samples * a->parts);
         HOLDS(!w.of.reduces || up(in_turn ? a->rows : a->part_rows, a->row_step) <= 128);
         HOLDS(!w.is_held || (!w.of.folded && a->slab_sets * (w.of.statistics_of_groups ? (int64_t)a->by_group.divisor : 1) <= w.block_columns) ||
               (w.of.folded && a->blocks_wide == 1 && (int64_t)a->joined_rows * a->call.channels <= w.block_columns));
@@ -850,7 +828,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                                          (int64_t)a->next_vectors * (a->parts - 1) + a->part_vectors >= row_vectors &&
                                          (int64_t)a->next_vectors * (a->parts - 1) < row_vectors);
         HOLDS(a->parts == 1 || a->next_rows > 0 || a->next_vectors > 0);
-        HOLDS(w.is_held || w.blocks == up(a->slabs, w.beside) * a->parts);
+        HOLDS(w.is_held || (int64_t)launch->grid == up(a->slabs, w.beside) * a->parts);
         HOLDS(!w.of.reduces || (int64_t)a->steps * up(a->part_rows, w.down) * vector_bytes <= 48 * 16);
     }
     HOLDS((int32_t)a->by_parts.divisor == a->parts && divides(&a->by_parts) && divides(&a->by_blocks_wide));
@@ -865,7 +843,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     /* Scratch: parts one after the other, within what was asked for. */
     const int64_t sets = test->op == GROUP_NORM ? sizes[0] * test->groups : sizes[1];
     struct left_by_walk left = {.triples = {.count = 0}};
-    if (!w.is_held && w.of.reduces && (w.trails || !w.of.backward))
+    if (!w.is_held && w.of.reduces && !w.of.backward)
         left.triples.count = sets * a->set_triples;
     if (w.of.reduces && w.of.backward && w.of.gradients == NORMFUSE_GRADIENTS_DIRECT)
         left.gradients.count = sizes[1];
@@ -889,12 +867,12 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
           scratch_address_bytes);
     HOLDS(w.is_held || !w.has_statistics || !w.of.applies || (w.of.backward ? a->totals != NULL : a->call.statistics != NULL));
     if (w.of.reduces) {
-        sums_left.triples = w.is_held || w.trails ? 0 : a->set_triples;
+        sums_left.triples = w.is_held ? 0 : a->set_triples;
         sums_left.slots = a->call.sum_slots;
         sums_left.of_samples = a->sums_are_of_samples;
     }
     const int64_t elements = sizes[0] * sizes[1] * sizes[2];
-    const int64_t of_all = w.blocks * launch->threads;
+    const int64_t of_all = (int64_t)launch->grid * launch->threads;
     const int64_t walked = of_all * (w.is_held ? a->kept : up(elements / w.of.vector, of_all) + 1);
     if (w.extent <= MAX_ELEMENTS && walked <= MAX_STEPS_WALKED) {
         struct written *const all[] = {&left.triples, &left.pairs, &left.gradients};
@@ -925,8 +903,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
         walk_proofs++;
     }
     held_launches += w.is_held;
-    stream_launches += !w.is_held && !w.trails;
-    trailing_launches += w.trails;
+    stream_launches += !w.is_held;
     held_clusters += in_cluster;
     held_grids += in_grid;
     walk_folded += w.of.folded;
@@ -1476,9 +1453,9 @@ static void test_variety(void)
           "%d with sums for a later kernel",
           single_launches, single_parts, single_walks, single_unaligned, single_sums);
     CHECK(stream_launches > 10 * some && held_launches > 10 * some && held_clusters > some && held_grids > some &&
-              held_rows > some && trailing_launches > some,
-          "stream was launched %d times, with a trailing pass %d, held %d, %d of these in clusters, %d in grids, %d by rows",
-          stream_launches, trailing_launches, held_launches, held_clusters, held_grids, held_rows);
+              held_rows > some,
+          "stream was launched %d times, held %d, %d of these in clusters, %d in grids, %d by rows",
+          stream_launches, held_launches, held_clusters, held_grids, held_rows);
     CHECK(walk_folded > some && walk_unaligned > some && walk_proofs > 10 * some,
           "rows were folded %d times and unaligned %d times; element by element were proven %d", walk_folded, walk_unaligned,
           walk_proofs);

@@ -118,8 +118,6 @@ static void describe_body(const struct normfuse_problem *p, const struct step *s
         to->stream.totals = scratch->totals;
         to->stream.messages = (char *)scratch->partials;
         to->stream.barriers = scratch->grid_barriers;
-        if (step->signature.exchanges == NORMFUSE_EXCHANGE_TRAILING)
-            to->stream.barriers += NORMFUSE_CUDA_GRID_BARRIER_WORDS;
     }
 #undef TENSORS
 }

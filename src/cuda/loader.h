@@ -27,7 +27,6 @@ struct normfuse_cuda_device {
 
 enum {
     NORMFUSE_CUDA_GRID_BARRIER_WORDS = 8192, /* of sync memory: 512 barriers, each on a cache line of its own */
-    NORMFUSE_CUDA_TRAILING_WORDS = 8192,     /* behind those: 32 of tickets, and a count of each domain */
     NORMFUSE_CUDA_SYNC_BYTES = 65536         /* what normfuse_sync_bytes answers for every device */
 };
 

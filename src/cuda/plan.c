@@ -220,11 +220,8 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
                 normfuse_cuda_signature_name(&step->signature, name));
     }
     step->phases = phases;
-    if (holds)
+    if (step->launch.cooperative)
         plan->partials = step->messages;
-    if (step->signature.exchanges == NORMFUSE_EXCHANGE_TRAILING)
-        *(step->signature.backward ? &plan->totals : &plan->statistics) =
-            (size_t)sets_of(shape->problem) * (step->signature.backward ? 16 : 24);
     if (sums)
         plan->of_sums = step->sums;
     plan->count++;

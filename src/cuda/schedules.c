@@ -7,7 +7,7 @@
 #include <string.h>
 
 const struct schedule *const normfuse_cuda_schedules[] = {&normfuse_cuda_single, &normfuse_cuda_held,
-                                                          &normfuse_cuda_trailing, &normfuse_cuda_stream, NULL};
+                                                          &normfuse_cuda_stream, NULL};
 
 struct normfuse_cuda_choice *normfuse_cuda_choice(void)
 {

@@ -30,7 +30,7 @@ struct step {
         struct normfuse_finish_arguments finish;
     };
     double microseconds; /* as estimated */
-    size_t messages;     /* bytes that blocks leave for one another, of plan.partials */
+    size_t messages;     /* bytes that blocks of the grid send one another, of plan.partials */
     int32_t phases;      /* 0: of the body `finish` */
     int32_t parts;       /* blocks that share a norm group */
     struct sums sums;
@@ -45,8 +45,8 @@ struct schedule {
     /* NULL: `step` is filled in, with its microseconds; else why it cannot have the call. */
     const char *(*configure)(const struct shape *, struct step *step);
 };
-/* A norm group in registers; in shared memory; in the L2; two passes, of which the step has the time alone. */
-extern const struct schedule normfuse_cuda_single, normfuse_cuda_held, normfuse_cuda_trailing, normfuse_cuda_stream;
+/* A norm group in registers; in shared memory; two passes, of which the step has the time alone. */
+extern const struct schedule normfuse_cuda_single, normfuse_cuda_held, normfuse_cuda_stream;
 extern const struct schedule *const normfuse_cuda_schedules[]; /* to NULL */
 
 /* For tests, this thread's. Schedules by their names. */

@@ -114,7 +114,6 @@ static struct normfuse_cuda_signature sign(const struct shape *shape, const stru
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool backward = shape->direction == BACKWARD, given = p->sets == NORMFUSE_SETS_NONE;
-    const bool trails = sums && applies && !given;
     struct normfuse_cuda_signature of = normfuse_cuda_signature_of(NORMFUSE_BODY_stream, backward, p);
     of.reduces = sums;
     of.applies = applies;
@@ -125,12 +124,9 @@ static struct normfuse_cuda_signature sign(const struct shape *shape, const stru
     of.dweight = of.dbias = 0; /* a later kernel's */
     of.stores_u = of.stores_u && (sums || (p->phases & NORMFUSE_PHASE_STATISTICS) == 0);
     of.sums_slopes = of.sums_slopes && sums;
-    of.exchanges = trails ? NORMFUSE_EXCHANGE_TRAILING : NORMFUSE_EXCHANGE_THROUGH_MEMORY;
-    of.keeps_statistics = trails && !backward;
-    of.updates_running = trails && !backward && p->has_running_momentum && p->sets == NORMFUSE_SETS_BATCH;
-    if (!p->evaluate && !of.updates_running)
+    if (!p->evaluate)
         of.running_mean = of.running_var = 0;
-    if (given || (!backward && !trails))
+    if (given || !backward)
         of.mean = of.rstd = 0;
     if (!applies) {
         of.writes_out = of.du = 0;
@@ -224,136 +220,3 @@ static const char *configure(const struct shape *shape, struct step *step)
 }
 
 const struct schedule normfuse_cuda_stream = {.name = "stream", .configure = configure};
-
-/* ---- a second pass that trails the first ------------------------------------------------------------------------- */
-
-enum {
-    UNIT_VECTORS = 8,         /* of a thread, of all tensors together, each on its way at once */
-    MAX_DOMAIN = 12 << 20,    /* bytes of the norm groups that share units: the L2 keeps them and some units more */
-    MIN_WIDTH = 128,          /* bytes of a row */
-    TICKET_WORDS = 32
-};
-
-/* Whole norm groups, as wide as the L2 keeps their rows. */
-static const char *trail_columns(const struct shape *shape, int64_t of_thread, struct tiling *t)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    normfuse_cuda_tile_columns(p, true, t);
-    if (p->sets == NORMFUSE_SETS_BATCH && !t->joins_samples)
-        return "samples are apart";
-    const int64_t vectors = t->columns / t->vector, vector_bytes = t->vector * (int64_t)normfuse_type_bytes(p->type);
-    const int64_t of_groups = t->folded > 1 ? vectors : common_multiple(group_of(p), t->vector) / t->vector;
-    const int64_t fitting = MAX_DOMAIN / (t->rows * vector_bytes * shape->tensors);
-    const int64_t widest = minimum(minimum(vectors, fitting), t->folded > 1 ? MAX_THREADS : WIDEST_SUMS);
-    t->across = widest / of_groups * of_groups;
-    if (t->across == 0 || (t->across < vectors && t->across * vector_bytes < MIN_WIDTH))
-        return "norm groups are too large";
-    t->blocks_wide = divide_up(vectors, t->across);
-    t->threads = t->lanes = whole_warps(t->across * (MAX_THREADS / t->across));
-    t->row_step = down_of(t);
-    t->next_rows = t->part_rows = t->row_step * of_thread;
-    t->parts = divide_up(t->rows, t->part_rows);
-    t->slabs = t->samples * t->blocks_wide;
-    return NULL;
-}
-
-static const char *trail_rows(const struct shape *shape, int64_t of_thread, struct tiling *t)
-{
-    const struct normfuse_problem *const p = shape->problem;
-    const bool is_group = p->sets == NORMFUSE_SETS_GROUP;
-    normfuse_cuda_tile_rows(p, t);
-    if (t->strided || t->joins_samples == is_group)
-        return "a unit would have parts of rows of several samples";
-    const int64_t vectors = row_vectors(t);
-    t->across = t->lanes = normfuse_cuda_threads_across(vectors, MAX_THREADS);
-    t->steps = divide_up(vectors, t->across);
-    t->parts = t->blocks_wide = 1;
-    t->part_rows = t->rows;
-    t->part_vectors = vectors;
-    if (t->rows > 1) {
-        t->lanes = MAX_THREADS;
-        t->next_rows = t->part_rows = down_of(t) * maximum(1, of_thread / t->steps);
-        t->parts = divide_up(t->rows, t->part_rows);
-        if (t->steps > 2 * of_thread)
-            return "rows are long";
-    } else if (t->steps > of_thread) {
-        t->steps = of_thread;
-        t->next_vectors = t->part_vectors = t->across * of_thread;
-        t->parts = divide_up(vectors, t->part_vectors);
-    }
-    t->row_step = down_of(t);
-    int64_t beside = t->lanes > 32 ? 1 : MAX_THREADS / t->lanes; /* channels of a norm group */
-    while (beside > 1 && (!is_group || group_of(p) % beside != 0))
-        beside /= 2;
-    t->threads = t->lanes * beside;
-    return t->threads % 32 != 0 ? "rows are short" : NULL;
-}
-
-static const char *trail(const struct shape *shape, struct step *step)
-{
-    enum { MAX_DOMAINS = NORMFUSE_CUDA_TRAILING_WORDS - TICKET_WORDS };
-    const struct normfuse_problem *const p = shape->problem;
-    const bool backward = shape->direction == BACKWARD, is_group = p->sets == NORMFUSE_SETS_GROUP;
-    const bool both = backward ? has_both_phases(p) : (p->phases & NORMFUSE_PHASE_STATISTICS) != 0 && p->y.data != NULL;
-    if (p->sets == NORMFUSE_SETS_NONE || !both)
-        return "statistics or sums are given";
-    if (!shape->has_grid_barriers)
-        return "there is no sync memory";
-    struct tiling t = {0};
-    const int64_t d = group_of(p), drawn = (int64_t)(normfuse_cuda_choice()->drawn % UNIT_VECTORS);
-    const int64_t of_thread = maximum(1, (drawn != 0 ? drawn : UNIT_VECTORS) / tensors_of(shape));
-    const char *const reason = normfuse_cuda_has_columns(p) ? trail_columns(shape, of_thread, &t) : trail_rows(shape, of_thread, &t);
-    if (reason != NULL)
-        return reason;
-    const int64_t beside = t.by_columns ? 1 : t.threads / t.lanes;
-    const int64_t domain_units = t.by_columns || !is_group ? t.parts : d / beside * t.parts;
-    const int64_t units = t.slabs / beside * t.parts, domains = units / domain_units;
-    const int64_t vector_bytes = t.vector * (int64_t)normfuse_type_bytes(p->type);
-    const int64_t unit_bytes = vector_bytes * t.threads * of_thread;
-    if (vector_bytes < 8)
-        return "vectors are of single elements";
-    if (domain_units * unit_bytes * shape->tensors > 2 * (int64_t)MAX_DOMAIN)
-        return "norm groups are too large";
-    if (domains > MAX_DOMAINS || units > INT32_MAX / 4 || !is_countable(t.rows) || !is_countable(t.columns))
-        return "units are too many";
-    *step = (struct step){.launch = {.threads = (uint32_t)t.threads}, .parts = (int32_t)t.parts};
-    struct normfuse_cuda_signature *const of = &step->signature;
-    *of = sign(shape, &t, true, true, false);
-    of->gradients = 0;
-    const int64_t resident = minimum(of->resident * (int64_t)shape->device->multiprocessors, 2 * units);
-    const int64_t domain_sets = !t.by_columns ? 1 : t.folded > 1 ? p->c / d : t.across * t.vector / d;
-    int64_t set_lanes = 32;
-    while (set_lanes > 1 && set_lanes * domain_sets > t.threads)
-        set_lanes /= 2;
-    const int64_t sums_at = divide_up(shared_of(shape, &t, of), 16) * 16;
-    step->launch.grid = resident;
-    step->launch.shared = (size_t)(sums_at + 16 * domain_sets);
-    const int64_t subgroup = t.by_columns ? d : 1, copies = 1, part_slots = t.parts;
-    step->sums = (struct sums){.slots = (int32_t)t.parts, .by_channel = t.joins_samples};
-    struct normfuse_stream_arguments *const a = &step->stream;
-    *a = normfuse_cuda_tiling_arguments(p, &t);
-    a->by_subgroup = divisor_of(subgroup);
-    a->subgroup = (int32_t)subgroup;
-    a->set_triples = (int32_t)(d / subgroup * part_slots * copies);
-    a->part_slots = (int32_t)part_slots;
-    a->joined_rows = (int32_t)t.folded;
-    a->copies = (int32_t)copies;
-    a->call.sum_slots = step->sums.slots;
-    a->units = (int32_t)units;
-    a->lag = (int32_t)minimum(units, domain_units + resident);
-    a->by_domain_units = divisor_of(domain_units);
-    a->domain_sets = (int32_t)domain_sets;
-    a->set_lanes = (int32_t)set_lanes;
-    a->sums_at = (int32_t)sums_at;
-    step->messages = (size_t)(sets_of(p) * a->set_triples) * 24;
-    if (step->launch.shared + 2048 > shape->device->shared_per_block)
-        return "a block holds less";
-    static const double START = 7.0, GRADIENTS = 2.0, STRETCH = 1.3, UNIT = 2.5;
-    const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
-    const double by_units = UNIT * 2.0 * (double)units / (double)resident;
-    step->microseconds = START + (backward && shape->wants_gradients ? GRADIENTS : 0.0) +
-                         fmax(by_units, STRETCH * moved / shape->policy->bytes_a_microsecond);
-    return NULL;
-}
-
-const struct schedule normfuse_cuda_trailing = {.name = "trailing", .configure = trail};

@@ -32,12 +32,11 @@ index thread, block, threads, blocks;
 
 /* ---- fibers ------------------------------------------------------------------------------------------------------ */
 
-enum state { RUNNING, AT_BARRIER, AT_WARP, AT_WORD, AT_COUNT, AT_PHASE, AT_CLUSTER, DONE };
+enum state { RUNNING, AT_BARRIER, AT_WARP, AT_WORD, AT_PHASE, AT_CLUSTER, DONE };
 static const char *const words_of[] = {"runs",
                                        "waits at barrier",
                                        "waits for its warp, mask",
                                        "waits for the grid barrier, now",
-                                       "waits for a count, now",
                                        "waits for a phase of",
                                        "waits for the cluster, generation",
                                        "is done"};
@@ -291,7 +290,6 @@ static void deliver_all(block_state &to, const uint64_t *barrier)
 static bool is_over(fiber &own)
 {
     switch (own.at) {
-    case AT_COUNT: return *static_cast<const volatile uint32_t *>(own.word) > own.before;
     case AT_WORD: return ((*static_cast<const volatile uint32_t *>(own.word) ^ own.before) & 0x80000000u) != 0;
     case AT_PHASE:
         deliver_all(*active, static_cast<const uint64_t *>(own.word));
@@ -518,13 +516,6 @@ void cluster_send(uint64_t &barrier, void *place, int rank, const void *value, u
     copy own = {place_of(place), nullptr, bytes, bytes, reinterpret_cast<uint64_t *>(place_of(&barrier)), {}};
     memcpy(own.value, value, bytes);
     send_off(to, own);
-}
-
-void await_more(const uint32_t *word, uint32_t than)
-{
-    current->word = word;
-    current->before = than;
-    poll(AT_COUNT, *word);
 }
 
 void await_flip(const uint32_t *word, uint32_t before)

@@ -65,7 +65,6 @@ void cluster_arrive();
 void cluster_await();
 void cluster_send(uint64_t &barrier, void *place, int rank, const void *value, unsigned bytes);
 void await_flip(const uint32_t *word, uint32_t before);
-void await_more(const uint32_t *word, uint32_t than);
 int64_t cycles();
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -105,11 +105,6 @@ inline void copy_ahead(unsigned short *to, const char *from, bool wanted)
     if (wanted)
         *to = *emulator::aligned<unsigned short>(from);
 }
-inline uint64_t policy_of_l2(bool keeps) { return keeps; }
-template <typename T> inline void copy_ahead(T *to, const char *from, bool wanted, uint64_t)
-{
-    copy_ahead(to, from, wanted);
-}
 inline void commit_copies() { emulator::commit(); }
 template <int behind> inline void await_older_copies() { emulator::wait_for_groups(behind); }
 
@@ -119,13 +114,6 @@ inline uint64_t load_past_l1(const uint64_t *from) { return *from; }
 inline void store_past_l1(uint64_t *to, uint64_t value) { *to = value; }
 inline uint32_t load_relaxed(const uint32_t *word) { return *word; }
 inline void add_release(uint32_t *word, uint32_t share) { *word += share; }
-inline uint32_t count(uint32_t *word, uint32_t last)
-{
-    const uint32_t before = *word;
-    *word = before >= last ? 0 : before + 1;
-    return before;
-}
-inline void await_more(const uint32_t *word, uint32_t than) { emulator::await_more(word, than); }
 inline void await_flip(const uint32_t *word, uint32_t before) { emulator::await_flip(word, before); }
 
 /* ---- kernels of a call, clusters --------------------------------------------------------------------------------- */

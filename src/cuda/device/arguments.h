@@ -48,8 +48,7 @@ enum {
     NORMFUSE_EXCHANGE_THROUGH_MEMORY, /* another kernel joins it */
     NORMFUSE_EXCHANGE_IN_BLOCK,       /* one block has the slab */
     NORMFUSE_EXCHANGE_IN_CLUSTER,
-    NORMFUSE_EXCHANGE_IN_GRID,
-    NORMFUSE_EXCHANGE_TRAILING /* the kernel's second pass trails its first */
+    NORMFUSE_EXCHANGE_IN_GRID
 };
 
 /* Values of signature::work, of the body `finish`. */
@@ -144,19 +143,14 @@ struct normfuse_stream_arguments {
     int32_t joined_rows, copies;     /* rows folded whose sums a block joins; that have sums of their own */
     int32_t sum_parts;               /* 1: each part of a slab leaves sums of all its channels; 0: of its own */
     double *triples;                 /* count, mean, squares: [set][subgroup][part][copy] */
-    double *totals;                  /* pairs of each set, of a backward */
+    const double *totals;            /* pairs of each set, of a backward */
     double set_values;
-    /* A second pass that trails: units of work of each pass, those of the first that are taken ahead of the second, and those
-     * that share norm groups, a domain. */
-    int32_t units, lag;
-    struct normfuse_divisor by_domain_units;
-    int32_t domain_sets, set_lanes; /* norm groups of a domain; threads that join the sums of one */
     /* held */
     int32_t kept;      /* vectors of a thread in shared memory */
     int32_t slab_sets; /* norm groups of a block's slab */
     int32_t ring_at, sums_at; /* bytes, in dynamic shared memory */
     char *messages;    /* of all blocks of a slab: [slab][part][norm group] */
-    uint32_t *barriers; /* of the sync memory, whose first half is of `held` and the second one of what trails */
+    uint32_t *barriers;
     struct normfuse_call_arguments call;
 };
 

@@ -130,33 +130,6 @@ __device__ __forceinline__ void copy_ahead(unsigned short *to, const char *from,
     if (wanted)
         *to = *reinterpret_cast<const unsigned short *>(from);
 }
-/* What the L2 should keep, or let go when it has been read. */
-__device__ __forceinline__ uint64_t policy_of_l2(bool keeps)
-{
-    uint64_t policy;
-    if (keeps)
-        asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
-    else
-        asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-    return policy;
-}
-#define NORMFUSE_COPY(words, bytes, cache)                                                                             \
-    __device__ __forceinline__ void copy_ahead(words *to, const char *from, bool wanted, uint64_t policy)              \
-    {                                                                                                                  \
-        asm volatile("{\n.reg .pred wanted;\nsetp.ne.s32 wanted, %2, 0;\n"                                             \
-                     "@wanted cp.async." cache ".shared.global.L2::cache_hint [%0], [%1], " #bytes ", %3;\n}" ::"r"(   \
-                         shared_address(to)),                                                                          \
-                     "l"(from), "r"((int)wanted), "l"(policy)                                                          \
-                     : "memory");                                                                                      \
-    }
-NORMFUSE_COPY(uint4, 16, "cg")
-NORMFUSE_COPY(uint2, 8, "ca")
-NORMFUSE_COPY(unsigned, 4, "ca")
-#undef NORMFUSE_COPY
-__device__ __forceinline__ void copy_ahead(unsigned short *to, const char *from, bool wanted, uint64_t)
-{
-    copy_ahead(to, from, wanted);
-}
 __device__ __forceinline__ void commit_copies()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -195,22 +168,6 @@ __device__ __forceinline__ void await_flip(const uint32_t *word, uint32_t before
     do
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
     while (((now ^ before) & 0x80000000u) == 0);
-}
-
-/* The word before, which becomes one more, or 0 where it was `last`. */
-__device__ __forceinline__ uint32_t count(uint32_t *word, uint32_t last)
-{
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(last) : "memory");
-    return before;
-}
-/* Until the word is more than that. */
-__device__ __forceinline__ void await_more(const uint32_t *word, uint32_t than)
-{
-    uint32_t now;
-    do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-    while (now <= than);
 }
 
 /* ---- kernels of a call ------------------------------------------------------------------------------------------- */

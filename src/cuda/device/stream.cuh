@@ -2,9 +2,7 @@
  *
  * stream.cuh - the body `stream`: tensors pass through slots of each thread in shared memory, which copies fill some vectors
  * ahead. A kernel reduces (sums go to memory, where a later kernel joins them), applies (from statistics that are given), or
- * does both at once where no statistics are to be found. Or it does one after the other (`trails`): blocks take units of
- * both passes in one order, in which the second pass trails the first by what the L2 holds. walk.cuh says what a slab is,
- * and how threads share it. */
+ * does both at once where no statistics are to be found. walk.cuh says what a slab is, and how threads share it. */
 #include "walk.cuh"
 
 namespace {
@@ -13,7 +11,6 @@ namespace {
 
 /* Which tensors a walk reads. */
 template <bool sums, bool writes> struct reading {
-    static constexpr bool is_first = sums && !writes;
     static constexpr bool x = !backward || sums || has_statistics || activation != IDENTITY;
     static constexpr bool dy = backward;
     static constexpr bool before = pre_add && x;
@@ -30,11 +27,9 @@ struct vectors {
 template <typename Reading> struct pipeline {
     const place &at;
     raw_vector *const slots; /* [D][tensors][threads] */
-    const uint64_t policy;   /* where the second pass trails */
 
     __device__ __forceinline__ pipeline(const place &at, char *dynamic)
-        : at(at), slots(reinterpret_cast<raw_vector *>(dynamic) + threadIdx.x),
-          policy(trails ? policy_of_l2(Reading::is_first) : 0)
+        : at(at), slots(reinterpret_cast<raw_vector *>(dynamic) + threadIdx.x)
     {
     }
     __device__ __forceinline__ raw_vector *slot(int turn, int tensor) const
@@ -45,12 +40,7 @@ template <typename Reading> struct pipeline {
     {
         const normfuse_stream_arguments &a = at.a;
         const int64_t bytes = of.element * bytes_of(type);
-        const auto one = [&](int tensor, const char *from) {
-            if constexpr (trails)
-                copy_ahead(slot(turn, tensor), from + bytes, of.has, policy);
-            else
-                copy_ahead(slot(turn, tensor), from + bytes, of.has);
-        };
+        const auto one = [&](int tensor, const char *from) { copy_ahead(slot(turn, tensor), from + bytes, of.has); };
         if constexpr (Reading::x)
             one(0, a.x);
         if constexpr (Reading::dy)
@@ -123,7 +113,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
     tensors.walk(following, [&](const cursor &of, const vectors &read) {
         R u[W];
         unpack_u(read.x, read.before, of_bias, u);
-        if constexpr (stores_u && !trails)
+        if constexpr (stores_u)
             store(of, a.call.u, u);
         if constexpr (by_columns)
             count++;
@@ -167,12 +157,6 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
     }
 }
 
-/* Where the second pass trails: a norm group among those of its domain, by a channel. */
-__device__ __forceinline__ int set_of_domain(const place &at, int c)
-{
-    return at.group_of(c) - at.wide * at.a.domain_sets;
-}
-
 /* ---- given statistics ------------------------------------------------------------------------------------------- */
 
 /* What is requested before the tensors are: weights, mean and rstd of each set; a backward's totals. */
@@ -182,8 +166,7 @@ struct requested_statistics {
     double found[weight_values][2];
     raw<F64, 2> totals[weight_values];
 
-    /* trailed: where the second pass trails, what it needs of the norm groups of its domain; else nullptr. */
-    __device__ __forceinline__ void request(const place &at, const double *trailed)
+    __device__ __forceinline__ void request(const place &at)
     {
         if constexpr (!has_statistics)
             return;
@@ -195,13 +178,6 @@ struct requested_statistics {
             of_rstd.request(a.call.rstd, sample, group, at.exists);
         }
         each<weight_values>([&](int i) {
-            if constexpr (trails) {
-                if (trailed == nullptr)
-                    return;
-                const double *const from = trailed + (by_columns && at.exists ? 2 * set_of_domain(at, at.channel(0, i)) : 0);
-                each<2>([&](int k) { found[i][k] = from[k]; });
-                return;
-            }
             const int64_t set = at.exists ? at.set_of(at.channel(0, i)) : 0;
             if constexpr (!backward && applies)
                 each<2>([&](int k) { found[i][k] = a.call.statistics[set * 3 + k]; });
@@ -274,8 +250,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const requested_w
 
 /* What the threads found becomes pairs in memory. */
 template <int = 0>
-__device__ __forceinline__ void store_sums(const place &at, char *dynamic, const centres &centre, const coefficients &weighed,
-                                           sums_of_dz &of)
+__device__ __forceinline__ void store_sums(const place &at, char *dynamic, const centres &centre, sums_of_dz &of)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr int numbers = sums_slopes ? 3 : 2;
@@ -291,36 +266,16 @@ __device__ __forceinline__ void store_sums(const place &at, char *dynamic, const
         sum_threads<numbers, lanes>(all, of_warps);
         if (at.exists && at.tx == 0 && at.ty == 0)
             store_pair(at, at.slab, 0, (double)all[0], (double)all[1], sums_slopes ? (double)all[numbers - 1] : 0.0);
-        if (trails && at.exists && at.tx == 0 && at.ty == 0) {
-            const double by = (double)weighed.by[0][0];
-            store_triple(at, at.channel(0, 0), 0, 1, by * (double)all[0], by * (double)all[1], 0.0);
-        }
     } else {
         await_older_copies<0>();
         __syncthreads(); /* slots are read no more */
-        column_sums *const columns = join_columns<numbers>(at, dynamic, of);
+        const column_sums *const columns = join_columns<numbers>(at, dynamic, of);
         each_subgroup(at, 1, [&](int column, int c, int copy) {
             double all[3] = {0.0, 0.0, 0.0};
             for (int k = 0; k < a.joined_rows; k++)
                 each<3>([&](int i) { all[i] += columns[column + k * a.call.channels].of[i]; });
             store_pair(at, c, copy, all[0], all[1], all[2]);
         });
-        if constexpr (trails) {
-            /* Weighed, by the threads that have a column's weight, in the place of the sums. */
-            __syncthreads();
-            if (at.ty == 0 && at.exists)
-                each<W>([&](int j) {
-                    each<2>([&](int i) { columns[at.tx * W + j].of[i] *= (double)weighed.by[0][j]; });
-                });
-            __syncthreads();
-            each_subgroup(at, a.subgroup, [&](int column, int c, int copy) {
-                double all[2] = {0.0, 0.0};
-                for (int k = 0; k < a.joined_rows; k++)
-                    for (int i = 0; i < a.subgroup; i++)
-                        each<2>([&](int number) { all[number] += columns[column + k * a.call.channels + i].of[number]; });
-                store_triple(at, c, copy, a.subgroup, all[0], all[1], 0.0);
-            });
-        }
     }
 }
 
@@ -341,9 +296,8 @@ __device__ __forceinline__ void walk_backward(const place &at, char *dynamic, co
     if constexpr (writes && has_statistics) {
         const R portion = sizeof(R) == 8 ? R(1.0 / a.set_values) : (R)a.call.share;
         each<weight_values>([&](int i) {
-            double total[2] = {given.found[i][0], given.found[i][1]};
-            if constexpr (!trails)
-                unpack<F64, 2>(given.totals[i], total);
+            double total[2];
+            unpack<F64, 2>(given.totals[i], total);
             const R plain = (R)total[0], centred = (R)total[1];
             by_x[i] = -(centred * rstd_of[0][i]) * (rstd_of[0][i] * portion);
             level[i] = -plain * portion - by_x[i] * centre.left(0, i);
@@ -389,7 +343,7 @@ __device__ __forceinline__ void walk_backward(const place &at, char *dynamic, co
             }
             u[j] = distance;
         });
-        if constexpr (dpost_add && (writes || !trails))
+        if constexpr (dpost_add)
             store(of, a.call.dpost_add, dz);
         if constexpr (writes && writes_out) {
             if constexpr (read_of::more)
@@ -407,196 +361,7 @@ __device__ __forceinline__ void walk_backward(const place &at, char *dynamic, co
         }
     });
     if constexpr (sums)
-        store_sums(at, dynamic, centre, weighed, all);
-}
-
-/* ---- a second pass that trails the first ---------------------------------------------------------------------------- */
-
-/* Words of the sync memory, all of them 0 between calls. */
-struct trailing_words {
-    uint32_t *const tickets, *const left, *const domains;
-
-    __device__ __forceinline__ explicit trailing_words(uint32_t *words) : tickets(words), left(words + 16), domains(words + 32)
-    {
-    }
-};
-
-/* A unit of either pass, by its place in the order in which blocks take them. */
-struct ticket {
-    int unit;
-    bool is_first; /* pass */
-
-    __device__ __forceinline__ ticket(const normfuse_stream_arguments &a, int number)
-    {
-        const int behind = number - a.lag;
-        is_first = behind < 0 || (behind % 2 == 0 && behind / 2 < a.units - a.lag);
-        unit = behind < 0 ? number : is_first ? a.lag + behind / 2 : behind < 2 * (a.units - a.lag) ? behind / 2 : number - a.units;
-    }
-};
-
-/* Of numbers of 1 to 32 adjacent threads. */
-__device__ __forceinline__ double sum_few(double number, int lanes_of_set)
-{
-#pragma unroll 1
-    for (int distance = lanes_of_set / 2; distance > 0; distance /= 2)
-        number += __shfl_xor_sync(full_mask, number, distance);
-    return number;
-}
-
-__device__ __forceinline__ double double_past_l1(const double *from)
-{
-    return __longlong_as_double((int64_t)load_past_l1(reinterpret_cast<const uint64_t *>(from)));
-}
-
-/* What all units of the domain found becomes statistics, or totals, of its norm groups. By the block that came last. */
-template <int = 0> __device__ __forceinline__ void finish_domain(const place &at, int domain)
-{
-    const normfuse_stream_arguments &a = at.a;
-    const int lanes_of_set = a.set_lanes, lane = (int)threadIdx.x & (lanes_of_set - 1), sample = a.sets_are_of_samples ? at.sample : 0;
-#pragma unroll 1
-    for (int first = 0; first < a.domain_sets; first += threads / lanes_of_set) {
-        const int of_domain = first + (int)threadIdx.x / lanes_of_set;
-        const int set = by_columns ? sample * a.call.channel_groups + at.wide * a.domain_sets + of_domain : domain;
-        const int group = set - sample * a.call.channel_groups;
-        const bool exists = of_domain < a.domain_sets && group < a.call.channel_groups;
-        const int count = exists ? a.set_triples : 0;
-        const double *const triples = a.triples + (exists ? set : 0) * (int64_t)a.set_triples * 3;
-        double sums[2] = {0.0, 0.0};
-        const double base = !backward && exists ? double_past_l1(triples + 1) : 0.0;
-#pragma unroll 4
-        for (int i = lane; i < count; i += lanes_of_set) {
-            const double x = double_past_l1(triples + i * 3), y = double_past_l1(triples + i * 3 + 1);
-            sums[0] += x;
-            sums[1] += backward ? y : x > 0.0 ? x * (y - base) : 0.0;
-        }
-        each<2>([&](int i) { sums[i] = sum_few(sums[i], lanes_of_set); });
-        if constexpr (backward) {
-            if (exists && lane == 0)
-                each<2>([&](int i) { a.totals[set * 2 + i] = sums[i]; });
-        } else {
-            const double distance = sums[1] / (sums[0] > 0.0 ? sums[0] : 1.0);
-            double squares = 0.0;
-#pragma unroll 4
-            for (int i = lane; i < count; i += lanes_of_set) {
-                const double of_part = double_past_l1(triples + i * 3);
-                const double apart = double_past_l1(triples + i * 3 + 1) - base - distance;
-                squares += of_part > 0.0 ? fma(of_part * apart, apart, double_past_l1(triples + i * 3 + 2)) : 0.0;
-            }
-            squares = sum_few(squares, lanes_of_set);
-            if (exists && lane == 0) {
-                const R variance = (R)(squares / sums[0]);
-                const R rstd_of = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
-                store_statistics(a.call, sample, group, group, base + distance, variance, rstd_of, sums[0]);
-            }
-        }
-    }
-}
-
-/* What the second pass needs of the norm groups of its domain, in shared memory: mean and rstd, or totals. */
-template <int = 0> __device__ __forceinline__ const double *receive_domain(const place &at, int domain, char *memory)
-{
-    const normfuse_stream_arguments &a = at.a;
-    double *const to = reinterpret_cast<double *>(memory + a.sums_at);
-    const int first = by_columns ? (a.sets_are_of_samples ? at.sample * a.call.channel_groups : 0) + at.wide * a.domain_sets : domain;
-    const int all = a.sets_are_of_samples ? a.samples * a.call.channel_groups : a.call.channel_groups;
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < 2 * a.domain_sets; i += threads) {
-        const int64_t set = first + i / 2;
-        if (set < all)
-            to[i] = double_past_l1(backward ? a.totals + set * 2 + i % 2 : a.call.statistics + set * 3 + i % 2);
-    }
-    __syncthreads();
-    return to;
-}
-
-template <int = 0> __device__ __forceinline__ void trail(const normfuse_stream_arguments &a, char *memory)
-{
-    __shared__ int next[2], finishes;
-    const trailing_words words(a.barriers);
-    const uint32_t domain_units = a.by_domain_units.divisor;
-    const auto take = [&](int which) {
-        if (threadIdx.x == 0)
-            next[which] = (int)count(words.tickets, 0xffffffffu);
-    };
-    take(0);
-    __syncthreads();
-    int number = next[0];
-#pragma unroll 1
-    for (int which = 1; number < 2 * a.units; which ^= 1) {
-        const ticket of(a, number);
-        const place at(a, of.unit);
-        const int domain = divide(of.unit, a.by_domain_units);
-        cursor following(at);
-        requested_weights weights;
-        requested_statistics given;
-        if (of.is_first) {
-            const pipeline<reading<true, false>> tensors(at, memory);
-            tensors.begin(following);
-            take(which);
-            if constexpr (backward) {
-                weights.request_of_channels(at, at.sample);
-                weights.request_of_sample(at, at.sample, at.exists);
-                given.request(at, nullptr);
-                walk_backward<true, false>(at, memory, weights, given, tensors, following);
-            } else {
-                weights.of_pre_bias[0].request(a.call.pre_bias, at.sample, [&](int i) { return at.channel(0, i); }, at.exists);
-                reduce_forward(at, memory, weights, tensors, following);
-            }
-            __syncthreads();
-            if (threadIdx.x == 0)
-                finishes = count(words.domains + domain, 2 * domain_units) == domain_units - 1;
-            __syncthreads();
-            if (finishes) {
-                finish_domain(at, domain);
-                __syncthreads();
-                if (threadIdx.x == 0)
-                    (void)count(words.domains + domain, 2 * domain_units);
-            }
-        } else {
-            const pipeline<reading<false, true>> tensors(at, memory);
-            tensors.begin(following);
-            take(which);
-            weights.request_of_channels(at, at.sample);
-            weights.request_of_sample(at, at.sample, at.exists);
-            if (threadIdx.x == 0)
-                await_more(words.domains + domain, domain_units);
-            __syncthreads();
-            given.request(at, receive_domain(at, domain, memory));
-            if constexpr (backward)
-                walk_backward<false, true>(at, memory, weights, given, tensors, following);
-            else
-                apply_forward(at, weights, given, tensors, following);
-            if (threadIdx.x == 0)
-                (void)count(words.domains + domain, 2 * domain_units);
-        }
-        await_older_copies<0>();
-        __syncthreads();
-        number = next[which];
-    }
-    if (threadIdx.x == 0 && count(words.left, gridDim.x - 1) == gridDim.x - 1)
-        *words.tickets = 0;
-}
-
-/* ---- one pass ----------------------------------------------------------------------------------------------------------- */
-
-template <int = 0> __device__ __forceinline__ void pass(const normfuse_stream_arguments &a, char *memory)
-{
-    const place at(a, a.backwards ? (int)(gridDim.x - 1 - blockIdx.x) : (int)blockIdx.x);
-    constexpr bool sums = reduces != 0, writes = applies != 0;
-    const pipeline<reading<sums, writes>> tensors(at, memory);
-    cursor following(at);
-    tensors.begin(following);
-    requested_weights weights;
-    requested_statistics given;
-    weights.request_of_channels(at, at.sample);
-    weights.request_of_sample(at, at.sample, at.exists);
-    given.request(at, nullptr);
-    if constexpr (backward)
-        walk_backward<sums, writes>(at, memory, weights, given, tensors, following);
-    else if constexpr (sums)
-        reduce_forward(at, memory, weights, tensors, following);
-    else
-        apply_forward(at, weights, given, tensors, following);
+        store_sums(at, dynamic, centre, all);
 }
 
 } // namespace
@@ -609,8 +374,20 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     follow_kernel();
     char *const memory = reinterpret_cast<char *>(dynamic);
-    if constexpr (trails)
-        trail(a, memory);
+    const place at(a, a.backwards ? (int)(gridDim.x - 1 - blockIdx.x) : (int)blockIdx.x);
+    constexpr bool sums = reduces != 0, writes = applies != 0;
+    const pipeline<reading<sums, writes>> tensors(at, memory);
+    cursor following(at);
+    tensors.begin(following);
+    requested_weights weights;
+    requested_statistics given;
+    weights.request_of_channels(at, at.sample);
+    weights.request_of_sample(at, at.sample, at.exists);
+    given.request(at);
+    if constexpr (backward)
+        walk_backward<sums, writes>(at, memory, weights, given, tensors, following);
+    else if constexpr (sums)
+        reduce_forward(at, memory, weights, tensors, following);
     else
-        pass(a, memory);
+        apply_forward(at, weights, given, tensors, following);
 }

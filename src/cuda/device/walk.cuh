@@ -30,8 +30,7 @@ constexpr bool has_statistics = statistics == NORMFUSE_STATISTICS_GROUP;
 constexpr int beside = threads / lanes; /* slabs of a block */
 constexpr int down = lanes / across; /* rows that threads have at once */
 constexpr int block_columns = across * W;
-constexpr bool trails = exchanges == NORMFUSE_EXCHANGE_TRAILING;
-constexpr bool shares_slab = !trails && exchanges != NORMFUSE_EXCHANGE_THROUGH_MEMORY; /* blocks find its statistics together */
+constexpr bool shares_slab = exchanges != NORMFUSE_EXCHANGE_THROUGH_MEMORY; /* blocks find its statistics together */
 
 /* One set of weights: of the slab or of a row, or of each column of the thread's vector. */
 constexpr int weight_sets = 1, weight_values = by_columns ? W : 1;
@@ -75,7 +74,7 @@ struct place {
         tx = thread % across;
         ty = thread / across;
         if constexpr (by_columns) {
-            if constexpr (shares_slab || trails) {
+            if constexpr (shares_slab) {
                 const int of_all = divide(block, a.by_parts);
                 part = block - of_all * a.parts;
                 sample = divide(of_all, a.by_blocks_wide);
