@@ -666,9 +666,8 @@ static int64_t in_16s(int64_t bytes)
 static int64_t bytes_of_columns(const struct walk *w)
 {
     const int64_t numbers = w->of.backward && w->of.sums_slopes ? 3 : 2;
-    const int64_t of_threads = w->value * numbers * w->down * w->block_columns;
-    return 24 * w->block_columns +
-           (w->of.backward ? in_16s(of_threads) : of_threads + 2 * w->value * w->block_columns);
+    const int64_t columns = w->block_columns / w->of.piece, of_threads = w->value * numbers * w->down * columns;
+    return 24 * columns + (w->of.backward ? in_16s(of_threads) : of_threads + 2 * w->value * columns);
 }
 
 /* Bytes of dynamic shared memory that the kernel places: slots, and sums in their place or behind them. */
@@ -709,9 +708,11 @@ static double longest_way_in_walk(const struct walk *w)
     if (w->by_columns) {
         const int64_t rows = a->part_rows > 0 ? up(a->part_rows, a->row_step) : up(a->rows, a->row_step);
         int64_t lanes = 1;
-        while (lanes < 32 && lanes * 2 <= w->down && lanes * 2 * w->block_columns <= w->of.threads)
+        while (lanes < 32 && lanes * 2 <= w->down && lanes * 2 * w->block_columns <= w->of.threads * w->of.piece)
             lanes *= 2;
-        return (double)(rows + up(w->down, lanes) + levels(lanes) + of_parts + 6);
+        /* A piece: its additions, and the differences of pivots and means. */
+        const int64_t of_piece = w->of.piece > 1 ? w->of.piece + 4 : 0;
+        return (double)(rows + of_piece + up(w->down, lanes) + levels(lanes) + of_parts + 6);
     }
     const int64_t lanes = w->of.lanes, rows = up(a->part_rows, w->down), vectors = rows * a->steps;
     /* Adding the nothing that other threads have rounds nothing. */
@@ -768,6 +769,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     /* dz goes on to a second pass where it is the same numbers. */
     HOLDS(!(w.of.reduces && !w.of.applies && w.of.dpost_add) || keeps_dz_exactly(&w.of));
     HOLDS(w.of.ahead >= 2);
+    HOLDS(w.of.piece >= 1 && w.of.vector % w.of.piece == 0 && (w.of.piece == 1 || (w.by_columns && !w.of.backward)));
+    HOLDS((int32_t)a->by_group.divisor % w.of.piece == 0 && (w.is_held || a->subgroup % w.of.piece == 0));
     /* Threads. */
     HOLDS((int32_t)launch->threads == w.of.threads && w.of.threads % 32 == 0 && w.of.threads <= 1024);
     if (w.by_columns) {

@@ -34,6 +34,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(reduces) /* stream: sums go to memory */                                                                     \
     FIELD(applies) /* stream: results are written */                                                                   \
     FIELD(exchanges) /* held: NORMFUSE_EXCHANGE_* */                                                                   \
+    FIELD(piece) /* stream, held, channels last: adjacent channels of a vector that are of one norm group, 1 to 8 */            \
     FIELD(statistics_of_groups) /* held, channels last: norm groups have several channels */                           \
     FIELD(resident) /* stream, held: blocks that a multiprocessor has at once, at least */                                     \
     FIELD(ahead) /* stream, held: vectors of a thread that are on their way */                                               \

@@ -278,7 +278,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     static const struct {
         double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double begin, instruction, block_doubling, cluster, cluster_block, columns, column_rows, join; /* latency */
-        double throughput, sectors, bandwidth, start, sample, wave, later;
+        double throughput, sectors, narrow, bandwidth, start, sample, wave, later;
     } k = {.value = {2.32, 3.27},
            .costly = 0.86,
            .edges = 0.92,
@@ -296,10 +296,11 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
            .join = 0.0102,
            .throughput = 0.000365,
            .sectors = 1.05,
+           .narrow = 1.2,
            .bandwidth = 3.61e6,
            .start = 1.36,
            .sample = 0.75,
-           .wave = 1.0,
+           .wave = 0.6,
            .later = 1.6};
     const struct normfuse_problem *const p = shape->problem;
     const int d = shape->direction;
@@ -331,16 +332,19 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
         k.throughput * samples * blocks * ceil(threads / 32.0) / multiprocessors * instructions;
     /* What is adjacent of a row is read in sectors of 32 bytes. */
     const double columns = m->is_spread ? INFINITY : (double)m->columns;
+    const bool of_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     const bool adjoins = m->row_stride == m->columns && g->held_columns == 1 && elements * (double)g->across >= columns;
     const double adjacent = adjoins ? (double)g->across * elements * down * bytes
                                     : fmin((double)g->across * elements, columns) * bytes;
     const double sectors = (32.0 * ceil(adjacent / 32.0) + (g->aligned ? 0.0 : 16.0)) / adjacent;
-    const double memory = shape->bytes * (1.0 + k.sectors * (sectors - 1.0)) / k.bandwidth;
+    const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
+    /* Of large tensors the L2 has no line of a narrow column's rows any more when another block comes to it. */
+    const double narrow = of_columns && !adjoins ? k.narrow * fmin(1.0, moved / 40e6) : 0.0;
+    const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / k.bandwidth;
     /* Sums of channels that the threads of a block join one after the other, once. */
-    const bool by_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     const bool joins = gradients != NORMFUSE_GRADIENTS_NONE && m->statistics != NORMFUSE_STATISTICS_COLUMN &&
-                       (by_columns || g->sample_bits > 0);
-    const double joined = joins ? (double)(INT64_C(1) << g->sample_bits) * (by_columns ? down : 1.0) : 0.0;
+                       (of_columns || g->sample_bits > 0);
+    const double joined = joins ? (double)(INT64_C(1) << g->sample_bits) * (of_columns ? down : 1.0) : 0.0;
     /* Sums that a later kernel joins go to memory and back. */
     const double slots = (has_whole_channels(shape, m, g) ? 1.0 : (double)g->parts) *
                          (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? m->samples : g->walkers);

@@ -92,6 +92,7 @@ void normfuse_cuda_sign_tiling(const struct normfuse_problem *p, const struct ti
 {
     to->vector = (int32_t)t->vector;
     to->aligned = t->aligned;
+    to->piece = (int32_t)piece_of(p, t);
     to->threads = (int32_t)t->threads;
     to->lanes = (int32_t)t->lanes;
     to->across = (int32_t)t->across;

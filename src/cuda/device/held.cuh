@@ -302,7 +302,7 @@ __device__ __forceinline__ int channel_of_set(const place &at, int set)
     const int first = folded ? 0 : at.wide * block_columns;
     return first + set * (statistics_of_groups ? (int)at.a.by_group.divisor : 1);
 }
-/* work(column of the block) for every column of a norm group that the lane has. */
+/* work(piece of the block) for every piece of a norm group that the lane has. */
 template <typename Work> __device__ __forceinline__ void each_column_of_set(const place &at, int set, int lane, int lanes_of_set, Work work)
 {
     const normfuse_stream_arguments &a = at.a;
@@ -310,8 +310,8 @@ template <typename Work> __device__ __forceinline__ void each_column_of_set(cons
 #pragma unroll 1
     for (int copy = 0; copy < a.joined_rows; copy++)
 #pragma unroll 1
-        for (int i = lane; i < channels; i += lanes_of_set)
-            work(copy * a.call.channels + set * channels + i);
+        for (int i = lane; i < channels / piece; i += lanes_of_set)
+            work((copy * a.call.channels + set * channels) / piece + i);
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------- */
@@ -430,7 +430,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
     } else {
         const joined_columns joined = join_columns(at, of.of_columns, pivot, of_bias, first, second, count);
         by.each_set([&](int set, int lane, bool exists) {
-            const message<2> row = joined.of_rows[set * (statistics_of_groups ? (int)a.by_group.divisor : 1)];
+            const message<2> row = joined.of_rows[set * (statistics_of_groups ? (int)a.by_group.divisor : 1) / piece];
             const double base = (double)row.numbers[0] + (double)row.numbers[1];
             double all[2] = {0.0, 0.0};
             each_column_of_set(at, set, lane, meeting::set_lanes, [&](int column) {

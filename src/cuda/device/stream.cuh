@@ -138,17 +138,17 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
         const column_sums *const columns = join_columns(at, dynamic, pivot, of_bias, first, second, count).columns;
         each_subgroup(at, a.subgroup, [&](int column, int c, int copy) {
             double all = 0.0, mean_of = 0.0, squares = 0.0;
-            const double base = columns[column].of[1];
+            const double base = columns[column / piece].of[1];
             for (int k = 0; k < a.joined_rows; k++)
-                for (int i = 0; i < a.subgroup; i++) {
-                    const column_sums &of = columns[column + k * a.call.channels + i];
+                for (int i = 0; i < a.subgroup / piece; i++) {
+                    const column_sums &of = columns[(column + k * a.call.channels) / piece + i];
                     all += of.of[0];
                     mean_of += of.of[0] > 0.0 ? of.of[0] * (of.of[1] - base) : 0.0;
                 }
             mean_of = all > 0.0 ? (double)((R)mean_of / (R)all) : 0.0;
             for (int k = 0; k < a.joined_rows; k++)
-                for (int i = 0; i < a.subgroup; i++) {
-                    const column_sums &of = columns[column + k * a.call.channels + i];
+                for (int i = 0; i < a.subgroup / piece; i++) {
+                    const column_sums &of = columns[(column + k * a.call.channels) / piece + i];
                     const double apart = of.of[1] - base - mean_of;
                     squares += of.of[0] > 0.0 ? of.of[2] + of.of[0] * apart * apart : 0.0;
                 }

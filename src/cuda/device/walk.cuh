@@ -234,18 +234,19 @@ __device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &
 
 /* ---- sums of a block's columns ------------------------------------------------------------------------------------ */
 
-constexpr int column_lanes = lanes_that_join(threads, block_columns, down);
+/* A thread joins its adjacent columns of one norm group first: a *piece* of them, which a forward then has in their place. */
+constexpr int pieces = W / piece, block_pieces = block_columns / piece;
+constexpr int column_lanes = lanes_that_join(threads, block_pieces, down);
 
-/* What the threads of each column found, joined: join(column of the block, its lane) is called by whole warps in step, and
- * then store(column) by one of the lanes. */
+/* What the threads of each piece found, joined: join(piece of the block, its lane, exists), by whole warps in step. */
 template <typename Join> __device__ __forceinline__ void each_column(Join join)
 {
     constexpr int at_once = threads / column_lanes;
 #pragma unroll 1
-    for (int first = 0; first < block_columns; first += at_once) {
-        const int column = first + (int)threadIdx.x / column_lanes;
-        join(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes,
-             column < block_columns);
+    for (int first = 0; first < block_pieces; first += at_once) {
+        const int of_block = first + (int)threadIdx.x / column_lanes;
+        join(of_block < block_pieces ? of_block : block_pieces - 1, (int)threadIdx.x % column_lanes,
+             of_block < block_pieces);
     }
 }
 
@@ -265,7 +266,7 @@ struct shared_rows {
     }
 };
 
-/* What the block has found of a column: count, mean and squares of a forward; sums of dz, of dz (u - mean), and of a
+/* What the block has found of a column, or piece: count, mean and squares of a forward; sums of dz, of dz (u - mean), and of a
  * slope of a backward. */
 struct column_sums {
     double of[3];
@@ -373,8 +374,8 @@ struct sums_of_dz {
 
 /* What the threads of a block found of its columns, one after the other in shared memory where nothing else is. */
 struct joined_columns {
-    column_sums *columns;      /* of each column: count, mean and squares; or sums of dz, dz (u - mean) and of a slope */
-    const message<2> *of_rows; /* of a forward: pivot and bias of each column */
+    column_sums *columns;      /* of each piece: count, mean and squares */
+    const message<2> *of_rows; /* pivot and bias of its first column */
 };
 
 template <int values, int sums>
@@ -384,22 +385,37 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
 {
     /* Of threads, then of columns, whose pivots and biases go with these. */
     message<2> *const of_threads = reinterpret_cast<message<2> *>(memory);
-    message<2> *const of_rows = of_threads + down * block_columns; /* pivots and biases */
-    column_sums *const columns = reinterpret_cast<column_sums *>(of_rows + block_columns);
+    message<2> *const of_rows = of_threads + down * block_pieces; /* pivots and biases */
+    column_sums *const columns = reinterpret_cast<column_sums *>(of_rows + block_pieces);
     if (at.ty < down)
-        each<W>([&](int j) {
-            const R mean_of = count > 0 ? first[j] / (R)count : R(0);
-            of_threads[at.ty * block_columns + at.tx * W + j] = {{mean_of, fma(-first[j], mean_of, second[j])}};
+        each<pieces>([&](int p) {
+            const int j = p * piece;
+            R means[piece], mean_of = R(0), squares = R(0); /* about the first column's pivot */
+            each<piece>([&](int i) {
+                const R own = count > 0 ? first[j + i] / (R)count : R(0);
+                means[i] = i == 0 ? own : (pivot.of[j + i] - pivot.of[j]) + own;
+                if constexpr (centre_has_bias)
+                    means[i] += of_bias[j + i] - of_bias[j];
+                mean_of += means[i];
+                squares += fma(-first[j + i], own, second[j + i]);
+            });
+            mean_of *= R(1) / piece;
+            if constexpr (piece > 1)
+                each<piece>([&](int i) {
+                    const R apart = means[i] - mean_of;
+                    squares = fma((R)count * apart, apart, squares);
+                });
+            of_threads[at.ty * block_pieces + at.tx * pieces + p] = {{mean_of, squares}};
             if (at.ty == 0)
-                of_rows[at.tx * W + j] = {{pivot.of[j], centre_has_bias ? of_bias[j] : R(0)}};
+                of_rows[at.tx * pieces + p] = {{pivot.of[j], centre_has_bias ? of_bias[j] : R(0)}};
         });
     __syncthreads();
     each_column([&](int column, int lane, bool exists) {
-        const shared_rows rows(at, at.wide * block_columns + column);
+        const shared_rows rows(at, at.wide * block_columns + column * piece);
         R all[2] = {R(0), R(0)};
 #pragma unroll 4
         for (int ty = lane; ty < down; ty += column_lanes) {
-            all[0] = fma(rows.of(ty), of_threads[ty * block_columns + column].numbers[0], all[0]);
+            all[0] = fma(rows.of(ty), of_threads[ty * block_pieces + column].numbers[0], all[0]);
             all[1] += rows.of(ty);
         }
         sum_lanes<2, column_lanes>(all);
@@ -407,14 +423,14 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
         R squares[1] = {R(0)};
 #pragma unroll 4
         for (int ty = lane; ty < down; ty += column_lanes) {
-            const message<2> of = of_threads[ty * block_columns + column];
+            const message<2> of = of_threads[ty * block_pieces + column];
             const R apart = of.numbers[0] - mean_of;
-            squares[0] += fma(rows.of(ty) * apart, apart, of.numbers[1]);
+            squares[0] += fma(rows.of(ty) * R(piece) * apart, apart, of.numbers[1]);
         }
         sum_lanes<1, column_lanes>(squares);
         if (lane == 0 && exists) {
             const message<2> of = of_rows[column];
-            columns[column] = {{(double)all[1], (double)of.numbers[0] + (double)mean_of + (double)of.numbers[1],
+            columns[column] = {{(double)all[1] * piece, (double)of.numbers[0] + (double)mean_of + (double)of.numbers[1],
                                 (double)squares[0]}};
         }
     });
