@@ -84,7 +84,7 @@ int nvrtcCreateProgram(nvrtcProgram *program, const char *text, const char *name
     *program = calloc(1, sizeof **program);
     if (*program == NULL)
         return NVRTC_ERROR_OUT_OF_MEMORY;
-    (*program)->log = "ptxas info    : 0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
+    (*program)->log = "ptxas info    : 8 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
                       "ptxas info    : Used 42 registers\n";
     snprintf((*program)->code, sizeof(*program)->code, "\177ELF %s\n%s", name, text);
     for (int i = 0; i < headers; i++) {

@@ -258,16 +258,16 @@ static void test_text(void)
     for (size_t i = 0; compilation.status == NORMFUSE_OK && i < sizeof wanted / sizeof *wanted; i++)
         CHECK(strstr((const char *)compilation.code.bytes, wanted[i]) != NULL, "no '%s' in %s", wanted[i],
               (const char *)compilation.code.bytes);
-    CHECK(compilation.code.registers == 42 && compilation.code.spilled == 8 && compilation.code.compiler == 13000,
-          "%d registers, %d spilled, NVRTC %d", (int)compilation.code.registers, (int)compilation.code.spilled,
+    CHECK(compilation.code.registers == 42 && compilation.code.stack == 8 && compilation.code.compiler == 13000,
+          "%d registers, %d of stack, NVRTC %d", (int)compilation.code.registers, (int)compilation.code.stack,
           (int)compilation.code.compiler);
     free(compilation.code.bytes);
     /* The cache keeps what the log said. */
     struct normfuse_cuda_compilation again = {.signature = signature_of(3), .capability = 90, .driver = 13000};
     if (CHECK(normfuse_cuda_find_compiled(&again), "not in the cache")) {
-        CHECK(again.code.registers == 42 && again.code.spilled == 8 && again.code.compiler == 13000 &&
+        CHECK(again.code.registers == 42 && again.code.stack == 8 && again.code.compiler == 13000 &&
                   again.code.count == compilation.code.count,
-              "the cache has %d, %d, %d", (int)again.code.registers, (int)again.code.spilled, (int)again.code.compiler);
+              "the cache has %d, %d, %d", (int)again.code.registers, (int)again.code.stack, (int)again.code.compiler);
         free(again.code.bytes);
     }
     /* Whatever else it was asked for, it was not this. */
@@ -1180,7 +1180,7 @@ static void test_verbose(void)
     CHECK(file != NULL && fread(said, 1, sizeof said - 1, file) > 0 && fclose(file) == 0, "nothing was said");
     static const char *const wanted[] = {"normfuse: compile: normfuse_single_forward_f32 for sm_90: compiled in ",
                                          " by NVRTC 13.0, " NORMFUSE_FAKE_NVRTC "\n",
-                                         "42 registers, 8 bytes spilled; source ",
+                                         "42 registers, 8 bytes of stack; source ",
                                          "ptxas info    : Used 42 registers",
                                          "for sm_90: from the cache, made by NVRTC 13.0\n"};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
@@ -1209,8 +1209,8 @@ static void test_nvrtc(const char *path)
         normfuse_cuda_compile(&compilation);
         clock_gettime(CLOCK_MONOTONIC, &end);
         CHECK(compilation.status == NORMFUSE_OK, "%d: %s", (int)capabilities[i], compilation.problem);
-        CHECK(compilation.code.registers > 0 && compilation.code.spilled == 0, "%d: %d registers, %d bytes spilled",
-              (int)capabilities[i], (int)compilation.code.registers, (int)compilation.code.spilled);
+        CHECK(compilation.code.registers > 0 && compilation.code.stack == 0, "%d: %d registers, %d bytes of stack",
+              (int)capabilities[i], (int)compilation.code.registers, (int)compilation.code.stack);
         printf("# sm_%d by NVRTC %d.%d: %.0f ms, %zu bytes, %d registers\n", (int)capabilities[i],
                (int)compilation.code.compiler / 1000, (int)compilation.code.compiler % 1000 / 10,
                (double)(end.tv_sec - start.tv_sec) * 1e3 + (double)(end.tv_nsec - start.tv_nsec) * 1e-6,

@@ -28,7 +28,7 @@ struct header {
     char magic[16];
     struct normfuse_cuda_key key;
     int64_t bytes; /* of code */
-    int32_t compiler, registers, spilled, reserved;
+    int32_t compiler, registers, stack, reserved;
 };
 static const char magic[16] = "normfuse cache 1";
 
@@ -172,7 +172,7 @@ static bool read_code(int file, const struct normfuse_cuda_key *key, struct norm
                                                 .count = (size_t)header.bytes,
                                                 .compiler = header.compiler,
                                                 .registers = header.registers,
-                                                .spilled = header.spilled};
+                                                .stack = header.stack};
             return true;
         }
     }
@@ -289,7 +289,7 @@ const char *normfuse_cuda_cache_write(const struct normfuse_cuda_key *key, const
                             .bytes = (int64_t)code->count,
                             .compiler = code->compiler,
                             .registers = code->registers,
-                            .spilled = code->spilled};
+                            .stack = code->stack};
     char name[NAME_BYTES], temporary[NAME_BYTES];
     unsigned char digest[NORMFUSE_DIGEST_BYTES];
     struct timespec now;

@@ -22,7 +22,7 @@ struct normfuse_cuda_code {
     unsigned char *bytes; /* to be freed */
     size_t count;
     int32_t compiler;           /* the version of NVRTC that made it, 1000 * major + 10 * minor: 12080 */
-    int32_t registers, spilled; /* of a thread; bytes spilled by it. -1: not known */
+    int32_t registers, stack; /* of a thread: registers, and bytes of local memory (spills, arrays). -1: not known */
 };
 
 enum { NORMFUSE_CACHE_PATH_BYTES = 4096 };

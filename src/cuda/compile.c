@@ -73,7 +73,7 @@ static void write_options(int32_t capability, char architecture[static ARCHITECT
     options[1] = "-std=c++17";
     options[2] = "-fmad=false"; /* products and sums fuse where the source says so, and nowhere else */
     options[3] = "--device-as-default-execution-space";
-    options[4] = "--ptxas-options=-v"; /* registers and spills, in the log */
+    options[4] = "--ptxas-options=-v"; /* registers and stack, in the log */
 }
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -363,17 +363,17 @@ static const char *first_error(char *log)
     return line;
 }
 
-/* "ptxas info    : Used 40 registers"; "0 bytes spill stores, 0 bytes spill loads" */
+/* "ptxas info    : Used 40 registers"; "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" */
 static void read_resources(const char *log, struct normfuse_cuda_code *code)
 {
-    const char *const used = strstr(log, "Used "), *spilled = strstr(log, " bytes spill stores");
-    code->registers = code->spilled = -1;
+    const char *const used = strstr(log, "Used "), *stack = strstr(log, " bytes stack frame");
+    code->registers = code->stack = -1;
     if (used != NULL)
         code->registers = (int32_t)strtol(used + strlen("Used "), NULL, 10);
-    while (spilled != NULL && spilled > log && spilled[-1] >= '0' && spilled[-1] <= '9')
-        spilled--;
-    if (spilled != NULL)
-        code->spilled = (int32_t)strtol(spilled, NULL, 10);
+    while (stack != NULL && stack > log && stack[-1] >= '0' && stack[-1] <= '9')
+        stack--;
+    if (stack != NULL)
+        code->stack = (int32_t)strtol(stack, NULL, 10);
 }
 
 /* The folder that NORMFUSE_VERBOSE=compile keeps sources in, one of the process; NULL: there is none. */
@@ -561,8 +561,8 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
                 (int)compilation->capability, compilation->status == NORMFUSE_OK ? "compiled" : compilation->problem,
                 taken * 1e3, (int)search.compiler.version / 1000, (int)search.compiler.version % 1000 / 10,
                 search.compiler.path);
-        fprintf(stderr, "normfuse: compile: %s: %d registers, %d bytes spilled; source %s%s%s\n", source.name,
-                (int)compilation->code.registers, (int)compilation->code.spilled,
+        fprintf(stderr, "normfuse: compile: %s: %d registers, %d bytes of stack; source %s%s%s\n", source.name,
+                (int)compilation->code.registers, (int)compilation->code.stack,
                 path[0] != '\0' ? path : "not kept", problem != NULL ? "; not in the cache: it " : "",
                 problem != NULL ? problem : "");
         if (log != NULL && log[0] != '\0')

@@ -115,6 +115,15 @@ __device__ __forceinline__ void weigh(const requested_weights &from, const centr
 /* One of the norm group, or one of each weight. */
 using rstds = R[many_rstds ? weight_sets : 1][many_rstds ? weight_values : 1];
 
+/* What store_statistics reads of a channel, while the tensors are on their way: its latency is a fifth of a small call. */
+template <int = 0> __device__ __forceinline__ void touch_running(const normfuse_call_arguments &call, int channel)
+{
+    if constexpr (updates_running && running_mean != 0)
+        touch(call.running_mean.data + (int64_t)channel * call.running_mean.channel * bytes_of(running_mean - 1));
+    if constexpr (updates_running && running_var != 0)
+        touch(call.running_var.data + (int64_t)channel * call.running_var.channel * bytes_of(running_var - 1));
+}
+
 /* The running statistics take the variance over count - 1. */
 template <int = 0> __device__ __forceinline__ void store_statistics(const normfuse_call_arguments &call, int64_t sample, int group, int channel,
                                                  double mean_of, R variance, R rstd_of, double count)

@@ -840,6 +840,10 @@ __device__ __forceinline__ void hold(const normfuse_stream_arguments &a, char *m
     const meeting by = {at, of, mailbox};
     cursor following(at), passed(at);
     tensors.begin<false>(following);
+    if constexpr (updates_running)
+        for (int set = (int)threadIdx.x; set < a.slab_sets && at.part == 0; set += threads)
+            if (channel_of_set(at, set) < a.call.channels)
+                touch_running(a.call, channel_of_set(at, set));
     requested_weights weights;
     if constexpr (!by_rows) {
         weights.request_of_channels(at, at.sample);

@@ -109,6 +109,13 @@ NORMFUSE_LOAD(load_shared_by_many, "ld.global.u16 %0, [%1];", unsigned short &to
 #undef NORMFUSE_LOAD
 #undef NORMFUSE_OUTPUTS
 
+/* Brings to the L1 what is read later. */
+__device__ __forceinline__ void touch(const char *from)
+{
+    unsigned unused;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(unused) : "l"(from));
+}
+
 /* ---- copies to shared memory --------------------------------------------------------------------------------------- */
 
 /* Each thread copies what it alone reads: waiting is enough, no barrier is needed. */

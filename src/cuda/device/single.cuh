@@ -973,6 +973,9 @@ extern "C" __global__ void __launch_bounds__(threads) NORMFUSE_KERNEL(const __gr
     __shared__ uint64_t mailbox;
     follow_kernel();
     const place at(a);
+    if constexpr (updates_running)
+        for (int i = at.thread; i < (of_columns ? at.columns : 1) && at.rank == 0 && at.has_group; i += lanes)
+            touch_running(a.call, at.channel() + i);
     exchange by = {shared, reinterpret_cast<char *>(dynamic), mailbox, 0};
     if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
