@@ -7,6 +7,7 @@ with the line of the file: of two training steps and of evaluation, then again a
 its class. A share is compiled, too. What a checkpoint does to running statistics is not in them: there convert means to
 differ. Nor are writes to activations and weights that autograd does not see (`.data`): a fused call computes from its
 input in the backward what stock's activation keeps. Nor is what stock's norms refuse and ours take: mixed types.
+The line of what a norm itself raises may be a later one.
 
 NORMFUSE_RANDOM_PROGRAMS: how many; NORMFUSE_RANDOM_SEED: the first one's seed; NORMFUSE_FAILURES: a folder for programs
 that differ, made short. Such a file runs by itself, with this folder on the path.
@@ -15,6 +16,7 @@ import collections
 import contextlib
 import copy
 import functools
+import gc
 import importlib.util
 import io
 import itertools
@@ -574,6 +576,8 @@ def tensors_of(output):
 OVERWRITTEN = "modified by an inplace operation"
 MULTIPLE_VIEWS = "or another view of its base has been modified inplace"
 MIXED = "mixed dtype (CPU)"  # of stock's norms
+# What a norm that waits raises, maybe some lines later.
+OF_NORMS = ("running_mean should contain", "divisible by num_groups", "expected 4D input")
 
 
 def step(module, model, parts, x, training, gradients, seed):
@@ -604,6 +608,8 @@ def step(module, model, parts, x, training, gradients, seed):
             message = str(error).split("\n")[0]
             if any(refusal in str(error) for refusal in (OVERWRITTEN, MULTIPLE_VIEWS, MIXED)):
                 message = OVERWRITTEN
+            if any(words in message for words in OF_NORMS):
+                lines = []
             found.append(("raised", (type(error).__name__, message, lines[-1:])))
     found += [(f"buffer {name}", b.clone()) for name, b in buffers]
     found += [("log", entry) for entry in module.LOG]
@@ -817,8 +823,19 @@ def counted(function, found):
     return call
 
 
-def test_random_programs(tmp_path, monkeypatch):
-    count = int(os.environ.get("NORMFUSE_RANDOM_PROGRAMS", "70"))
+@pytest.fixture
+def quick():
+    """Half the time of a program is collecting garbage, and of tensors this small another half threads that wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.disable()
+    yield
+    gc.enable()
+    torch.set_num_threads(threads)
+
+
+def test_random_programs(tmp_path, monkeypatch, quick):
+    count = int(os.environ.get("NORMFUSE_RANDOM_PROGRAMS", "250"))
     first = int(os.environ.get("NORMFUSE_RANDOM_SEED", "0"))
     kept = pathlib.Path(os.environ.get("NORMFUSE_FAILURES", tmp_path))
     kept.mkdir(parents=True, exist_ok=True)
@@ -828,7 +845,7 @@ def test_random_programs(tmp_path, monkeypatch):
         monkeypatch.setattr(nft.functional, name, counted(getattr(nft.functional, name), calls))
     for number in range(first, first + count):
         parts = program(random.Random(number))
-        path, compiled = tmp_path / f"program{number}.py", number % 50 == 49
+        path, compiled = tmp_path / f"program{number}.py", number % 100 == 99
         write(parts, path)
         calls.clear()
         found = trial(path, compiled)
@@ -841,5 +858,7 @@ def test_random_programs(tmp_path, monkeypatch):
                 break
         for name in [name for name in sys.modules if name.startswith(f"program{number}_")]:
             del sys.modules[name]
+        if number % 25 == 0:
+            gc.collect()
     assert not failures, "\n".join(failures)
     assert fused > count / 6, f"{fused} of {count} programs have anything fused"
