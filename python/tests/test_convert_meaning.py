@@ -376,7 +376,7 @@ def test_checkpointing_of_an_autoencoder_stays():
     assert counts[0] == counts[1]
 
 
-# ---- what a trace read ----------------------------------------------------------------------------------------------
+# ---- what changes after convert -------------------------------------------------------------------------------------
 
 
 class Settings:

@@ -171,11 +171,7 @@ class _Rewriter:
             return ast.BoolOp(node.op, self._in_turn(self.safe, node.values))
         if isinstance(node, ast.IfExp):
             raw, role, test = self.raw, self.role, self.safe(node.test)
-            open, body = self.open, self.of(node.body, raw, role)
-            ended, self.open = self.open, open
-            made = ast.IfExp(test, body, self.of(node.orelse, raw, role))
-            self.open |= ended
-            return made
+            return ast.IfExp(test, *self._branches(lambda way: self.of(way, raw, role), node.body, node.orelse))
         if isinstance(node, ast.Subscript):
             plain = not any(isinstance(n, (ast.Call, ast.Attribute)) or isinstance(n, ast.Name) and n.id in self.tracked
                             for n in ast.walk(node.slice))
@@ -194,6 +190,16 @@ class _Rewriter:
                 elif isinstance(value, list):
                     setattr(node, field, [self.of(v) if isinstance(v, ast.expr) else v for v in value])
         return self._settled(node)
+
+    def _branches(self, of: Callable[[Any], Any], *ways: Any) -> list[Any]:
+        """Ways of which one is gone."""
+        open, pending, made, ends = self.open, self.pending, [], []
+        for way in ways:
+            self.open, self.pending = open, set(pending)
+            made.append(of(way))
+            ends.append((self.open, self.pending))
+        self.open, self.pending = any(end for end, _ in ends), set().union(*(left for _, left in ends))
+        return made
 
     def _in_turn(self, of: Callable[[ast.expr], ast.expr], nodes: list[ast.expr]) -> list[ast.expr]:
         """Expressions of which the latter may not be reached."""
@@ -336,7 +342,7 @@ class _Rewriter:
             callee = self.of(f.value if method else f)
             args, keywords = list(map(self.of, args)), self._keywords(keywords)
             return self._harmless(callee, args, keywords, f.attr if method else "")
-        return self._unknown(f, args, keywords)
+        return self._closed_call(self.of(f), list(map(self.of, args)), self._keywords(keywords))
 
     def _may_be_module(self, f: ast.expr) -> bool:
         """Is it a variable, or an attribute or element of one's, and no method?"""
@@ -358,13 +364,8 @@ class _Rewriter:
         named = [ast.keyword(k.arg, self._checked(k.value)) for k in keywords]
         return ast.Call(f, list(map(self._checked, args)), named)
 
-    def _unknown(self, f: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
-        """A call of which nothing is known: nothing is pending when it is made."""
-        callee = self.of(f)
-        args = [ast.Starred(self.of(a.value), ast.Load()) if isinstance(a, ast.Starred) else self.of(a) for a in args]
-        return self._closed_call(callee, args, self._keywords(keywords))
-
     def _closed_call(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
+        """A call of which nothing is known: nothing is pending when it is made."""
         if self.open:
             last = keywords[-1] if keywords else args[-1] if args else None
             if last is None:
@@ -394,8 +395,8 @@ class _Rewriter:
 
     def _passes(self, s: ast.With) -> bool:
         """Do its contexts let every exception pass?"""
-        return all(isinstance(item.context_expr, ast.Call) and self.known(item.context_expr.func) in _PASSING
-                   for item in s.items)
+        called = [self.known(getattr(item.context_expr, "func", ast.Constant(None))) for item in s.items]
+        return all(isinstance(known, CALLABLES) and known in _PASSING for known in called)
 
     def _unseen(self, s: Any, *targets: ast.expr) -> bool:
         """Are what it stores to variables of which no code sees that a norm before it has raised instead?"""
@@ -430,11 +431,7 @@ class _Rewriter:
         elif isinstance(s, ast.If):
             self._begin(s, s.test)
             s.test = self.safe(s.test)
-            open, pending = self.open, set(self.pending)
-            s.body = self.block(s.body)
-            ended, self.open, self.pending, then = self.open, open, pending, self.pending
-            s.orelse = self.block(s.orelse)
-            self.open, self.pending = self.open or ended, self.pending | then
+            s.body, s.orelse = self._branches(self.block, s.body, s.orelse)
         elif isinstance(s, (ast.For, ast.While)):
             return self._loop(s)
         elif isinstance(s, ast.With):
