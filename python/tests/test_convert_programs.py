@@ -18,6 +18,7 @@ import copy
 import functools
 import gc
 import importlib.util
+import inspect
 import io
 import itertools
 import math
@@ -817,8 +818,11 @@ def show(path):
 
 def counted(function, found):
     """What notes calls that have an activation, an addition or a modulation in them."""
+    names = list(inspect.signature(function).parameters)
+
     def call(*args, **options):
-        found["fused"] += any(options.get(name) is not None for name in ("activation", "post_add", "scale"))
+        given = dict(zip(names, args)) | options
+        found["fused"] += any(given.get(name) is not None for name in ("activation", "post_add", "scale"))
         return function(*args, **options)
 
     return call
@@ -836,13 +840,13 @@ def quick():
 
 
 def test_random_programs(tmp_path, monkeypatch, quick):
-    count = int(os.environ.get("NORMFUSE_RANDOM_PROGRAMS", "250"))
+    count = int(os.environ.get("NORMFUSE_RANDOM_PROGRAMS", "180"))
     first = int(os.environ.get("NORMFUSE_RANDOM_SEED", "0"))
     kept = pathlib.Path(os.environ.get("NORMFUSE_FAILURES", tmp_path))
     kept.mkdir(parents=True, exist_ok=True)
     failures, most = [], int(os.environ.get("NORMFUSE_MOST_FAILURES", "3"))
     calls, fused = collections.Counter(), 0
-    for name in ("group_norm", "batch_norm", "instance_norm"):
+    for name in ("group_norm", "batch_norm", "instance_norm", "group_norm_alone", "batch_norm_alone"):
         monkeypatch.setattr(nft.functional, name, counted(getattr(nft.functional, name), calls))
     for number in range(first, first + count):
         parts = program(random.Random(number))
