@@ -39,8 +39,8 @@ _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguo
 _OPERATORS = {ast.Mult: "multiply", ast.Div: "divide"}
 # Contexts that let every exception pass.
 _PASSING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast,
-            torch.cuda.amp.autocast, torch.cpu.amp.autocast, torch.autograd.profiler.record_function, torch.device,
-            contextlib.nullcontext, torch.random.fork_rng)
+            torch.autograd.profiler.record_function, torch.device, contextlib.nullcontext, torch.random.fork_rng,
+            *(vars(module)["autocast"] for module in (torch.cuda.amp, torch.cpu.amp) if "autocast" in vars(module)))
 _KNOWN_GETATTR = ("diffusers.models.modeling_utils",)  # where a __getattr__ of modules is that reads and no more
 _KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": float, "type": type, "hasattr": hasattr,
                    "getattr": getattr}
