@@ -4,10 +4,12 @@
 Each program is a file of its own: a model with a base class and a child, whose forwards are random statements on f64
 tensors. Compared are outputs, gradients, running statistics, and what the program logs, prints, warns of and raises,
 with the line of the file: of two training steps and of evaluation, then again after a random change of the model or of
-its class. A share is compiled, too. What a checkpoint does to running statistics is not in them: there convert means to
-differ. Nor are writes to activations and weights that autograd does not see (`.data`): a fused call computes from its
-input in the backward what stock's activation keeps. Nor is what stock's norms refuse and ours take: mixed types.
-The line of what a norm itself raises may be a later one.
+its class. A share is compiled, too.
+
+Not in them is what a checkpoint does to running statistics, where convert means to differ; writes to activations, weights
+and statistics that autograd does not see (`.data`), since a fused call computes from its input in the backward what
+stock's activation keeps; and mixed types, which stock's norms refuse and ours take. What a norm itself raises may be of a
+later line.
 
 NORMFUSE_RANDOM_PROGRAMS: how many; NORMFUSE_RANDOM_SEED: the first one's seed; NORMFUSE_FAILURES: a folder for programs
 that differ, made short. Such a file runs by itself, with this folder on the path.
@@ -446,7 +448,7 @@ class Generator:
     def statistics(self):
         y, z = self.fresh(), self.any()
         middle = ["mean = self.bn0.running_mean.clone()", "mean = mean + 1", "mean = self.bn0.weight * 1",
-                  "with torch.no_grad():\n    self.bn0.weight.mul_(1.25)", "self.bn0.running_var.data.mul_(1.25)",
+                  "with torch.no_grad():\n    self.bn0.weight.mul_(1.25)", "self.bn0.running_var.mul_(1.25)",
                   "self.bn0.running_mean.add_(1)", "self.bn0.eval()", "self.bn0.num_batches_tracked.add_(1)",
                   "old, self.bn0 = self.bn0, nn.Identity()", "mean = self.bn0(x).mean((0, 2, 3))"]
         line = self.rng.choice(middle)
