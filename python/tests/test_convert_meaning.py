@@ -651,8 +651,14 @@ def computed_by_a_branch(self, x):
     return self.act(y) + z
 
 
-@pytest.mark.parametrize("forward", [swallowed, swallowed_in_a_context, read_by_finally, statistics_of_a_loop,
-                                     asks_for_its_class, reads_its_locals, added_in_a_context, passed_from_a_context,
+def assigned_to_itself(self, x):
+    y = self.bn(x)
+    y = y
+    return torch.stack([y, x]).sum(0)
+
+
+@pytest.mark.parametrize("forward", [swallowed, assigned_to_itself, swallowed_in_a_context, read_by_finally,
+                                     statistics_of_a_loop, asks_for_its_class, reads_its_locals, added_in_a_context, passed_from_a_context,
                                      computed_by_a_branch])
 def test_statements_that_may_meet_what_waits(forward):
     model = type("Asks", (Block,), {"forward": forward, "shapes": lambda self, y, z: z * y.shape[0] + y.mean(),

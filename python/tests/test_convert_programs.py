@@ -8,7 +8,8 @@ its class. A share is compiled, too.
 
 Not in them is what a checkpoint does to running statistics, where convert means to differ; writes to activations, weights
 and statistics that autograd does not see (`.data`), since a fused call computes from its input in the backward what
-stock's activation keeps; and mixed types, which stock's norms refuse and ours take. What a norm itself raises may be of a
+stock's activation keeps; `_version`, which is 0 where a call replaced an activation in place; and mixed types, which
+stock's norms refuse and ours take. What a norm itself raises may be of a
 later line.
 
 NORMFUSE_RANDOM_PROGRAMS: how many; NORMFUSE_RANDOM_SEED: the first one's seed; NORMFUSE_FAILURES: a folder for programs
@@ -206,7 +207,7 @@ QUESTIONS = ["isinstance({}, torch.Tensor)", "type({}) is torch.Tensor", "torch.
              "{}.is_contiguous()", "{}.shape[1] == 4", "isinstance({}.shape[2], int)",
              "{}.dim() == 4 and len({0}) == 2", "torch.is_grad_enabled()", "self.training", "self.flag",
              "{0}.data_ptr() == {1}.data_ptr()", "bool(({} > 0).any())", "float({}.sum()) > 0", "{} is None",
-             "self.kind == 'a'", "isinstance(self, Layers)", "callable({})", "{}._version == 0", "{}.is_leaf",
+             "self.kind == 'a'", "isinstance(self, Layers)", "callable({})", "{}.is_leaf",
              "{0} in (1, None)", "self.bn0.training", "'{}' in dir()", "isinstance({}, (list, tuple))",
              "{0}.equal({1})", "{}.numel() > 3", "issubclass(type({}), torch.Tensor)", "len(self.seen) > 1",
              "self.kept is not None", "{}.stride(1) == 9", "not {}.is_floating_point()"]

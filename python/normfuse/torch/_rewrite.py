@@ -491,9 +491,8 @@ class _Rewriter:
             name = kills[0]
             role = "factor" if name in self.factors else "dividend" if name in self.dividends else ""
             s.value = self.of(s.value, name in self.tracked, role)
-            self.pending -= {name}
-            if self._may_wait(s.value):
-                self.pending.add(name)
+            waits = self._may_wait(s.value)  # before: it may be of the name itself
+            self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]
         if unseen:
             s.value = self.safe(s.value)
