@@ -9,8 +9,7 @@ its class. A share is compiled, too.
 Not in them is what a checkpoint does to running statistics, where convert means to differ; writes to activations, weights
 and statistics that autograd does not see (`.data`), since a fused call computes from its input in the backward what
 stock's activation keeps; `_version`, which is 0 where a call replaced an activation in place; and mixed types, which
-stock's norms refuse and ours take. What a norm itself raises may be of a
-later line.
+stock's norms refuse and ours take. What a norm itself raises may be of a later line.
 
 NORMFUSE_RANDOM_PROGRAMS: how many; NORMFUSE_RANDOM_SEED: the first one's seed; NORMFUSE_FAILURES: a folder for programs
 that differ, made short. Such a file runs by itself, with this folder on the path.
