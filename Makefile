@@ -20,7 +20,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms \
-    check-torch-versions check-release soak mutants bench \
+    check-torch-versions check-programs check-release soak mutants bench \
     bench-peers figures install wheel dist version deb conan docs clean venv venv-release
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo 'make check-sanitize   the tests under ASan, UBSan and TSan, and fuzz runs; FAST=1 for short ones'
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
 	@echo 'make check-torch-versions  the PyTorch package with each version in python/requirements-torch-*.txt: GB of downloads'
+	@echo 'make check-programs   5,000 random models, converted, with PYTHON'"'"'s PyTorch; PROGRAMS=, SEED=; differing ones: build/programs'
 	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
@@ -92,7 +93,13 @@ check-release: $(filter build/%,$(CMAKE)) venv venv-release
 
 CALLS ?= 1000000
 SEED ?= 1
+PROGRAMS ?= 5000
 DEVICE ?= cpu
+check-programs: build
+	seq $(SEED) 500 $$(($(SEED) + $(PROGRAMS) - 1)) | xargs -P $(JOBS) -I {} env NORMFUSE_RANDOM_SEED={} \
+	    NORMFUSE_RANDOM_PROGRAMS=500 NORMFUSE_LIBRARY=build/release/libnormfuse.so NORMFUSE_FAILURES=build/programs \
+	    $(PYTHON) -m pytest -q -p no:cacheprovider python/tests/test_convert_programs.py
+
 soak: build
 	build/release/soak --calls $(CALLS) --seed $(SEED) --device $(DEVICE)
 

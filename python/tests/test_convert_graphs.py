@@ -130,10 +130,24 @@ class MethodWhileANormWaits(torch.nn.Module):
         return torch.nn.functional.leaky_relu(y + z, 0.1)
 
 
-def test_a_method_while_a_norm_waits():
-    model = MethodWhileANormWaits().eval()
-    nft.convert(model)
-    assert graphs(model, (torch.randn(2, 4, 3, 3),), False, True)[0] == [1, 1]
+class StatementsInATry(MethodWhileANormWaits):
+    def forward(self, x):
+        try:
+            y, z = self.part(x), x * 2
+            y.add_(z)
+            y.relu_()
+        except ValueError:
+            y = x
+        return y
+
+
+@pytest.mark.parametrize("kind", [MethodWhileANormWaits, StatementsInATry])
+def test_code_while_a_norm_waits(kind):
+    model, x = kind().eval(), torch.randn(2, 4, 3, 3)
+    want = model(x)
+    assert "add + " in nft.convert(model).details()
+    counts, found = graphs(model, (x,), False, True)
+    assert counts == [1, 1] and torch.allclose(found[0], want, atol=1e-5)
 
 
 def test_what_breaks_a_graph_is_counted():

@@ -376,7 +376,7 @@ def test_checkpointing_of_an_autoencoder_stays():
     assert counts[0] == counts[1]
 
 
-# ---- what a trace read ----------------------------------------------------------------------------------------------
+# ---- what changes after convert -------------------------------------------------------------------------------------
 
 
 class Settings:
@@ -595,8 +595,8 @@ def swallowed(self, x):
 
 
 def swallowed_in_a_context(self, x):
+    y = self.bn(x)
     with contextlib.suppress(IndexError):
-        y = self.bn(x)
         x[9]
         y = 1
     return torch.atleast_1d(y)
@@ -651,8 +651,14 @@ def computed_by_a_branch(self, x):
     return self.act(y) + z
 
 
-@pytest.mark.parametrize("forward", [swallowed, swallowed_in_a_context, read_by_finally, statistics_of_a_loop,
-                                     asks_for_its_class, reads_its_locals, added_in_a_context, passed_from_a_context,
+def assigned_to_itself(self, x):
+    y = self.bn(x)
+    y = y
+    return torch.stack([y, x]).sum(0)
+
+
+@pytest.mark.parametrize("forward", [swallowed, assigned_to_itself, swallowed_in_a_context, read_by_finally,
+                                     statistics_of_a_loop, asks_for_its_class, reads_its_locals, added_in_a_context, passed_from_a_context,
                                      computed_by_a_branch])
 def test_statements_that_may_meet_what_waits(forward):
     model = type("Asks", (Block,), {"forward": forward, "shapes": lambda self, y, z: z * y.shape[0] + y.mean(),
@@ -661,6 +667,200 @@ def test_statements_that_may_meet_what_waits(forward):
     report = nft.convert(model)
     assert (forward is reads_its_locals) == ("locals()" in str(report))
     check_same(model, stock)
+
+
+def norm_of_other_axes(self, x):
+    y = x
+    with contextlib.suppress(ValueError):
+        y = self.bn(y[0])
+        y = self.act(y)
+    return y
+
+
+def variable_of_a_norm_that_raises(self, x):
+    z = x
+    try:
+        y = self.bn(x[0])
+        z = x * 2
+        y = self.act(y)
+    except ValueError as error:
+        y = z * len(str(error))
+    return y + z
+
+
+def global_of_a_norm_that_raises(self, x):
+    global GLOBAL
+    GLOBAL = 1
+    try:
+        y = self.bn(x[0])
+        GLOBAL = 2
+        return self.act(y)
+    except ValueError:
+        return x * GLOBAL
+
+
+def attribute_of_a_norm_that_raises(self, x):
+    try:
+        y = self.bn(x[0])
+        for self.step in range(2):
+            pass
+        return self.act(y)
+    except ValueError:
+        return x * self.step
+
+
+def handler_of_a_call_that_raises(self, x):
+    y = self.bn(x)
+    try:
+        y = self.act(y) + y[9]
+    except IndexError:
+        y = y * 2
+    return y
+
+
+def finally_after_a_norm_that_raises(self, x):
+    y = z = x
+    for i in range(2):
+        try:
+            y = self.bn(x[0])
+            z = x * 3
+            y = self.act(y)
+        finally:
+            x = x + z
+            break
+    return x + y
+
+
+def two_at_once(self, x):
+    y = self.bn(x)
+    y, x = self.act(x), self.act(y)
+    x, y = y, x
+    return x * 2 + y
+
+
+@pytest.mark.parametrize("forward", [norm_of_other_axes, variable_of_a_norm_that_raises, global_of_a_norm_that_raises,
+                                     attribute_of_a_norm_that_raises, handler_of_a_call_that_raises,
+                                     finally_after_a_norm_that_raises, two_at_once])
+def test_what_is_stored_where_a_norm_raises(forward, same_globals):
+    model = type("Stores", (Block,), {"forward": forward})()
+    model.step = 7
+    stock = copy.deepcopy(model)
+    nft.convert(model)
+    check_same(model, stock)
+
+
+def in_a_try(self, x):
+    try:
+        y = self.bn(self.conv(x))
+        y = self.act(y)
+    except ValueError:
+        y = x
+    return y
+
+
+def before_finally(self, x):
+    try:
+        y = self.bn(x)
+        y += x
+        return self.act(y)
+    finally:
+        self.step = 8
+
+
+def in_a_context(self, x):
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        y = self.bn(x)
+        y = self.act(y)
+    return y + x
+
+
+def in_a_try_in_a_loop(self, x):
+    for _ in range(2):
+        try:
+            y = self.bn(x)
+            x = self.act(y + x)
+            continue
+        except (ValueError, IndexError):
+            break
+    return x
+
+
+def in_place_by_a_method(self, x):
+    y = self.bn(x)
+    y.relu_()
+    return y
+
+
+def in_place_by_functions(self, x):
+    y = self.bn(x)
+    y.add_(x)
+    F.relu(y, inplace=True)
+    return y
+
+
+def in_place_by_a_module(self, x):
+    y = self.bn(self.conv(x))
+    self.inplace(y)
+    return y * 2
+
+
+def taken_apart(self, x):
+    y, z = self.bn(x), self.conv(x)
+    y += z
+    return self.act(y)
+
+
+def module_not_in_place(self, x):
+    y = self.bn(x)
+    self.act(y)
+    return y
+
+
+def in_place_and_read_before(self, x):
+    y = self.bn(x)
+    z = y
+    y.relu_()
+    return y + z
+
+
+def in_a_tuple(self, x):
+    y = (self.bn(x), x)
+    return self.act(y[0])
+
+
+def in_a_dict(self, x):
+    y = {}
+    y["norm"] = self.bn(x)
+    return self.act(y["norm"])
+
+
+def read_by_a_handler(self, x):
+    y = x
+    try:
+        y = self.bn(x)
+        y = self.act(y)
+    except ValueError:
+        y = y * 2
+    return y
+
+
+READERS = {in_a_try: "relu", before_finally: "add + relu", in_a_context: "relu", in_a_try_in_a_loop: "add + relu",
+           in_place_by_a_method: "relu", in_place_by_functions: "add + relu", in_place_by_a_module: "relu",
+           taken_apart: "add + relu"}
+LEFT = {module_not_in_place: "no activation", in_place_and_read_before: "read more than once",
+        in_a_tuple: "put into a tuple", in_a_dict: "stored in `y['norm']`", read_by_a_handler: "an exception may lead"}
+
+
+@pytest.mark.parametrize("forward", [*READERS, *LEFT])
+def test_what_statements_let_fuse(forward):
+    model = type("Fuses", (Block,), {"forward": forward})()
+    model.inplace = nn.ReLU(inplace=True)
+    stock = copy.deepcopy(model)
+    report = nft.convert(model)
+    assert folded(report) == ({"bn": (READERS[forward],)} if forward in READERS else {})
+    assert LEFT.get(forward, "") in report.details(), report.details()
+    check_same(model, stock)
+    assert set(nft.fused(model)["bn"]) == {READERS.get(forward, "")}
 
 
 def warns(x):

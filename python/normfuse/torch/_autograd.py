@@ -590,16 +590,11 @@ class lean_batch_norm_evaluate(torch.autograd.Function):
 
 
 def _straight(function):
-    """`function.apply` for callers who know that no transformation of torch.func is active: what Function.apply does
-    then, without its search for a setup_context. On the way back likewise: without the search for a vjp."""
-    apply, unwrap_if_dead = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead
+    """`function.apply` for callers who know that no transformation of torch.func is active, and have called
+    unwrap_if_dead: the rest of what Function.apply does then, without its search for a setup_context. On the way back
+    likewise: without the search for a vjp."""
     function._backward_cls.apply = function.backward
-
-    def straight(x, weight, bias, others):
-        return apply(unwrap_if_dead(x), None if weight is None else unwrap_if_dead(weight),
-                     None if bias is None else unwrap_if_dead(bias), others)
-
-    return straight
+    return super(torch.autograd.Function, function).apply
 
 
 apply_lean_group_norm = _straight(lean_group_norm)

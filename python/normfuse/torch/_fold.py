@@ -94,7 +94,8 @@ def _successive(a: ast.stmt, b: ast.stmt, me: str) -> Iterator[tuple[str, str]]:
         outer = [b.value, *(b.value.args if isinstance(b.value, ast.Call) else ())]
         calls = [n for n in outer if _child(n, me) and isinstance(n.args[0], ast.Name) and n.args[0].id == v]
         killed = isinstance(b, ast.Assign) and any(isinstance(t, ast.Name) and t.id == v for t in b.targets)
-        if calls and names(b).count(v) == 1 and (killed or v not in b.kept):  # type: ignore[attr-defined]
+        if calls and names(b).count(v) == 1 and v not in b.escape and (  # type: ignore[attr-defined]
+                killed or v not in b.kept):  # type: ignore[attr-defined]
             yield _child(a.value, me), _child(calls[0], me)
 
 

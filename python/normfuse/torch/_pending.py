@@ -29,24 +29,24 @@ from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, plain_
 
 _TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 # Of exactly these types truth, comparisons, attributes and items run no code of a model's.
-PLAIN = {bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device, range,
-                    slice, collections.OrderedDict, nn.ModuleList, nn.ModuleDict, nn.Sequential}
+PLAIN = {bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device, range, slice,
+         collections.OrderedDict, nn.ModuleList, nn.ModuleDict, nn.Sequential}
 _ITERABLE = frozenset({tuple, list, dict, range, torch.Size, collections.OrderedDict}
                       | {type(view) for d in ({}, collections.OrderedDict())
                          for view in (d.items(), d.values(), d.keys())})
 # Functions and methods that write nothing and draw no random numbers.
 ACTIVATIONS = _activations.FUNCTIONS
-FUNCTIONS = frozenset({f for f in ACTIVATIONS if not f.__name__.endswith("_")} | {torch.cat, torch.chunk, torch.split, torch.flatten, torch.reshape, torch.sigmoid, torch.tanh,
-                       torch.mean, torch.permute, torch.mul, torch.add, torch.div, torch.is_tensor, F.interpolate,
-                       F.pad, F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool2d, F.linear, F.conv1d, F.conv2d,
-                       F.conv3d, isinstance, len, int, float})
+FUNCTIONS = frozenset({f for f in ACTIVATIONS if not f.__name__.endswith("_")} | {
+    torch.cat, torch.chunk, torch.split, torch.flatten, torch.reshape, torch.sigmoid, torch.tanh, torch.mean,
+    torch.permute, torch.mul, torch.add, torch.div, torch.is_tensor, F.interpolate, F.pad, F.avg_pool2d,
+    F.adaptive_avg_pool2d, F.max_pool2d, F.linear, F.conv1d, F.conv2d, F.conv3d, isinstance, len, int, float})
 METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "chunk", "size", "dim", "flatten",
                      "mean", "unsqueeze", "squeeze", "expand", "numel", "split", "mul", "sub", "div", "is_contiguous",
                      "to", "add", "sum", "amax", "amin", "abs", "neg", "exp", "sqrt", "square", "clone", "detach",
                      "float", "double", "half", "type", "tanh", "sigmoid", "movedim"})
 ARITHMETIC = {torch.add: "add", torch.mul: "multiply", torch.div: "divide", torch.true_divide: "divide",
               torch.multiply: "multiply", torch.divide: "divide"}
-_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
+CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
 SCALING = ("relu", "leaky_relu", "prelu")
@@ -142,7 +142,7 @@ class Pending:
         frame, input = self.frame, self.close()
         others = {} if added is scale is None else {"post_add": added} if scale is None else {
             "scale": scale, "shift": self.shift}
-        frame.note(layer, f"add + {name}" if added is not None else name if scale is None else f"scale + shift + {name}")
+        frame.note(layer, name if not others else f"{' + '.join(others).replace('post_add', 'add')} + {name}")
         if name == "prelu" or type(input) is Biased:
             value = fused_call(layer, input, chosen, **others)
         else:
@@ -257,7 +257,7 @@ class Frame:
 
     def callee(self, f: Any) -> Any:
         """Gives a function back that is called next, with arguments that were `safe`."""
-        if self.open and not (type(f) in _CALLABLES and f in FUNCTIONS):
+        if self.open and not (type(f) in CALLABLES and f in FUNCTIONS):
             self.settle()
         return f
 
@@ -275,9 +275,9 @@ class Frame:
         if kind in (_ITEMS if unpacked else _ITERABLE) or not unpacked and getattr(kind, "__iter__", None) in (
                 nn.Sequential.__iter__, nn.ModuleList.__iter__):
             return value
-        return self._each(value)
+        return self.each(value)
 
-    def _each(self, values: Any) -> Any:
+    def each(self, values: Any) -> Any:
         self.settle()
         for value in values:
             yield value
@@ -292,7 +292,7 @@ class Frame:
             if self.compiling:
                 if not tensor.requires_grad:
                     return False
-            elif any(buffer is not None and torch._C._is_alias_of(tensor, buffer) for buffer in layer._buffers.values()):
+            elif any(b is not None and torch._C._is_alias_of(tensor, b) for b in layer._buffers.values()):
                 return False
         return True
 
@@ -313,7 +313,7 @@ class Frame:
             inner = self._inner_of(f)
             if inner is not None:
                 return self._share(inner, f, x)
-            if self.open and not (type(f) in _CALLABLES and type(x) in _TENSORS and self._apart(x) and (
+            if self.open and not (type(f) in CALLABLES and type(x) in _TENSORS and self._apart(x) and (
                     f in FUNCTIONS)):
                 self.settle()
             return f(x)
@@ -393,8 +393,8 @@ class Frame:
         return self._alone(before, inner(self, *given, **named))
 
     def go(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...) where f was a function or method that can share the frame when the text was rewritten. The first argument
-        may be pending."""
+        """f(...) where f was a function or method that can share the frame when the text was rewritten. The first
+        argument may be pending."""
         inner = self._inner_of(f)
         if inner is not None:
             return self._share(inner, f, *given, **named)
@@ -416,7 +416,7 @@ class Frame:
     def _take(self, f: Any, what: Any, x: Pending) -> Any:
         """f(x) of what is pending, in one call or pending as well; _NOT_PENDING where it cannot be. what: of KINDS."""
         kind = type(f)
-        if kind in _CALLABLES or kind is types.MethodType:
+        if kind in CALLABLES or kind is types.MethodType:
             if kind is not types.MethodType and f in ACTIVATIONS:
                 return self._activated(f, x)
             inner = self._inner_of(f)
@@ -452,17 +452,34 @@ class Frame:
 
     def activate(self, f: Any, x: Any, *rest: Any, **named: Any) -> Any:
         """f(x, ...) where f was an activation function when the text was rewritten."""
-        if _is_open(x) and type(f) in _CALLABLES and f in ACTIVATIONS:
+        if _is_open(x) and type(f) in CALLABLES and f in ACTIVATIONS:
             given = self._activated(f, x, *rest, **named)
             if given is not _NOT_PENDING:
                 return given
         return f(self.settled(x), *rest, **named)
 
+    def in_place(self, x: Any, method: str, f: Any, *rest: Any, **named: Any) -> Any:
+        """x after the statement f(x, ...); after x.method(...), where there is one."""
+        given: Any = _NOT_PENDING
+        if _norm_is_open(x):
+            if method == "add_":
+                given = self._sum(x, *rest, True)
+            elif method or type(f) in CALLABLES and f in ACTIVATIONS and (
+                    f.__name__.endswith("_") or named.get("inplace") is True or rest[-1:] == (True,)):
+                given = self._activated(F.relu if method else f, x, *rest, **named)
+            elif type(f) in _activations.MODULES and getattr(f, "inplace", None) is True:
+                given = self._take(f, _LEAF, x)
+        if given is not None and given is not _NOT_PENDING:
+            return given
+        x, rest = self.settled(x), tuple(map(self.settled, rest))
+        getattr(x, method)(*rest) if method else f(x, *rest, **named)
+        return x
+
     # Arithmetic.
 
     def arithmetic(self, f: Any, a: Any, b: Any) -> Any:
         """f(a, b), of a function that was torch.add, torch.mul or the like when the text was rewritten."""
-        what = ARITHMETIC.get(f) if type(f) in _CALLABLES else None
+        what = ARITHMETIC.get(f) if type(f) in CALLABLES else None
         if what is not None and (type(a) is Pending or type(b) is Pending or what == "add"):
             given = self._sum(a, b, False) if what == "add" else self._product(a, b) if what == "multiply" else \
                 self._quotient(a, b)

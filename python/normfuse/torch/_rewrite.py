@@ -15,6 +15,7 @@ from __future__ import annotations
 import __future__
 import ast
 import collections
+import contextlib
 import functools
 import inspect
 import sys
@@ -24,16 +25,22 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 
-from ._pending import ACTIVATIONS, ARITHMETIC, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame, Shared
+from ._pending import (ACTIVATIONS, ARITHMETIC, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame,
+                       Shared)
 from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
 FRAME = "_normfuse"
 # What of the frame may give a pending value.
-_WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply"})
+_WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply",
+                    "in_place"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul"})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
-_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.BuiltinMethodType, type)
+_OPERATORS = {ast.Mult: "multiply", ast.Div: "divide"}
+# Contexts that let every exception pass.
+_PASSING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast,
+            torch.autograd.profiler.record_function, torch.device, contextlib.nullcontext, torch.random.fork_rng,
+            *(vars(module)["autocast"] for module in (torch.cuda.amp, torch.cpu.amp) if "autocast" in vars(module)))
 _KNOWN_GETATTR = ("diffusers.models.modeling_utils",)  # where a __getattr__ of modules is that reads and no more
 _KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": float, "type": type, "hasattr": hasattr,
                    "getattr": getattr}
@@ -67,7 +74,9 @@ class _Rewriter:
         self.plain_reads = owner is not None and owner.__getattribute__ is object.__getattribute__ and (
             owner.__getattr__ is nn.Module.__getattr__ or owner.__getattr__.__module__ in _KNOWN_GETATTR)
         self.locals = set(code.co_varnames) | set(code.co_cellvars) | set(code.co_freevars)
-        self.tracked = set(code.co_varnames) - set(code.co_cellvars) - {self.me, *names_of_scopes(tree)}
+        self.own = set(code.co_varnames) - set(code.co_cellvars)  # variables that no other code sees
+        self.tracked = self.own - {self.me, *names_of_scopes(tree)}
+        note_liveness(tree, self._passes)
         first = [arg.arg for arg in tree.args.args[owner is not None:][:1]]
         self.takes = bool(first) and first[0] in self.tracked and _may_take(tree.body, first[0])
         self.pending = set(first) if self.takes else set()  # variables that may be
@@ -75,17 +84,22 @@ class _Rewriter:
         self.every = names(tree, (ast.Load, ast.Store, ast.Del))
         self.reads: collections.Counter[str] = collections.Counter()
         self.kept: set[str] = set()
-        self.inside = self.guarded = 0  # contexts and tries; tries
+        self.inside = 0  # contexts and tries
         # Variables that are multiplied with or divided by something, where that is known.
-        self.factors = {n for b in ast.walk(tree) if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Mult)
-                        for side in (b.left, b.right) for n in _direct(side)} | {
-            n for c in ast.walk(tree) if isinstance(c, ast.Call) and self._arithmetic(c) == "multiply"
-            for a in c.args for n in _direct(a)}
-        self.dividends = {n for b in ast.walk(tree) if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Div)
-                          for n in _direct(b.left)} | {
-            n for c in ast.walk(tree) if isinstance(c, ast.Call) and self._arithmetic(c) == "divide"
-            for a in c.args[:1] for n in _direct(a)}
-        # What reads the expression that is rewritten ("factor", "dividend" or nothing known); may it give what is pending?
+        self.factors: set[str] = set()
+        self.dividends: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp):
+                what, operands = _OPERATORS.get(type(node.op)), [node.left, node.right]
+            elif isinstance(node, ast.Call):
+                what, operands = self._arithmetic(node), node.args
+            else:
+                continue
+            if what == "multiply":
+                self.factors |= {n.id for n in operands if isinstance(n, ast.Name)}
+            elif what == "divide" and isinstance(operands[0], ast.Name):
+                self.dividends.add(operands[0].id)
+        # What reads the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
         self.role, self.raw = "", False
 
     # ---- expressions ----
@@ -114,8 +128,8 @@ class _Rewriter:
 
     def safe(self, node: ast.expr, how: str = "safe") -> ast.expr:
         made = self.of(node)
-        plain = isinstance(node, (ast.Constant, ast.Compare, ast.BoolOp)) or isinstance(node, ast.UnaryOp) and isinstance(
-            node.op, ast.Not)  # of what was safe
+        plain = isinstance(node, (ast.Constant, ast.Compare, ast.BoolOp)) or (
+            isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))  # of what was safe
         return made if plain else ast.copy_location(self._check(how, made), node)
 
     def _check(self, how: str, made: ast.expr, *others: ast.expr) -> ast.expr:
@@ -157,11 +171,7 @@ class _Rewriter:
             return ast.BoolOp(node.op, self._in_turn(self.safe, node.values))
         if isinstance(node, ast.IfExp):
             raw, role, test = self.raw, self.role, self.safe(node.test)
-            open, body = self.open, self.of(node.body, raw, role)
-            ended, self.open = self.open, open
-            made = ast.IfExp(test, body, self.of(node.orelse, raw, role))
-            self.open |= ended
-            return made
+            return ast.IfExp(test, *self._branches(lambda way: self.of(way, raw, role), node.body, node.orelse))
         if isinstance(node, ast.Subscript):
             plain = not any(isinstance(n, (ast.Call, ast.Attribute)) or isinstance(n, ast.Name) and n.id in self.tracked
                             for n in ast.walk(node.slice))
@@ -181,6 +191,16 @@ class _Rewriter:
                     setattr(node, field, [self.of(v) if isinstance(v, ast.expr) else v for v in value])
         return self._settled(node)
 
+    def _branches(self, of: Callable[[Any], Any], *ways: Any) -> list[Any]:
+        """Ways of which one is gone."""
+        open, pending, made, ends = self.open, self.pending, [], []
+        for way in ways:
+            self.open, self.pending = open, set(pending)
+            made.append(of(way))
+            ends.append((self.open, self.pending))
+        self.open, self.pending = any(end for end, _ in ends), set().union(*(left for _, left in ends))
+        return made
+
     def _in_turn(self, of: Callable[[ast.expr], ast.expr], nodes: list[ast.expr]) -> list[ast.expr]:
         """Expressions of which the latter may not be reached."""
         made, ends = [], []
@@ -190,8 +210,12 @@ class _Rewriter:
         self.open = any(ends)
         return made
 
+    def _is_own(self, node: ast.expr) -> bool:
+        """Is it self.name?"""
+        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.me
+
     def _attribute(self, node: ast.Attribute) -> ast.expr:
-        if isinstance(node.value, ast.Name) and node.value.id == self.me:
+        if self._is_own(node):
             static = inspect.getattr_static(self.owner, node.attr, None)
             plain = not hasattr(type(static), "__get__") or isinstance(static, types.FunctionType)
             return node if self.plain_reads and plain else self._settled(node)
@@ -203,7 +227,7 @@ class _Rewriter:
     def _binary(self, node: ast.BinOp) -> ast.expr:
         if isinstance(node.op, ast.Add):
             return self._sum(node)
-        name = {ast.Mult: "multiply", ast.Div: "divide"}.get(type(node.op))
+        name = _OPERATORS.get(type(node.op))
         if name is not None:
             role = "factor" if name == "multiply" else "dividend"
             left = self.of(node.left, True, role)
@@ -241,11 +265,11 @@ class _Rewriter:
     def _arithmetic(self, node: ast.Call) -> Optional[str]:
         known = self.known(node.func)
         plain = len(node.args) == 2 and not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args)
-        return ARITHMETIC.get(known) if plain and isinstance(known, _CALLABLES) else None
+        return ARITHMETIC.get(known) if plain and isinstance(known, CALLABLES) else None
 
     def _shares(self, f: ast.expr) -> bool:
         """Is it a function or method that has a form which shares its caller's frame?"""
-        if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == self.me:
+        if self._is_own(f):
             static = inspect.getattr_static(self.owner, f.attr, None)
             return isinstance(static, types.FunctionType) and f.attr not in vars(nn.Module) and \
                 self.can_share(static, self.owner)
@@ -262,15 +286,9 @@ class _Rewriter:
             return None
         order = self.owner.__mro__
         for i, kind in enumerate(order):
-            if any(self.function is inspect.unwrap(f) for f in vars(kind).values() if isinstance(f, types.FunctionType)):
+            if self.function in [inspect.unwrap(f) for f in vars(kind).values() if isinstance(f, types.FunctionType)]:
                 return next((vars(base)[f.attr] for base in order[i + 1:] if f.attr in vars(base)), None)
         return None
-
-    def _is_function(self, f: ast.expr) -> bool:
-        """Is it a method of the owner's, which is called without a frame between?"""
-        if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == self.me:
-            return hasattr(type(inspect.getattr_static(self.owner, f.attr, None)), "__get__")
-        return False
 
     def _call(self, node: ast.Call) -> ast.expr:
         f, args, keywords, known = node.func, node.args, node.keywords, self.known(node.func)
@@ -278,10 +296,10 @@ class _Rewriter:
         if isinstance(f, ast.Name) and f.id == "super":
             return node
         plain = not any(isinstance(a, ast.Starred) for a in args) and all(k.arg for k in keywords)
-        known = known if isinstance(known, _CALLABLES) else None
+        known = known if isinstance(known, CALLABLES) else None
         if known is type and plain and len(args) == 1 and not keywords:
             return _do("type", self.of(args[0]))
-        if known in (hasattr, getattr) and plain and len(args) > 1 and isinstance(args[1], ast.Constant) and not keywords:
+        if plain and known in (hasattr, getattr) and not keywords and len(args) > 1 and isinstance(args[1], ast.Constant):
             first, *rest = map(self.of, args)
             return ast.Call(self.of(f), [self._check("owner", first, args[1]), *rest], [])
         if plain and args and known in ACTIVATIONS:
@@ -301,9 +319,9 @@ class _Rewriter:
             if one or self._may_wait(a) or self._may_wait(b):
                 return self._waits(_do("arithmetic", callee, a, b))
             return self._harmless(callee, [a, b], [])
-        raw, direct = self.raw, isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id == self.me
+        raw, own = self.raw, self._is_own(f)
         if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in _PENDING_METHODS and known is None \
-                and not direct and len(args) < 2:
+                and not own and len(args) < 2:
             reader = {"mul": "factor", "div": "dividend"}.get(f.attr, "")
             operands = [self.of(f.value, True, reader), *(self.of(a, f.attr != "div", reader) for a in args)]
             if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
@@ -311,29 +329,27 @@ class _Rewriter:
                 return self._waits(made) if f.attr in _WAITING_METHODS else made
             if f.attr.endswith("_"):
                 return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
-            return self._harmless_method(operands[0], f.attr, operands[1:], [])
+            return self._harmless(operands[0], operands[1:], [], f.attr)
         if plain and self._shares(f):
             callee = self.of(f)
             return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
                                    keywords=self._keywords(keywords)))
-        method = isinstance(f, ast.Attribute) and not direct and f.attr in METHODS and known is None
-        if plain and len(args) == 1 and not keywords and known is None and not method and not self._is_function(f) \
-                and self._is_local(f):
+        method = isinstance(f, ast.Attribute) and not own and f.attr in METHODS and known is None
+        if plain and len(args) == 1 and not keywords and not method and self._may_be_module(f):
             callee = self.of(f)
             return self._waits(_do("call", callee, self.of(args[0], True)))
         if plain and not any(k.arg in ("out", "inplace") for k in keywords) and (known in FUNCTIONS or method):
-            if method:
-                value = self.of(f.value)
-                return self._harmless_method(value, f.attr, [self.of(a) for a in args], self._keywords(keywords))
-            callee = self.of(f)
-            return self._harmless(callee, [self.of(a) for a in args], self._keywords(keywords))
-        return self._unknown(f, args, keywords)
+            callee = self.of(f.value if method else f)
+            args, keywords = list(map(self.of, args)), self._keywords(keywords)
+            return self._harmless(callee, args, keywords, f.attr if method else "")
+        return self._closed_call(self.of(f), list(map(self.of, args)), self._keywords(keywords))
 
-    def _is_local(self, f: ast.expr) -> bool:
-        """Is it a variable, or an attribute or element of one's? It may be a module then."""
-        if isinstance(f, ast.Attribute) and hasattr(torch.Tensor, f.attr) and f.attr != "norm" \
-                and self.me not in names(f):
-            return False  # a method of a tensor, rather
+    def _may_be_module(self, f: ast.expr) -> bool:
+        """Is it a variable, or an attribute or element of one's, and no method?"""
+        if isinstance(f, ast.Attribute) and (
+                hasattr(type(inspect.getattr_static(self.owner, f.attr, None)), "__get__") if self._is_own(f) else
+                hasattr(torch.Tensor, f.attr) and f.attr != "norm" and self.me not in names(f)):
+            return False
         while isinstance(f, (ast.Attribute, ast.Subscript)):
             f = f.value
         return isinstance(f, ast.Name) and f.id in self.locals
@@ -341,22 +357,15 @@ class _Rewriter:
     def _keywords(self, keywords: list[ast.keyword]) -> list[ast.keyword]:
         return [ast.keyword(k.arg, self.of(k.value)) for k in keywords]
 
-    def _harmless(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
-        return ast.Call(self._check("callee", callee), list(map(self._checked, args)),
-                        [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
-
-    def _harmless_method(self, value: ast.expr, name: str, args: list[ast.expr],
-                         keywords: list[ast.keyword]) -> ast.expr:
-        return ast.Call(ast.Attribute(self._check("tensor", value), name, ast.Load()), list(map(self._checked, args)),
-                        [ast.keyword(k.arg, self._checked(k.value)) for k in keywords])
-
-    def _unknown(self, f: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
-        """A call of which nothing is known: nothing is pending when it is made."""
-        callee = self.of(f)
-        args = [ast.Starred(self.of(a.value), ast.Load()) if isinstance(a, ast.Starred) else self.of(a) for a in args]
-        return self._closed_call(callee, args, self._keywords(keywords))
+    def _harmless(self, f: ast.expr, args: list[ast.expr], keywords: list[ast.keyword],
+                  method: str = "") -> ast.expr:
+        """A call of a function, or of a value's method, that writes nothing."""
+        f = ast.Attribute(self._check("tensor", f), method, ast.Load()) if method else self._check("callee", f)
+        named = [ast.keyword(k.arg, self._checked(k.value)) for k in keywords]
+        return ast.Call(f, list(map(self._checked, args)), named)
 
     def _closed_call(self, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
+        """A call of which nothing is known: nothing is pending when it is made."""
         if self.open:
             last = keywords[-1] if keywords else args[-1] if args else None
             if last is None:
@@ -376,17 +385,23 @@ class _Rewriter:
             made += [new if new is s else ast.copy_location(new, s) for new in self.statement(s)]
         return made
 
-    def _is_own(self, node: ast.expr) -> bool:
-        """Is it self.name, read without a check?"""
-        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == self.me
-
     def _settle(self) -> list[ast.stmt]:
         was, self.open = self.open, False
         return [ast.Expr(_do("settle"))] if was else []
 
-    def _begin(self, s: ast.stmt, *expressions: Optional[ast.AST], kills: list[str] = []) -> None:
+    def _begin(self, s: Any, *expressions: Optional[ast.AST], kills: list[str] = []) -> None:
         self.reads = sum((_reads(e) for e in expressions if e is not None), collections.Counter())
-        self.kept = s.kept - set(kills)  # type: ignore[attr-defined]
+        self.kept = s.kept - set(kills) | s.escape
+
+    def _passes(self, s: ast.With) -> bool:
+        """Do its contexts let every exception pass?"""
+        called = [self.known(getattr(item.context_expr, "func", ast.Constant(None))) for item in s.items]
+        return all(isinstance(known, CALLABLES) and known in _PASSING for known in called)
+
+    def _unseen(self, s: Any, *targets: ast.expr) -> bool:
+        """Are what it stores to variables of which no code sees that a norm before it has raised instead?"""
+        stored = [t for target in targets for t in getattr(target, "elts", [target])]
+        return all(isinstance(t, ast.Name) and t.id in self.own - s.escape for t in stored)
 
     def _closed(self, node: ast.expr) -> ast.expr:
         """The value, with nothing pending after it."""
@@ -401,6 +416,9 @@ class _Rewriter:
         if isinstance(s, ast.AugAssign):
             return self._augmented(s)
         if isinstance(s, ast.Expr):
+            name = self._overwritten(s.value)
+            if name is not None and name.id in self.pending:
+                return self._in_place(s, name)
             self._begin(s, s.value)
             s.value = self.of(s.value)
         elif isinstance(s, ast.Return):
@@ -413,11 +431,7 @@ class _Rewriter:
         elif isinstance(s, ast.If):
             self._begin(s, s.test)
             s.test = self.safe(s.test)
-            open, pending = self.open, set(self.pending)
-            s.body = self.block(s.body)
-            ended, self.open, self.pending, then = self.open, open, pending, self.pending
-            s.orelse = self.block(s.orelse)
-            self.open, self.pending = self.open or ended, self.pending | then
+            s.body, s.orelse = self._branches(self.block, s.body, s.orelse)
         elif isinstance(s, (ast.For, ast.While)):
             return self._loop(s)
         elif isinstance(s, ast.With):
@@ -428,16 +442,16 @@ class _Rewriter:
             self.inside += 1
             s.body = self.block(s.body)
             self.inside -= 1
-            self.pending |= pending | self._stored(s)  # where an exception is swallowed
-            if self.open or _waits(s.body):
+            self.pending |= pending  # where an exception is swallowed
+            if self.open or _may_begin(s.body):
                 s.body = [self._guarded(s.body + self._settle())]
             self.open = False
             return [*before, s]
         elif isinstance(s, ast.Try):
             before, pending = self._settle(), set(self.pending)
-            self.inside, self.guarded = self.inside + 1, self.guarded + 1
+            self.inside += 1
             s.body = self.block(s.body) + self._settle()
-            if _waits(s.body):
+            if _may_begin(s.body):
                 s.body = [self._guarded(s.body)]
             for part in (s, *s.handlers):
                 for field in ("orelse", "finalbody") if part is s else ("body",):
@@ -445,19 +459,18 @@ class _Rewriter:
                     setattr(part, field, self.block(getattr(part, field)) + self._settle())
                     pending |= self.pending
             self.pending |= pending
-            self.inside, self.guarded = self.inside - 1, self.guarded - 1
+            self.inside -= 1
             return [*before, s]
         elif isinstance(s, (ast.Break, ast.Continue)):
             return [*(self._settle() if self.inside else ()), s]
         elif not isinstance(s, (ast.Pass, ast.Global, ast.Nonlocal, ast.AnnAssign)):  # raise, import, def, ...
-            before = []
+            before = self._settle()
             if isinstance(s, (ast.Raise, ast.Assert)):
                 self._begin(s, *ast.iter_child_nodes(s))
-                before = self._settle()
                 parts = [(field, value) for field, value in ast.iter_fields(s) if isinstance(value, ast.expr)]
                 for (field, _), made in zip(parts, self._in_turn(self.of, [value for _, value in parts])):
                     setattr(s, field, made)
-            return [*before, *self._settle(), s] if not isinstance(s, (ast.Raise, ast.Assert)) else [*before, s]
+            return [*before, s]
         return [s]
 
     def _guarded(self, body: list[ast.stmt]) -> ast.stmt:
@@ -468,31 +481,51 @@ class _Rewriter:
 
     def _assign(self, s: Any) -> list[ast.stmt]:
         targets = s.targets if isinstance(s, ast.Assign) else [s.target]
+        apart = self._taken_apart(s, targets)
+        if apart:
+            return [made for part in apart for made in self._assign(part)]
         kills = [t.id for t in targets if isinstance(t, ast.Name)]
+        unseen = self._unseen(s, *targets)
         self._begin(s, s.value, *targets, kills=kills)
-        if len(targets) == 1 and kills:
+        if len(targets) == 1 and kills and unseen:
             name = kills[0]
             role = "factor" if name in self.factors else "dividend" if name in self.dividends else ""
-            s.value = self.of(s.value, name in self.tracked and not self.guarded, role)
-            self.pending -= {name}
-            if self._may_wait(s.value):
-                self.pending.add(name)
+            s.value = self.of(s.value, name in self.tracked, role)
+            waits = self._may_wait(s.value)  # before: it may be of the name itself
+            self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]
-        stored = [t for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)
-                  and isinstance(t.ctx, ast.Store)]
-        if all(isinstance(e, ast.Name) for t in targets for e in (
-                t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])):
+        if unseen:
             s.value = self.safe(s.value)
         else:
             s.value = self._closed(s.value)
-            for t in targets:
-                if isinstance(t, (ast.Attribute, ast.Subscript)):
-                    t.value = self.of(t.value)
-                    if isinstance(t, ast.Subscript):
-                        t.slice = self.of(t.slice)
+            s.value.seen = True
             self.open = False
-        self.pending -= {t.id for t in stored}
+        for t in targets:
+            if isinstance(t, (ast.Attribute, ast.Subscript)):
+                t.value = self.of(t.value)
+                if isinstance(t, ast.Subscript):
+                    t.slice = self.of(t.slice)
+        self.pending -= set(names(ast.Tuple(targets), ast.Store))
         return [s]
+
+    def _taken_apart(self, s: Any, targets: list[Any]) -> list[ast.stmt]:
+        """`a, b = c, d` as an assignment of each, where that is the same."""
+        if not (len(targets) == 1 and isinstance(targets[0], ast.Tuple) and isinstance(s.value, ast.Tuple)
+                and len(targets[0].elts) == len(s.value.elts) and self._unseen(s, *targets)):
+            return []
+        made: list[ast.stmt] = []
+        stored = [t.id for t in targets[0].elts]
+        kept = s.kept
+        for i in reversed(range(len(stored))):
+            value = s.value.elts[i]
+            if isinstance(value, ast.Starred) or stored[i] not in self.tracked or set(stored[:i]) & {
+                    stored[i], *names(value)}:
+                return []
+            part = ast.copy_location(ast.Assign([targets[0].elts[i]], value), s)
+            part.kept, part.escape = kept, s.escape  # type: ignore[attr-defined]
+            made.insert(0, part)
+            kept = kept - {stored[i]} | set(names(value)) | s.escape
+        return made
 
     def _augmented(self, s: ast.AugAssign) -> list[ast.stmt]:
         if not isinstance(s.target, ast.Name):
@@ -505,7 +538,7 @@ class _Rewriter:
         name = s.target.id
         load, store = ast.Name(name, ast.Load()), ast.Name(name, ast.Store())
         self._begin(s, s.value, load, kills=[name])
-        if isinstance(s.op, ast.Add) and name in self.tracked and not self.guarded:
+        if isinstance(s.op, ast.Add) and name in self.tracked and self._unseen(s, s.target):
             left, right = self.of(load, True), self.of(s.value, True)
             if self._may_wait(left) or self._may_wait(right):
                 self.pending.add(name)
@@ -515,6 +548,31 @@ class _Rewriter:
         self.open = False
         self.pending -= {name}
         return [*first, s]
+
+    def _overwritten(self, node: ast.expr) -> Optional[ast.Name]:
+        """x in f(x), which may be an activation in place, and in x.add_(y)."""
+        if not isinstance(node, ast.Call):
+            return None
+        f, count, known = node.func, len(node.args), self.known(node.func)
+        first = None
+        if isinstance(known, CALLABLES) and known in ACTIVATIONS:
+            first = node.args[0] if count else None
+        elif not node.keywords and isinstance(f, ast.Attribute) and (f.attr, count) in (("relu_", 0), ("add_", 1)):
+            first = f.value
+        elif not node.keywords and count == 1 and self._may_be_module(f):
+            first = node.args[0]
+        return first if isinstance(first, ast.Name) else None
+
+    def _in_place(self, s: ast.Expr, name: ast.Name) -> list[ast.stmt]:
+        """Such a call, of what may be pending, as an assignment of what the variable is then."""
+        call, f = s.value, s.value.func  # type: ignore[attr-defined]
+        method = call.args[:1] != [name]
+        self._begin(s, call, kills=[name.id])
+        value = self.of(name, True)
+        what = [ast.Constant(f.attr), ast.Constant(None)] if method else [ast.Constant(""), self.of(f)]
+        rest = map(self.of, call.args if method else call.args[1:])
+        made = _do("in_place", value, *what, *rest, keywords=self._keywords(call.keywords))
+        return [ast.Assign([ast.Name(name.id, ast.Store())], self._waits(made))]
 
     def _stored(self, s: ast.stmt) -> set[str]:
         return {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
@@ -532,8 +590,10 @@ class _Rewriter:
             self.open = True
             self.pending |= stored
         if isinstance(s, ast.For):
-            if self.open:
+            if self.open and self._unseen(s, s.target):
                 s.iter = _do("iter", s.iter, ast.Constant(not isinstance(s.target, ast.Name)))
+            elif self.open:
+                s.iter = _do("each", s.iter)
         else:
             self._begin(s, s.test)
             s.test = self.safe(s.test)
@@ -544,7 +604,6 @@ class _Rewriter:
         self.open, self.pending = self.open or open, self.pending | pending
         return [s]
 
-
     def _run(self, s: Any) -> Optional[ast.stmt]:
         """`for f in fs: x = f(x)` as one call; None for all other loops."""
         if not isinstance(s, ast.For) or s.orelse or len(s.body) > 1 or not isinstance(s.target, ast.Name):
@@ -553,8 +612,8 @@ class _Rewriter:
         if not (isinstance(body, ast.Assign) and len(body.targets) == 1 and isinstance(body.targets[0], ast.Name)):
             return None
         x = body.targets[0].id
-        if not ({f, x} <= self.tracked and f != x and ast.unparse(body.value) == f"{f}({x})" and not self.guarded
-                and self.every.count(f) == 2 and x not in names(s.iter)):
+        if not ({f, x} <= self.tracked and f != x and ast.unparse(body.value) == f"{f}({x})" and self._unseen(
+                s, s.target, *body.targets) and self.every.count(f) == 2 and x not in names(s.iter)):
             return None
         self._begin(s, s.iter, body.value.args[0], kills=[x])
         fs = self.of(s.iter)
@@ -584,11 +643,8 @@ def _may_take(statements: list[ast.stmt], name: str) -> bool:
     return False
 
 
-def _direct(node: ast.expr) -> list[str]:
-    return [node.id] if isinstance(node, ast.Name) else []
-
-
-def _waits(statements: list[ast.stmt]) -> bool:
+def _may_begin(statements: list[ast.stmt]) -> bool:
+    """Do they make what waits?"""
     return any(done(node) in (*_WAITS, "method") for s in statements for node in ast.walk(s))
 
 
@@ -684,7 +740,6 @@ class _Maker:
             known[function] = self.inner(function, owner, tree)
 
     def inner(self, function: types.FunctionType, owner: Optional[type], tree: ast.FunctionDef) -> types.FunctionType:
-        note_liveness(tree)
         rewriter = _Rewriter(function, tree, owner, self.can_share)
         tree.body = rewriter.block(tree.body)
         tree.args.args.insert(owner is not None, ast.arg(FRAME))
@@ -756,7 +811,8 @@ def class_of(original: type) -> type:
     return _classes[key]
 
 
-def _decorated(outermost: types.FunctionType, wrapped: types.FunctionType, made: types.FunctionType) -> types.FunctionType:
+def _decorated(outermost: types.FunctionType, wrapped: types.FunctionType,
+               made: types.FunctionType) -> types.FunctionType:
     """The function as its decorators made it, around what was made of the one that they wrap."""
     if outermost is wrapped:
         return made
@@ -765,7 +821,8 @@ def _decorated(outermost: types.FunctionType, wrapped: types.FunctionType, made:
     if not any(cell.cell_contents is below for cell in cells):
         raise Left("its decorator keeps it where it is not found")
     new = types.CellType(_decorated(below, wrapped, made))
-    result = _copied(outermost, outermost.__code__, tuple(new if cell.cell_contents is below else cell for cell in cells))
+    cells = tuple(new if cell.cell_contents is below else cell for cell in cells)
+    result = _copied(outermost, outermost.__code__, cells)
     result.__wrapped__ = new.cell_contents  # type: ignore[attr-defined]
     return result
 

@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""What may be fused when a model runs, found by following rewritten texts over its modules, for convert's report. Nothing
-of the model is called. Where a text asks what only a call can tell, both answers are followed.
+"""What may be fused when a model runs, found by following rewritten texts over its modules, for convert's report.
+Nothing of the model is called. Where a text asks what only a call can tell, both answers are followed.
 
 A value is a tuple of alternatives: Known objects, Waiting calls, and None for all else, such as tensors."""
 from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import operator
 import types
-from typing import Any, Iterator, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
 
 from . import _activations, _calls, modules
-from ._pending import ACTIVATIONS, ARITHMETIC, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING
+from ._pending import ACTIVATIONS, ARITHMETIC, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING
 from ._rewrite import FRAME, done
 from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, takes_activation
+from ._text import SCOPES
 
-_PLAIN_VALUES = (bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device)
-_COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-                ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b}
-_CHECKS = ("safe", "compared", "settled", "callee", "tensor", "force", "iter", "owner")
+_COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+                ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
+                ast.NotIn: lambda a, b: a not in b}
+_CHECKS = ("safe", "compared", "settled", "callee", "tensor", "force", "iter", "each", "owner")
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
 UNKNOWN: tuple[Any, ...] = (None,)
@@ -33,8 +35,8 @@ class Known(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A call of `layer` at a place in a text (0: of no norm), and what it has taken. convolutions: those whose biases are
-    not added yet."""
+    """A call of `layer` at a place in a text (0: of no norm), and what it has taken. convolutions: those whose biases
+    are not added yet."""
     layer: Any
     site: Any
     what: str = ""
@@ -52,8 +54,8 @@ class _Jump(Exception):
 
 
 class Survey:
-    """fused: layer -> place -> what may become of a call there. why: likewise, why nothing may. moved: convolutions whose
-    biases norms or sums add; kept: those whose biases something else reads."""
+    """fused: layer -> place -> what may become of a call there. why: likewise, why nothing may. moved: convolutions
+    whose biases norms or sums add; kept: those whose biases something else reads."""
 
     def __init__(self) -> None:
         self.fused: dict[nn.Module, dict[Any, set[str]]] = {}
@@ -67,6 +69,7 @@ class Survey:
         self.block: Optional[nn.Module] = None
         self.depth, self.waiting = 0, set()
         self.returned: list[Any] = []
+        self.reader = NOTHING  # why what is read is not fused, where nothing else is known
 
     # ---- functions ----
 
@@ -140,8 +143,13 @@ class Survey:
         if isinstance(s, ast.Expr):
             self.force(self.value(s.value))
         elif isinstance(s, (ast.Assign, ast.AnnAssign)) and s.value is not None:
-            value = self.value(s.value)
-            for target in s.targets if isinstance(s, ast.Assign) else [s.target]:
+            targets = s.targets if isinstance(s, ast.Assign) else [s.target]
+            if getattr(s.value, "seen", False):
+                self.reader = "an exception may lead to code that reads its variable"
+                if not isinstance(targets[0], ast.Name):
+                    self.reader = f"its output is stored in `{ast.unparse(_without_frame(targets[0]))[:60]}`"
+            value, self.reader = self.value(s.value), NOTHING
+            for target in targets:
                 self.store(target, value)
         elif isinstance(s, ast.AugAssign):
             self.value(s.value)
@@ -183,7 +191,7 @@ class Survey:
 
     def items(self, node: ast.expr) -> Optional[list[Any]]:
         """The values that a loop goes over, where they are known."""
-        if done(node) == "iter":
+        if done(node) in ("iter", "each"):
             node = node.args[0]  # type: ignore[attr-defined]
         if isinstance(node, ast.Call) and not node.keywords:
             if isinstance(node.func, ast.Name) and node.func.id in ("enumerate", "zip", "reversed", "list", "tuple"):
@@ -198,8 +206,11 @@ class Survey:
             if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not node.args:
                 base = self.only(_plain(node.func.value))
                 if type(base) in (nn.ModuleDict, dict) or isinstance(base, nn.ModuleDict):
+                    base = base._modules if isinstance(base, nn.Module) else base
                     return [(Known(tuple((Known(v),) for v in item) if node.func.attr == "items" else item),)
-                            for item in getattr(base._modules if isinstance(base, nn.Module) else base, node.func.attr)()]
+                            for item in getattr(base, node.func.attr)()]
+        if isinstance(node, (ast.Tuple, ast.List)) and not any(isinstance(e, ast.Starred) for e in node.elts):
+            return [self.force(self.value(e)) for e in node.elts]
         value = self.only(node)
         if isinstance(value, (nn.ModuleList, nn.Sequential)):
             return [(Known(child),) for child in value._modules.values()]
@@ -234,14 +245,14 @@ class Survey:
                 answer = answers.pop() if len(answers) == 1 else None
                 return answer if answer is None or isinstance(node.ops[0], ast.Is) else not answer
             both = [v[0].value for v in (left, right) if len(v) == 1 and isinstance(v[0], Known)]
-            if len(both) == 2 and all(type(v) in _PLAIN_VALUES for v in both) and type(node.ops[0]) in _COMPARISONS:
+            if len(both) == 2 and all(type(v) in PLAIN for v in both) and type(node.ops[0]) in _COMPARISONS:
                 try:
                     return bool(_COMPARISONS[type(node.ops[0])](*both))
                 except Exception:
                     return None
             return None
         value = self.value(node)
-        answers = {bool(v.value) if isinstance(v, Known) and (type(v.value) in _PLAIN_VALUES or type(v.value) in PLAIN)
+        answers = {bool(v.value) if isinstance(v, Known) and type(v.value) in PLAIN
                    else True if isinstance(v, Known) and isinstance(v.value, nn.Module) and "__len__" not in dir(v.value)
                    else None for v in value}
         return answers.pop() if len(answers) == 1 else None
@@ -283,10 +294,14 @@ class Survey:
         if isinstance(node, ast.NamedExpr):
             value = self.env[node.target.id] = self.value(node.value)
             return value
-        if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        if not isinstance(node, SCOPES):
+            before = self.reader
+            if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
+                self.reader = f"its output is put into a {type(node).__name__.lower()}"
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.expr):
                     self.force(self.value(child))
+            self.reader = before
         return UNKNOWN
 
     def called(self, node: ast.Call) -> Any:
@@ -301,8 +316,8 @@ class Survey:
         if f in (isinstance, hasattr, len) and not node.keywords:
             arguments = [self.only(_plain(a)) for a in node.args]
             try:
-                if len(arguments) == 1 and (type(arguments[0]) in _PLAIN_VALUES or type(arguments[0]) in PLAIN) or len(
-                        arguments) == 2 and isinstance(arguments[0], nn.Module) and isinstance(arguments[1], (str, type, tuple)):
+                if len(arguments) == 1 and type(arguments[0]) in PLAIN or len(arguments) == 2 and isinstance(
+                        arguments[0], nn.Module) and isinstance(arguments[1], (str, type, tuple)):
                     return (Known(f(*arguments)),)
             except Exception:
                 pass
@@ -310,10 +325,10 @@ class Survey:
 
     # ---- what is pending ----
 
-    def force(self, value: Any, why: str = NOTHING) -> Any:
+    def force(self, value: Any, why: Optional[str] = None) -> Any:
         for v in value:
             if isinstance(v, Waiting) and v is not _ONE_PLUS:
-                self.close(v, why)
+                self.close(v, why or self.reader)
         return tuple(None if isinstance(v, Waiting) else v for v in value)
 
     def close(self, v: Waiting, why: str) -> None:
@@ -331,14 +346,15 @@ class Survey:
         self.closed[v] = ""
 
     def settle(self, node: ast.AST) -> None:
-        text = ast.unparse(_without_frame(node)) if isinstance(node, ast.expr) and not done(node) == "settle" else ""
-        for v in self.waiting:
-            self.close(v, f"`{text[:60]}` runs between it and what reads its output" if text else NOTHING)
+        if any(v not in self.closed for v in self.waiting):
+            text = "" if done(node) == "settle" else ast.unparse(_without_frame(node))
+            for v in self.waiting:
+                self.close(v, f"`{text[:60]}` runs between it and what reads its output" if text else self.reader)
         self.waiting.clear()
 
     def _force(self, node: ast.Call, argument: ast.expr) -> Any:
         return self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
-                          else NOTHING)
+                          else None)
 
     def _settle(self, node: ast.Call) -> Any:
         self.settle(node)
@@ -359,14 +375,14 @@ class Survey:
 
     def _owner(self, node: ast.Call, argument: ast.expr, name: ast.expr) -> Any:
         value = self.force(self.value(argument))
-        if any(isinstance(v, Known) and type(v.value) not in PLAIN and not isinstance(v.value, nn.Module) for v in value):
+        if any(isinstance(v, Known) and type(v.value) not in PLAIN and not isinstance(v.value, nn.Module)
+               for v in value):
             self.settle(argument)
         return value
 
     def _callee(self, node: ast.Call, argument: ast.expr) -> Any:
         value = self.value(argument)
-        if not any(isinstance(v, Known) and isinstance(v.value, types.BuiltinFunctionType | types.FunctionType | type)
-                and v.value in FUNCTIONS for v in value):
+        if not any(isinstance(v, Known) and isinstance(v.value, CALLABLES) and v.value in FUNCTIONS for v in value):
             self.settle(argument)
         return value
 
@@ -376,8 +392,21 @@ class Survey:
             self.settle(argument)
         return value
 
-    def _iter(self, node: ast.Call, argument: ast.expr, unpacked: ast.expr) -> Any:
+    def _iter(self, node: ast.Call, argument: ast.expr, *unpacked: ast.expr) -> Any:
         return self.value(argument)
+
+    _each = _iter
+
+    def _in_place(self, node: ast.Call, argument: ast.expr, method: Any, callee: ast.expr, *rest: ast.expr) -> Any:
+        x, f = self.value(argument), self.only(callee)
+        others = [self.force(self.value(other)) for other in [*rest, *(k.value for k in node.keywords)]]
+        if not any(isinstance(v, Waiting) and v.site and v not in self.closed for v in x):
+            return self.unknown(node, x)
+        if method.value == "add_":
+            return self.sum(x, *others, True)
+        if method.value or isinstance(f, CALLABLES) and f in ACTIVATIONS:
+            return self.activation(x, _activations.choice("relu"))
+        return self.activation(x, f if getattr(f, "inplace", False) is True else None)
 
     def _type(self, node: ast.Call, argument: ast.expr) -> Any:
         self.value(argument)
@@ -406,11 +435,11 @@ class Survey:
     def module(self, node: ast.Call, f: Any, x: Any) -> Any:
         kind = KINDS.get(type(f))
         if kind is None:
-            if isinstance(f, types.FunctionType | types.BuiltinFunctionType) and f in ACTIVATIONS:
+            if isinstance(f, CALLABLES) and f in ACTIVATIONS:
                 return self.activation(x, _activations.of_call(f, (), {}))
             return self.unknown(node.args[0], x)
         if hooked(f):
-            self.force(x, "its activation has hooks, so it is called by itself" if _activations.of_module(f) else NOTHING)
+            self.force(x, "its activation has hooks, so it is called by itself" if _activations.of_module(f) else None)
             if kind == NORM:
                 self.why.setdefault(f, {}).setdefault((id(node), self.block), "it has hooks, so it is called by itself")
             return UNKNOWN
@@ -595,9 +624,13 @@ def _without_frame(node: ast.AST) -> ast.AST:
             call = self.generic_visit(call)  # type: ignore[assignment]
             if what in _CHECKS:
                 return call.args[0]
+            if what == "in_place":
+                x, method, f, *rest = call.args
+                if not method.value:
+                    return ast.Call(f, [x, *rest], call.keywords)
+                return ast.Call(ast.Attribute(x, method.value, ast.Load()), rest, [])
             return ast.Call(call.args[0], call.args[1:], call.keywords) if what in ("call", "go", "activate") else call
 
-    import copy
     return Plain().visit(copy.deepcopy(node))
 
 

@@ -11,9 +11,8 @@ import pickle
 import re
 import tokenize
 import types
-from typing import Any, Iterable, Optional, Union
+from typing import Any, Callable, Iterable, Optional
 
-Function = Union[ast.FunctionDef, ast.Lambda]
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
           ast.GeneratorExp)
 # Functions that reach the variables of their caller, or the frames above it.
@@ -64,8 +63,9 @@ def _alone(lines: list[str], function: types.FunctionType) -> str:
         return ""
     around = _IMPORT.findall("".join(lines))
     scopes = function.__qualname__.replace(".<locals>", "()").split(".")[:-1] if block[0][:1].isspace() else []
-    around += [" " * depth + (f"def {scope[:-2]}({', '.join(set(code.co_freevars) - {'__class__'})}):\n" if scope.endswith(
-        "()") else f"class {scope}:\n") for depth, scope in enumerate(scopes)]
+    given = ", ".join(set(code.co_freevars) - {"__class__"})
+    around += [" " * depth + (f"def {scope[:-2]}({given}):\n" if scope.endswith("()") else f"class {scope}:\n")
+               for depth, scope in enumerate(scopes)]
     above = "".join(around)
     return "\n" * (code.co_firstlineno - 1 - above.count("\n")) + above + "".join(block)
 
@@ -140,50 +140,58 @@ def names(node: ast.AST, kind: Any = ast.Load) -> list[str]:
     return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, kind)]
 
 
-def note_liveness(tree: ast.FunctionDef) -> None:
-    """Gives each statement `kept`: the variables that may be read after its own expressions have been."""
-    _live(tree.body, set(), set(), set(), set(names(tree)))
-
-
-def _live(statements: list[ast.stmt], after: set[str], at_break: set[str], at_continue: set[str],
-          everything: set[str]) -> set[str]:
-    """Notes it for statements; gives what may be read from the first one on."""
-    for s in reversed(statements):
-        s.kept = after  # type: ignore[attr-defined]
-        if isinstance(s, (ast.Break, ast.Continue)):
-            after = at_break if isinstance(s, ast.Break) else at_continue
-        elif isinstance(s, ast.If):
-            s.kept = (_live(s.body, after, at_break, at_continue, everything)
-                      | _live(s.orelse, after, at_break, at_continue, everything))
-            after = s.kept | set(names(s.test))
-        elif isinstance(s, (ast.For, ast.While)):
-            head = _live(s.orelse, after, at_break, at_continue, everything)
-            head |= set(names(s.test)) if isinstance(s, ast.While) else set()
-            size = -1
-            while size != len(head):
-                size = len(head)
-                head = head | _live(s.body, head, after, head, everything)
-            s.kept, after = head, head | set(names(s.iter) if isinstance(s, ast.For) else ())
-        elif isinstance(s, ast.With):
-            s.kept = _live(s.body, after, at_break, at_continue, everything)
-            for inner in ast.walk(s):  # an exception may lead from anywhere to what follows
-                if isinstance(inner, ast.stmt) and inner is not s:
-                    inner.kept = inner.kept | after if hasattr(inner, "kept") else everything
-            after = after | s.kept | {name for item in s.items for name in names(item)}
-        elif isinstance(s, ast.Try):
-            for inner in ast.walk(s):  # an exception may lead from anywhere to the handlers
-                if isinstance(inner, ast.stmt):
-                    inner.kept = everything
-            after = everything
-        else:
-            killed = {target.id for target in getattr(s, "targets", ()) if isinstance(target, ast.Name)
-                      and isinstance(s, ast.Assign)}
-            read = set(names(s)) | set(names(s.target, ast.Store) if isinstance(s, ast.AugAssign) else ())
-            if isinstance(s, (ast.Return, ast.Raise)):
-                s.kept, after = set(), read
+def note_liveness(tree: ast.FunctionDef, passes: Callable[[ast.With], bool] = lambda s: False) -> None:
+    """Gives each statement `kept`, the variables that may be read after its own expressions have been, and `escape`,
+    those of them that may be read where an exception leads. passes: do all exceptions pass through a context?"""
+    def live(statements: list[ast.stmt], after: set[str], at_break: set[str], at_continue: set[str],
+             escape: set[str]) -> set[str]:
+        """Notes it for statements; gives what may be read from the first one on."""
+        for s in reversed(statements):
+            kept = after
+            if isinstance(s, (ast.Break, ast.Continue)):
+                after = at_break if isinstance(s, ast.Break) else at_continue
+            elif isinstance(s, ast.If):
+                kept = (live(s.body, after, at_break, at_continue, escape)
+                        | live(s.orelse, after, at_break, at_continue, escape))
+                after = kept | set(names(s.test))
+            elif isinstance(s, (ast.For, ast.While)):
+                kept = live(s.orelse, after, at_break, at_continue, escape)
+                kept |= set(names(s.test)) if isinstance(s, ast.While) else set()
+                size = -1
+                while size != len(kept):
+                    size = len(kept)
+                    kept = kept | live(s.body, kept, after, kept, escape)
+                after = kept | set(names(s.iter) if isinstance(s, ast.For) else ())
+            elif isinstance(s, ast.With):
+                swallowed = set() if passes(s) else after
+                kept = live(s.body, after, at_break, at_continue, escape | swallowed)
+                after = kept | swallowed | {name for item in s.items for name in names(item)}
+            elif isinstance(s, ast.Try):
+                outside = live(s.finalbody, escape, at_break, at_continue, escape)  # and the exception goes on
+                last = live(s.finalbody, after, at_break, at_continue, escape)
+                caught = set(outside)
+                for handler in s.handlers:
+                    caught |= live(handler.body, last, at_break, at_continue, outside)
+                    caught |= set(names(handler.type) if handler.type else ())
+                kept = live(s.orelse, last, at_break, at_continue, outside)
+                after = kept = live(s.body, kept, at_break, at_continue, caught)
             else:
-                after = (after - killed) | read
-    return after
+                if isinstance(s, SCOPES):
+                    for inner in ast.walk(s):
+                        if isinstance(inner, ast.stmt):
+                            inner.kept = inner.escape = everything  # type: ignore[attr-defined]
+                killed = {target.id for target in getattr(s, "targets", ()) if isinstance(target, ast.Name)
+                          and isinstance(s, ast.Assign)}
+                read = set(names(s)) | set(names(s.target, ast.Store) if isinstance(s, ast.AugAssign) else ())
+                if isinstance(s, (ast.Return, ast.Raise)):
+                    kept, after = set(), read
+                else:
+                    after = (after - killed) | read
+            s.kept, s.escape, after = kept | escape, escape, after | escape  # type: ignore[attr-defined]
+        return after
+
+    everything = set(names(tree))
+    live(tree.body, set(), set(), set(), set())
 
 
 def names_of_scopes(tree: ast.AST) -> Iterable[str]:

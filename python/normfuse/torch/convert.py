@@ -219,10 +219,6 @@ def revert(model: nn.Module) -> None:
             module.__class__ = module.__dict__.pop("_normfuse_converted_from")
 
 
-def _runs_as_sequential(module: nn.Module) -> bool:
-    return plain_class(type(module)).forward is nn.Sequential.forward
-
-
 # ---- fold_batch_norm ------------------------------------------------------------------------------------------------
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)

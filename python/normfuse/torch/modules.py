@@ -41,6 +41,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 from torch.fx import Proxy
+from torch.overrides import has_torch_function_variadic
 
 from . import functional
 
@@ -50,6 +51,7 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupN
 _SLOPE = 0.25  # torch.nn.PReLU's
 _Output = Union[Tensor, tuple[Tensor, Tensor]]
 
+_REFUSALS = (RuntimeError, TypeError, ValueError, KeyError)  # what functional's norms look into
 _graph_task = torch._C._current_graph_task_id
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -247,6 +249,16 @@ class GroupNorm(_Norm, torch.nn.GroupNorm):
         except KeyError:  # parametrized, or a replica
             weight, bias = self.weight, self.bias
         eps = self.eps
+        if pre_bias is None and pre_add is None and post_add is None and scale is None and shift is None and \
+                slope is None and not return_sum and self.sharded_dim is None and type(input) is Tensor and \
+                not has_torch_function_variadic(input, weight, bias):
+            try:
+                y = functional.group_norm_alone(input, weight, bias, self.num_groups, eps, activation, act_param)
+            except _REFUSALS:
+                functional.refused_group_norm(input, weight, bias, self.num_groups, activation)
+                raise
+            if y is not None:
+                return y
         if self.sharded_dim is not None:
             from . import distributed
             return distributed.group_norm(input, self.num_groups, weight, bias, eps, sharded_dim=self.sharded_dim,
@@ -295,7 +307,7 @@ class _BatchNorm(_Norm):
         if training:
             if not self.track_running_stats:
                 running_mean = running_var = None
-            elif _recomputes():
+            elif not _is_dynamo_compiling() and _graph_task() != -1:  # as _recomputes()
                 momentum = 0.0
             else:  # evaluation has no use for the counter, which layers of old files lack
                 batches = (buffers["num_batches_tracked"] if "num_batches_tracked" in buffers else
@@ -304,9 +316,21 @@ class _BatchNorm(_Norm):
                     batches.add_(1)
                     if momentum is None:
                         momentum = 1.0 / float(batches)
-        return functional.batch_norm(input, running_mean, running_var, weight, bias,
-                                     training or (running_mean is None and running_var is None),
-                                     0.0 if momentum is None else momentum, eps, activation=activation,
+        training = training or running_mean is None and running_var is None
+        momentum = 0.0 if momentum is None else momentum
+        if pre_bias is None and pre_add is None and post_add is None and slope is None and not return_sum and \
+                type(input) is Tensor and not has_torch_function_variadic(
+                    input, running_mean, running_var, weight, bias):
+            try:
+                y = functional.batch_norm_alone(input, running_mean, running_var, weight, bias, training, momentum, eps,
+                                                activation, act_param)
+            except _REFUSALS:
+                functional.refused_batch_norm(input, running_mean, running_var, weight, bias, training, activation)
+                raise
+            if y is not None:
+                return y
+        return functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps,
+                                     activation=activation,
                                      act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
                                      return_sum=return_sum, post_add=post_add)
 
