@@ -49,6 +49,8 @@ COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x1
           "+expanded}")
 # More partial statistics than a block joins, of more norm groups than a GPU has blocks for.
 MANY_PARTS = "group_norm 260x4100x8 groups=1 dtype=f16 +pre_add"
+# Sums of x and what is added that u rounds: of equal values the variance is 0, whatever the sums were.
+ROUNDED = "{instance_norm 128x1x5,batch_norm 5x64x1,instance_norm 40x3x9} dtype=f16 {+pre_add +u,+pre_add +pre_bias} +data=large_mean"
 # More sums of channels of a norm group than a block joins at once.
 MANY_SUMS = "group_norm 1x569x20x40 groups=1 layout=nhwc dir=bwd"
 # A norm group of more blocks than the lanes that join them.
@@ -160,6 +162,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         add("as planned", "--seed", str(seed), "--random", str(cases), given="device=cuda +twice")
         add("without sync memory", "--seed", str(seed), "--random", str(cases // 2), given="device=cuda +no_sync")
         add("copies", "--every", "12", "--case", COPIES)
+        for schedule in ("stream", "held"):
+            add(f"rounded sums, {schedule}", "--schedule", schedule, "--case", ROUNDED)
         add("many parts", "--schedule", "stream", "--case", MANY_PARTS)
         add("many sums", "--schedule", "stream", "--case", MANY_SUMS, multiprocessors=132)
         add("many blocks", "--schedule", "held", "--geometry", "12", "--case", MANY_BLOCKS, multiprocessors=44)

@@ -328,14 +328,21 @@ struct pivots {
             each<W>([&](int j) { of[j] = numbers[j]; });
         } else {
             raw_element x = {}, added = {};
-            R number[1], more[1] = {R(0)};
+            R number[1], more[1];
             load_shared_by_many(at.exists, x, at.a.x + bytes);
             if constexpr (pre_add)
                 load_shared_by_many(at.exists, added, at.a.call.pre_add + bytes);
             unpack<type, 1>(x, number);
-            if constexpr (pre_add)
+            if constexpr (rounds_u && pre_bias != 0 && !by_rows)
+                number[0] += of_bias[0];
+            if constexpr (pre_add) {
                 unpack<type, 1>(added, more);
-            of[0] = number[0] + more[0];
+                number[0] += more[0];
+            }
+            /* A value that u has: of equal ones the variance is 0. */
+            if constexpr (rounds_u)
+                unpack<type, 1>(pack<type, 1>(number), number);
+            of[0] = number[0];
         }
         if constexpr (stores_u && !shares_slab)
             __syncthreads();
