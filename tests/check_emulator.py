@@ -171,7 +171,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         add("empty", "--every", "2", *words(EMPTY))
         add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "3", *words(SINGLE))
         add("held", "--schedule", "held", "--every", "2", *words(WALKS))
-        # Other geometries than the cheapest, which small problems have few of.
+        # More norm groups than there are at a time; other geometries than the cheapest, which small problems have few of.
+        add("held on one multiprocessor", "--schedule", "held", "--every", "5", *words(WALKS), multiprocessors=1)
         for k in range(2):
             add(f"held by any geometry, seed {seed + k}", "--schedule", "held", "--geometry", str(seed + k), "--every",
                 "3", *words(WALKS[k:]))

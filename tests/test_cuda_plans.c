@@ -60,7 +60,7 @@ static size_t scratch_address_bytes;
 static int too_large, slope_launches;
 static int finish_launches[NORMFUSE_WORK_MERGE + 1]; /* of the body `finish`, by its work */
 static int single_launches, single_parts, single_walks, single_unaligned, single_sums; /* of the body `single` */
-static int stream_launches, held_launches, held_clusters, held_grids, held_rows, walk_folded,
+static int stream_launches, held_launches, held_clusters, held_grids, held_turns, held_rows, walk_folded,
     walk_unaligned, walk_proofs; /* of `stream` and `held` */
 static const uintptr_t scratch_address = (uintptr_t)0x7f8000000000;
 
@@ -413,7 +413,7 @@ struct walk {
     int64_t batch, channel, position, extent; /* strides, and one past the last element */
 };
 
-/* A block and a thread of it; as `place` in device/walk.cuh. */
+/* A block and a thread of it; as `place` in device/walk.cuh. In later turns a block is as many further as the grid has. */
 struct walk_place {
     int64_t block, thread, part, wide, sample, slab, tx, ty, column;
     int64_t first_row, row_end, first_vector, vector_end, begin;
@@ -432,11 +432,13 @@ static struct walk_place place_in_walk(const struct walk *w, int64_t block, int6
         if (w->is_held) {
             at.part = of_grid % a->parts;
             of_sample = of_grid / a->parts;
+            at.slab_exists = of_sample < a->slabs;
+            of_sample = at.slab_exists ? of_sample : 0;
         } else {
             at.part = of_grid / a->blocks_wide % a->parts;
             of_sample = of_grid / a->blocks_wide / a->parts * a->blocks_wide + of_grid % a->blocks_wide;
+            at.slab_exists = true;
         }
-        at.slab_exists = true;
         at.sample = of_sample / a->blocks_wide;
         at.wide = of_sample % a->blocks_wide;
         at.column = at.wide * w->block_columns + at.tx * w->of.vector;
@@ -571,7 +573,7 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
         CHECK(false, "%s: %s: not %s", test->name, w->launch->name, #condition);                                       \
         return;                                                                                                        \
     }
-    for (int64_t block = 0; block < (int64_t)w->launch->grid; block++) {
+    for (int64_t block = 0; block < (w->is_held ? a->turns : 1) * (int64_t)w->launch->grid; block++) {
         const struct walk_place first = place_in_walk(w, block, 0);
         int64_t steps_of_warp = 0;
         if ((leaves_triples && !note_what_is_left(w, &first, false, left)) ||
@@ -802,10 +804,12 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(!in_cluster || (device->clusters && a->parts >= 2 && a->parts <= MAX_CLUSTER_BLOCKS));
     HOLDS(w.of.exchanges != NORMFUSE_EXCHANGE_IN_BLOCK || a->parts == 1);
     HOLDS(!in_grid || (test->has_sync && (int32_t)launch->grid <= w.of.resident * device->multiprocessors));
-    HOLDS(!in_grid || (a->slabs * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 &&
+    HOLDS(!in_grid || ((int64_t)launch->grid / a->parts * 64 <= NORMFUSE_CUDA_GRID_BARRIER_WORDS * 4 &&
                        (uintptr_t)a->barriers % 64 == 0 && a->barriers != NULL));
     if (w.is_held) {
-        HOLDS((int64_t)launch->grid == (int64_t)a->slabs * a->parts && !w.of.walks);
+        const int64_t at_once = (int64_t)launch->grid / a->parts;
+        HOLDS((int64_t)launch->grid == at_once * a->parts && w.of.walks == (a->turns > 1) && (in_grid || a->turns == 1));
+        HOLDS(at_once * a->turns >= a->slabs && at_once * (a->turns - 1) < a->slabs);
         HOLDS(a->kept >= (w.by_columns ? 1 : a->steps) * up(a->part_rows, a->row_step));
         HOLDS(a->row_step == w.down && a->part_rows > 0);
     }
@@ -856,7 +860,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                          : w.of.gradients == NORMFUSE_GRADIENTS_NONE); /* dweight is always wanted */
     size_t used = end_of(a->triples, left.triples.count > 0 ? (size_t)left.triples.count * 24 : 0);
     if (in_grid)
-        used = end_of(a->messages, (size_t)((int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
+        used = end_of(a->messages, (size_t)((w.of.walks ? 2 : 1) * (int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
     HOLDS((left.triples.count == 0 || a->triples != NULL) && (!in_grid || a->messages != NULL));
     HOLDS(a->call.statistics == NULL || end_of(a->call.statistics, 0) >= used);
     used = a->call.statistics != NULL ? end_of(a->call.statistics, (size_t)sets * 24) : used;
@@ -876,7 +880,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     }
     const int64_t elements = sizes[0] * sizes[1] * sizes[2];
     const int64_t of_all = (int64_t)launch->grid * launch->threads;
-    const int64_t walked = of_all * (w.is_held ? a->kept : up(elements / w.of.vector, of_all) + 1);
+    const int64_t walked = of_all * (w.is_held ? (int64_t)a->turns * a->kept : up(elements / w.of.vector, of_all) + 1);
     if (w.extent <= MAX_ELEMENTS && walked <= MAX_STEPS_WALKED) {
         struct written *const all[] = {&left.triples, &left.pairs, &left.gradients};
         unsigned char *const seen = calloc((size_t)w.extent, 1);
@@ -909,6 +913,7 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     stream_launches += !w.is_held;
     held_clusters += in_cluster;
     held_grids += in_grid;
+    held_turns += w.is_held && a->turns > 1;
     walk_folded += w.of.folded;
     walk_unaligned += !w.of.aligned;
     held_rows += w.by_rows;
@@ -1456,9 +1461,9 @@ static void test_variety(void)
           "%d with sums for a later kernel",
           single_launches, single_parts, single_walks, single_unaligned, single_sums);
     CHECK(stream_launches > 10 * some && held_launches > 10 * some && held_clusters > some && held_grids > some &&
-              held_rows > some,
-          "stream was launched %d times, held %d, %d of these in clusters, %d in grids, %d by rows",
-          stream_launches, held_launches, held_clusters, held_grids, held_rows);
+              held_turns > some && held_rows > some,
+          "stream was launched %d times, held %d, %d of these in clusters, %d in grids, %d in turns, %d by rows",
+          stream_launches, held_launches, held_clusters, held_grids, held_turns, held_rows);
     CHECK(walk_folded > some && walk_unaligned > some && walk_proofs > 10 * some,
           "rows were folded %d times and unaligned %d times; element by element were proven %d", walk_folded, walk_unaligned,
           walk_proofs);

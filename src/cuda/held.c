@@ -10,7 +10,7 @@ struct geometry {
     struct tiling t;
     bool by_rows, in_grid;
     int64_t resident; /* blocks of a multiprocessor */
-    int64_t slab_sets, kept;
+    int64_t slab_sets, at_once, kept;
     int64_t ring_at, sums_at, shared;
     int ahead;
 };
@@ -153,6 +153,11 @@ static int64_t resident_of(const struct shape *shape, const struct geometry *g)
     return g->in_grid || parts == 1 ? g->resident * all : clusters * parts;
 }
 
+static int64_t turns_of(const struct geometry *g)
+{
+    return divide_up(g->t.slabs, g->at_once);
+}
+
 /* Microseconds: a latency for each turn of the multiprocessors, whose waits their other blocks hide in part, and what takes
  * longer of the memory's time and that of the instructions. Fitted to 1409 geometries of 110 problems on an H200, then to
  * 110 of drawn problems and layers, of which the mean error is 13 %. */
@@ -168,7 +173,8 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
            .instructions = 79.0, .of_value = 4.57, .of_warp = 363.0, .backward = 0.69, .issued = 4.97, .mix = 0.41};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, blocks = (double)(g->t.slabs * g->t.parts);
-    const double at_once = fmin(blocks, (double)resident_of(shape, g));
+    const double at_once =
+        fmin(blocks, (double)(g->in_grid ? g->at_once * g->t.parts : resident_of(shape, g)));
     const double turns = ceil(blocks / at_once), resident = (double)g->resident;
     const double tensors = (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
@@ -210,7 +216,7 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     struct normfuse_cuda_signature *const of = &step->signature;
     const bool has_own_channels = g->by_rows && t->next_rows > 0;
     *step = (struct step){.launch = {.threads = (uint32_t)t->threads,
-                                     .grid = t->slabs * t->parts,
+                                     .grid = g->at_once * t->parts,
                                      .shared = (size_t)g->shared,
                                      .cooperative = g->in_grid,
                                      .cluster = g->in_grid || t->parts == 1 ? 0 : (uint32_t)t->parts},
@@ -238,8 +244,10 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     if (!is_direct)
         of->dweight = of->dbias = 0;
     normfuse_cuda_sign_tiling(p, t, of);
+    of->walks = turns_of(g) > 1;
     struct normfuse_stream_arguments *const a = &step->stream;
     *a = normfuse_cuda_tiling_arguments(p, t);
+    a->turns = (int32_t)turns_of(g);
     a->by_sample_slabs = divisor_of(is_group ? p->groups : p->c);
     a->slab_channels = t->by_columns ? 1 : (int32_t)d;
     a->sums_are_of_samples = is_group;
@@ -250,7 +258,7 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
     a->slab_sets = (int32_t)g->slab_sets;
     a->ring_at = (int32_t)g->ring_at;
     a->sums_at = (int32_t)g->sums_at;
-    step->messages = g->in_grid ? (size_t)(t->slabs * t->parts * g->slab_sets *
+    step->messages = g->in_grid ? (size_t)((of->walks ? 2 : 1) * g->at_once * t->parts * g->slab_sets *
                                            (int64_t)shape->value_bytes * (backward ? 2 : 4))
                                 : 0;
 }
@@ -269,10 +277,12 @@ static const char *try(const struct shape *shape, struct geometry *g, struct geo
         return reason;
     if (g->t.slabs * g->t.parts >= INT32_MAX)
         return "blocks are too many";
-    if (resident_of(shape, g) < (g->in_grid ? g->t.slabs * g->t.parts : g->t.parts))
+    if (resident_of(shape, g) < g->t.parts)
         return "its blocks are not resident together";
-    if (g->in_grid && g->t.slabs > MAX_BLOCK_GROUPS)
-        return "slabs are too many for the grid's barriers";
+    g->at_once = g->t.slabs;
+    if (g->in_grid)
+        g->at_once = minimum(minimum(g->at_once, resident_of(shape, g) / g->t.parts), MAX_BLOCK_GROUPS);
+    g->at_once = divide_up(g->t.slabs, turns_of(g)); /* as few as make as many turns */
     const uint64_t drawn = normfuse_cuda_choice()->drawn;
     const double cost = cost_of(shape, g);
     if ((drawn != 0 ? draw(drawn, g) : cost) < *lowest) {

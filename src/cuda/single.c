@@ -338,8 +338,9 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
                                     : fmin((double)g->across * elements, columns) * bytes;
     const double sectors = (32.0 * ceil(adjacent / 32.0) + (g->aligned ? 0.0 : 16.0)) / adjacent;
     const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
-    /* Of large tensors the L2 has no line of a narrow column's rows any more when another block comes to it. */
-    const double narrow = of_columns && !adjoins ? k.narrow * fmin(1.0, moved / 40e6) : 0.0;
+    /* Of large tensors the L2 has no line of narrow rows any more when another block comes to it. */
+    const double narrow =
+        of_columns && !adjoins ? k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent) : 0.0;
     const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / k.bandwidth;
     /* Sums of channels that the threads of a block join one after the other, once. */
     const bool joins = gradients != NORMFUSE_GRADIENTS_NONE && m->statistics != NORMFUSE_STATISTICS_COLUMN &&

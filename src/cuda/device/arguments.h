@@ -149,7 +149,8 @@ struct normfuse_stream_arguments {
     int32_t kept;      /* vectors of a thread in shared memory */
     int32_t slab_sets; /* norm groups of a block's slab */
     int32_t ring_at, sums_at; /* bytes, in dynamic shared memory */
-    char *messages;    /* of all blocks of a slab: [slab][part][norm group] */
+    int32_t turns;     /* slabs of a block, one after the other */
+    char *messages;    /* of all blocks of a slab, twice where there are turns: [turn % 2][slab of the grid][part][norm group] */
     uint32_t *barriers;
     struct normfuse_call_arguments call;
 };

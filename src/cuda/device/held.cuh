@@ -6,7 +6,10 @@
  *
  *   reduce     held values u, or x and dy, to sums of the thread, then of the block
  *   exchange   sums of blocks to those of norm groups
- *   apply      held values to results */
+ *   apply      held values to results
+ *
+ * Blocks of the grid may have several slabs in turn (`walks`): where one has written a result, a vector of its next slab
+ * follows. */
 #include "walk.cuh"
 
 namespace {
@@ -72,12 +75,12 @@ struct memory_of_thread {
         if constexpr (passes::more)
             pass(passes::of_more, a.call.du);
     }
-    /* The first copies of a walk. */
-    template <bool writes> __device__ __forceinline__ void begin(cursor &following) const
+    /* The first copies of a walk; `keeps`: those of what is kept are not requested yet. */
+    template <bool writes> __device__ __forceinline__ void begin(cursor &following, bool keeps) const
     {
 #pragma unroll 1
-        for (int turn = 0; turn < (writes && passing<writes>::count == 0 ? 0 : D); turn++) {
-            if constexpr (!writes)
+        for (int turn = 0; turn < (!keeps && passing<writes>::count == 0 ? 0 : D); turn++) {
+            if (keeps)
                 request_kept(following, turn);
             request_passing<writes>(following, turn);
             commit_copies();
@@ -106,30 +109,37 @@ struct memory_of_thread {
     /* The walk that sums: work(cursor, vectors, vector of the thread); between(row that follows) behind each row, by whole
      * warps in step. */
     template <typename Work, typename Between>
-    __device__ __forceinline__ void walk_held(cursor &following, Work work, Between between) const
+    __device__ __forceinline__ void walk_held(cursor &following, bool keeps, Work work, Between between) const
     {
+        constexpr bool passes = passing<false>::count > 0;
         cursor now(at);
         int turn = 0, vector_of_thread = 0;
+        if (walks && !keeps)
+            await_older_copies<0>();
 #pragma unroll 1
         while (!now.is_over()) {
-            await_older_copies<D - 1>();
+            if (passes || !walks || keeps)
+                await_older_copies<D - 1>();
             vectors of = kept_vectors(vector_of_thread);
             receive_passing<false>(of, turn);
             if (now.has)
                 work(now, of, vector_of_thread);
-            request_kept(following, vector_of_thread + D);
-            request_passing<false>(following, turn);
-            commit_copies();
-            following.next();
-            turn = turn + 1 == D ? 0 : turn + 1;
+            if (passes || !walks || keeps) {
+                if (!walks || keeps)
+                    request_kept(following, vector_of_thread + D);
+                request_passing<false>(following, turn);
+                commit_copies();
+                following.next();
+                turn = turn + 1 == D ? 0 : turn + 1;
+            }
             now.next();
             vector_of_thread++;
             if (now.step == 0)
                 between(now.row);
         }
     }
-    /* The walk that writes: work(cursor, vectors). */
-    template <typename Work> __device__ __forceinline__ void walk_results(cursor &following, Work work) const
+    /* The walk that writes: work(cursor, vectors). The slab that is `next` takes the place of what is read. */
+    template <typename Work> __device__ __forceinline__ void walk_results(cursor &following, cursor &next, Work work) const
     {
         constexpr bool passes = passing<true>::count > 0;
         cursor now(at);
@@ -144,10 +154,15 @@ struct memory_of_thread {
                 work(now, of);
             if constexpr (passes) {
                 request_passing<true>(following, turn);
-                commit_copies();
                 following.next();
                 turn = turn + 1 == D ? 0 : turn + 1;
             }
+            if constexpr (walks) {
+                request_kept(next, vector_of_thread);
+                next.next();
+            }
+            if constexpr (passes || walks)
+                commit_copies();
             now.next();
             vector_of_thread++;
         }
@@ -208,6 +223,7 @@ struct meeting {
     const place &at;
     const sums_of_block &of;
     uint64_t &mailbox;
+    int turn;
 
     /* What every block of the slab has found, in `own`, is there for all of them. */
     __device__ __forceinline__ void exchange() const
@@ -254,7 +270,7 @@ struct meeting {
     {
         const normfuse_stream_arguments &a = at.a;
         return reinterpret_cast<message<numbers_sent> *>(a.messages) +
-               ((int64_t)slab_of_grid() * a.parts + part) * a.slab_sets;
+               ((turn % 2 * (int64_t)(gridDim.x / (unsigned)a.parts) + slab_of_grid()) * a.parts + part) * a.slab_sets;
     }
     __device__ __forceinline__ message<numbers_sent> found_by(int part, int set) const
     {
@@ -382,7 +398,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
     R first[sums], second[sums];
     int count = 0;
     each<sums>([&](int i) { first[i] = second[i] = R(0); });
-    tensors.walk_held(following, [&](const cursor &where, const vectors &read, int vector_of_thread) {
+    tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], near[weight_values], rest[weight_values];
         each<weight_values>([&](int i) {
             near[i] = pivot.of[i];
@@ -413,7 +429,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
                 count += counts;
         });
     }, [](int) {});
-    tensors.begin<true>(passed);
+    tensors.begin<true>(passed, false);
 
     /* Of the block: of each norm group, about a pivot that all its blocks know, which stays in `found` until statistics
      * take its place. */
@@ -455,7 +471,8 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
 
 template <int = 0>
 __device__ __forceinline__ void apply_forward(const place &at, const memory_of_thread &tensors, cursor &passed,
-                                              const sums_of_block &of, const meeting &by, const requested_weights &weights)
+                                              const sums_of_block &of, const meeting &by, const requested_weights &weights,
+                                              cursor &next)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr R half = halves_z ? R(0.5) : R(1);
@@ -520,7 +537,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
             own.weighed.offset[0][i] *= half;
         });
     }
-    tensors.walk_results(passed, [&](const cursor &where, const vectors &read) {
+    tensors.walk_results(passed, next, [&](const cursor &where, const vectors &read) {
         R u[W], more[W];
         unpack<type, W>(read.x, u);
         if constexpr (by_rows)
@@ -643,7 +660,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
     if constexpr (by_rows)
         if (row < at.row_end)
             own.take(of.rows[row - first_row]);
-    tensors.walk_held(following, [&](const cursor &where, const vectors &read, int vector_of_thread) {
+    tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], dz[W];
         if constexpr (by_rows && pre_bias != 0)
             known.of_bias[0] = of.rows[where.row - first_row].bias;
@@ -674,7 +691,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
                 own.take(of.rows[row - first_row]);
         }
     });
-    tensors.begin<true>(passed);
+    tensors.begin<true>(passed, false);
 
     /* Of the block. */
     if constexpr (!by_rows)
@@ -756,7 +773,8 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
 
 template <int = 0>
 __device__ __forceinline__ void apply_backward(const place &at, const memory_of_thread &tensors, cursor &passed,
-                                               const sums_of_block &of, const meeting &by, known_backward &known)
+                                               const sums_of_block &of, const meeting &by, known_backward &known,
+                                               cursor &next)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr R half = halves_z ? R(0.5) : R(1);
@@ -802,7 +820,7 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
             emit(at, at.slab, (double)of.found[0].numbers[0], (double)of.found[0].numbers[1], 0.0, rstd_of[0][0]);
         }
     }
-    tensors.walk_results(passed, [&](const cursor &where, const vectors &read) {
+    tensors.walk_results(passed, next, [&](const cursor &where, const vectors &read) {
         R u[W], dz[W], more[W];
         unpack<type, W>(read.x, u);
         unpack<type, W>(read.dy, dz);
@@ -834,30 +852,35 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
 template <int = 0>
 __device__ __forceinline__ void hold(const normfuse_stream_arguments &a, char *memory, uint64_t &mailbox)
 {
-    const place at(a, (int)blockIdx.x);
     const sums_of_block of(a, memory);
-    const memory_of_thread tensors(at, memory);
-    const meeting by = {at, of, mailbox};
-    cursor following(at), passed(at);
-    tensors.begin<false>(following);
-    if constexpr (updates_running)
-        for (int set = (int)threadIdx.x; set < a.slab_sets && at.part == 0; set += threads)
-            if (channel_of_set(at, set) < a.call.channels)
-                touch_running(a.call, channel_of_set(at, set));
-    requested_weights weights;
-    if constexpr (!by_rows) {
-        weights.request_of_channels(at, at.sample);
-        weights.request_of_sample(at, at.sample, at.exists);
-    }
-    if constexpr (backward) {
-        known_backward known(at, of, weights);
-        reduce_backward(at, tensors, following, of, by, known, passed);
-        by.exchange();
-        apply_backward(at, tensors, passed, of, by, known);
-    } else {
-        reduce_forward(at, tensors, following, of, by, weights, passed);
-        by.exchange();
-        apply_forward(at, tensors, passed, of, by, weights);
+#pragma unroll 1
+    for (int turn = 0; turn < (walks ? a.turns : 1); turn++) {
+        const place at(a, (int)(blockIdx.x + turn * gridDim.x)), of_next(a, (int)(blockIdx.x + (turn + 1) * gridDim.x));
+        const memory_of_thread tensors(at, memory);
+        const meeting by = {at, of, mailbox, turn};
+        cursor following(at), passed(at), next(of_next);
+        if (walks && turn > 0)
+            __syncthreads(); /* what the turn before has left is read no more */
+        tensors.begin<false>(following, turn == 0);
+        if constexpr (updates_running)
+            for (int set = (int)threadIdx.x; set < a.slab_sets && at.part == 0 && at.slab_exists; set += threads)
+                if (channel_of_set(at, set) < a.call.channels)
+                    touch_running(a.call, channel_of_set(at, set));
+        requested_weights weights;
+        if constexpr (!by_rows) {
+            weights.request_of_channels(at, at.sample);
+            weights.request_of_sample(at, at.sample, at.exists);
+        }
+        if constexpr (backward) {
+            known_backward known(at, of, weights);
+            reduce_backward(at, tensors, following, of, by, known, passed);
+            by.exchange();
+            apply_backward(at, tensors, passed, of, by, known, next);
+        } else {
+            reduce_forward(at, tensors, following, of, by, weights, passed);
+            by.exchange();
+            apply_forward(at, tensors, passed, of, by, weights, next);
+        }
     }
 }
 

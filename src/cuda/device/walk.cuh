@@ -77,15 +77,16 @@ struct place {
             if constexpr (shares_slab) {
                 const int of_all = divide(block, a.by_parts);
                 part = block - of_all * a.parts;
-                sample = divide(of_all, a.by_blocks_wide);
-                wide = of_all - sample * a.blocks_wide;
+                slab_exists = of_all < a.slabs;
+                sample = slab_exists ? divide(of_all, a.by_blocks_wide) : 0;
+                wide = slab_exists ? of_all - sample * a.blocks_wide : 0;
             } else {
                 const int of_rows = divide(block, a.by_blocks_wide);
                 wide = block - of_rows * a.blocks_wide;
                 sample = divide(of_rows, a.by_parts);
                 part = of_rows - sample * a.parts;
+                slab_exists = true;
             }
-            slab_exists = true;
             slab = 0;
             column = wide * block_columns + tx * W;
             exists = slab_exists && thread < across * down && column < a.columns;
