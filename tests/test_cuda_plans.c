@@ -239,8 +239,11 @@ static double longest_way_in_single(const struct single *s, bool of_gradients)
     const int64_t thread_columns = vector * s->of.held_columns < a->part_columns ? vector * s->of.held_columns
                                                                                : a->part_columns;
     /* Adding the nothing that other threads have rounds nothing; those of a row are adjacent. */
-    const int64_t busy_rows = least(a->part_rows, s->down), busy = busy_rows > 1 ? busy_rows * s->of.across : least(lanes, up(a->part_columns, vector));
-    const int64_t warps = up(busy, 32), of_block = levels(least(busy, 32)) + (warps <= 1 ? 0 : lanes <= 256 ? warps - 1 : levels(warps));
+    const int64_t busy_rows = least(a->part_rows, s->down),
+                  busy = busy_rows > 1 ? busy_rows * s->of.across : least(lanes, up(a->part_columns, vector));
+    const int64_t warps = up(busy, 32), of_block = levels(least(busy, 32)) + (warps <= 1     ? 0
+                                                                              : lanes <= 256 ? warps - 1
+                                                                                             : levels(warps));
     const int64_t at_once = INT64_C(1) << a->sample_bits;
     const int64_t samples = of_gradients ? up(a->samples, at_once * a->walkers) - 1 : 0;
     const bool by_row = s->of.parameters == NORMFUSE_PARAMETERS_OF_ROW,
@@ -314,7 +317,8 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     /* Threads. */
     HOLDS((int32_t)launch->threads == s.of.threads && s.of.threads % 32 == 0 && s.of.threads <= 1024);
     HOLDS((s.of.lanes & (s.of.lanes - 1)) == 0 && (s.of.across & (s.of.across - 1)) == 0 && s.of.across <= s.of.lanes);
-    HOLDS(s.of.threads % s.of.lanes == 0 && (s.beside & (s.beside - 1)) == 0 && INT64_C(1) << a->sample_bits <= s.beside);
+    HOLDS(s.of.threads % s.of.lanes == 0 && (s.beside & (s.beside - 1)) == 0 &&
+          INT64_C(1) << a->sample_bits <= s.beside);
     HOLDS(s.of.lanes <= 32 || s.beside == 1); /* whole blocks, or parts of a warp, meet */
     HOLDS(s.of.parameters != NORMFUSE_PARAMETERS_OF_ROW || !s.of.backward || s.of.across <= 32);
     HOLDS(s.of.parameters != NORMFUSE_PARAMETERS_OF_COLUMN || s.of.aligned != 0);
@@ -322,7 +326,8 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     HOLDS((s.of.joins_beside != 0) == (a->sample_bits > 0));
     /* Vectors. */
     const int64_t vector_bytes = s.of.vector * (int64_t)normfuse_type_bytes(s.of.type);
-    const void *const tensors[] = {a->x, a->dy, a->out, a->call.pre_add, a->call.post_add, a->call.du, a->call.u, a->call.dpost_add};
+    const void *const tensors[] = {a->x,       a->dy,     a->out,           a->call.pre_add, a->call.post_add,
+                                   a->call.du, a->call.u, a->call.dpost_add};
     HOLDS(vector_bytes <= 16 && (s.of.vector & (s.of.vector - 1)) == 0);
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
         HOLDS((uintptr_t)tensors[i] % (uintptr_t)vector_bytes == 0);
@@ -344,9 +349,10 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     HOLDS(s.block_columns >= a->part_columns + (s.of.aligned ? 0 : s.of.vector - 1));
     HOLDS((int64_t)a->next_rows * (a->parts - 1) + a->part_rows >= a->rows &&
           (int64_t)a->next_rows * (a->parts - 1) < a->rows && a->part_rows >= a->next_rows);
-    HOLDS(s.is_spread ? group_blocks * s.block_columns >= a->columns
-                      : (int64_t)a->next_columns * (a->parts - 1) + a->part_columns >= a->columns &&
-                            (int64_t)a->next_columns * (a->parts - 1) < a->columns && a->part_columns >= a->next_columns);
+    HOLDS(s.is_spread
+              ? group_blocks * s.block_columns >= a->columns
+              : (int64_t)a->next_columns * (a->parts - 1) + a->part_columns >= a->columns &&
+                    (int64_t)a->next_columns * (a->parts - 1) < a->columns && a->part_columns >= a->next_columns);
     HOLDS(s.is_spread || group_blocks * (s.beside >> a->sample_bits) >= a->groups);
     HOLDS((s.of.walks != 0) == (((int64_t)a->walkers << a->sample_bits) < a->samples));
     HOLDS(((int64_t)(a->walkers - 1) << a->sample_bits) < a->samples);
@@ -358,9 +364,11 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     const bool leaves_sums =
         s.of.gradients != NORMFUSE_GRADIENTS_NONE && s.of.gradients != NORMFUSE_GRADIENTS_DIRECT;
     const bool by_sample = s.of.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
-    struct single_sums sums = {.count = leaves_sums ? (by_sample ? a->samples : 1) * (int64_t)a->call.channels * a->call.sum_slots : 0};
+    struct single_sums sums = {
+        .count = leaves_sums ? (by_sample ? a->samples : 1) * (int64_t)a->call.channels * a->call.sum_slots : 0};
     HOLDS(test->backward == (s.of.gradients != NORMFUSE_GRADIENTS_NONE)); /* dweight is always wanted */
-    HOLDS(!leaves_sums || (a->call.sums != NULL && end_of(a->call.sums, (size_t)sums.count * 16) <= scratch_address_bytes));
+    HOLDS(!leaves_sums ||
+          (a->call.sums != NULL && end_of(a->call.sums, (size_t)sums.count * 16) <= scratch_address_bytes));
     HOLDS(!leaves_sums || s.of.sums_slopes == 0 ||
           end_of(a->call.slope_sums, (size_t)sums.count * 16) <= scratch_address_bytes);
     const int64_t elements = sizes[0] * sizes[1] * sizes[2], held = (int64_t)s.of.held_rows * s.of.held_columns;
@@ -393,9 +401,10 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     for (int gradients = !s.has_statistics; gradients < 1 + (s.of.gradients != NORMFUSE_GRADIENTS_NONE); gradients++) {
         const double way = longest_way_in_single(&s, gradients != 0);
         const double more =
-            gradients ? tolerance_sample_additions(arithmetic, test->channels_last || sizes[2] == 1, sizes[0], sizes[2]) : 0.0;
-        CHECK(way <= arithmetic->additions + more, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f", test->name,
-              launch->name, way, arithmetic->additions + more);
+            gradients ? tolerance_sample_additions(arithmetic, test->channels_last || sizes[2] == 1, sizes[0], sizes[2])
+                      : 0.0;
+        CHECK(way <= arithmetic->additions + more, "%s: %s: a value meets %.0f roundings, tolerance.c says %.0f",
+              test->name, launch->name, way, arithmetic->additions + more);
     }
 #undef HOLDS
 }
@@ -494,7 +503,8 @@ struct left_by_walk {
     struct written triples, pairs, gradients;
 };
 
-static bool note_pair(const struct walk *w, const struct walk_place *at, int64_t c, int64_t copy, struct left_by_walk *to)
+static bool note_pair(const struct walk *w, const struct walk_place *at, int64_t c, int64_t copy,
+                      struct left_by_walk *to)
 {
     const struct normfuse_stream_arguments *const a = &w->a;
     if (w->of.gradients == NORMFUSE_GRADIENTS_DIRECT)
@@ -588,8 +598,8 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
                 const int64_t row_begin = at.begin + row * a->row_stride;
                 for (int64_t step = 0; step < (w->by_columns ? 1 : a->steps); step++, steps++) {
                     const int64_t of_row = at.first_vector + step * w->of.across;
-                    const int64_t column = w->by_columns ? at.column
-                                                         : of_row * vector - (w->of.aligned ? 0 : row_begin & (vector - 1));
+                    const int64_t column =
+                        w->by_columns ? at.column : of_row * vector - (w->of.aligned ? 0 : row_begin & (vector - 1));
                     const bool has = w->by_columns ? at.exists && row < at.row_end
                                                    : row < at.row_end && of_row < at.vector_end && column < a->columns;
                     if (!has)
@@ -607,10 +617,12 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
                         const int64_t of = w->by_columns ? channel_of_column(w, column + j)
                                                          : at.slab * a->slab_channels + (w->by_rows ? row : 0);
                         HOLDS(of == c);
-                        HOLDS(!w->has_statistics ||
-                              set_of_channel(w, &at, of) ==
-                                  (test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
-                        HOLDS(!w->by_rows || (row >= at.part * a->next_rows && row < at.part * a->next_rows + a->part_rows));
+                        HOLDS(
+                            !w->has_statistics ||
+                            set_of_channel(w, &at, of) ==
+                                (test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
+                        HOLDS(!w->by_rows ||
+                              (row >= at.part * a->next_rows && row < at.part * a->next_rows + a->part_rows));
                     }
                 }
             }
@@ -621,7 +633,8 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
                 continue;
             /* A column's norm group is one that the block has, which has this channel's statistics. */
             for (int64_t j = 0; j < vector; j++) {
-                const int64_t c = channel_of_column(w, at.column + j), d = w->of.statistics_of_groups ? a->by_group.divisor : 1;
+                const int64_t c = channel_of_column(w, at.column + j),
+                              d = w->of.statistics_of_groups ? a->by_group.divisor : 1;
                 const int64_t set = w->of.folded ? c / d : (at.tx * vector + j) / d;
                 const int64_t first_channel = (w->of.folded ? 0 : at.wide * w->block_columns) + set * d;
                 HOLDS(set < a->slab_sets && first_channel / d == c / d && first_channel % d == 0);
@@ -688,7 +701,9 @@ static int64_t shared_of_walk(const struct walk *w)
         return INT64_MAX;
     const int64_t exchanged = a->slab_sets * (message * (1 + (in_cluster ? a->parts : 0)) + 4 * w->value);
     const int64_t row_entries = w->of.across < 32 ? 1 : w->of.across / 32;
-    const int64_t own = w->by_columns ? bytes_of_columns(w) : w->by_rows ? a->part_rows * w->value * (6 + 3 * row_entries) : 0;
+    const int64_t own = w->by_columns ? bytes_of_columns(w)
+                        : w->by_rows  ? a->part_rows * w->value * (6 + 3 * row_entries)
+                                      : 0;
     return a->sums_at + exchanged + own;
 }
 
@@ -725,7 +740,9 @@ static double longest_way_in_walk(const struct walk *w)
                         up(a->part_rows, w->of.threads) + of_block + of_parts + 6);
     /* What a vector has of other rows counts as nothing. */
     const int64_t values = rows * least(a->steps * vector, a->columns);
-    const int64_t in_thread = w->of.backward ? values : vector > 1 ? least(vectors * (vector / 2) + 1, values) : vectors;
+    const int64_t in_thread = w->of.backward ? values
+                              : vector > 1   ? least(vectors * (vector / 2) + 1, values)
+                                             : vectors;
     return (double)(in_thread + of_block + of_parts + 6);
 }
 
@@ -740,7 +757,13 @@ static struct {
 static void check_walk(const struct plan_case *test, const struct fake_launch *launch,
                        const struct normfuse_cuda_device *device, const struct tolerance_arithmetic *arithmetic)
 {
-    enum { MAX_ELEMENTS = 60000, MAX_STEPS_WALKED = 2000000, MAX_CLUSTER_BLOCKS = 16, MIN_REGISTERS = 40, RESERVED = 1024 };
+    enum {
+        MAX_ELEMENTS = 60000,
+        MAX_STEPS_WALKED = 2000000,
+        MAX_CLUSTER_BLOCKS = 16,
+        MIN_REGISTERS = 40,
+        RESERVED = 1024
+    };
     struct walk w = {.test = test, .launch = launch, .of = fake_driver_signature((int)launch->kernel)};
     const struct normfuse_stream_arguments *const a = &w.a;
     const int64_t *const sizes = test->sizes;
@@ -799,7 +822,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     if (w.is_held)
         HOLDS(w.of.resident * (of_block + RESERVED) <= limits->shared_per_multiprocessor);
     /* Blocks. */
-    const bool in_grid = w.of.exchanges == NORMFUSE_EXCHANGE_IN_GRID, in_cluster = w.of.exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER;
+    const bool in_grid = w.of.exchanges == NORMFUSE_EXCHANGE_IN_GRID,
+               in_cluster = w.of.exchanges == NORMFUSE_EXCHANGE_IN_CLUSTER;
     HOLDS(launch->cooperative == in_grid && launch->cluster == (in_cluster ? (uint32_t)a->parts : 0u));
     HOLDS(!in_cluster || (device->clusters && a->parts >= 2 && a->parts <= MAX_CLUSTER_BLOCKS));
     HOLDS(w.of.exchanges != NORMFUSE_EXCHANGE_IN_BLOCK || a->parts == 1);
@@ -808,7 +832,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                        (uintptr_t)a->barriers % 64 == 0 && a->barriers != NULL));
     if (w.is_held) {
         const int64_t at_once = (int64_t)launch->grid / a->parts;
-        HOLDS((int64_t)launch->grid == at_once * a->parts && w.of.walks == (a->turns > 1) && (in_grid || a->turns == 1));
+        HOLDS((int64_t)launch->grid == at_once * a->parts && w.of.walks == (a->turns > 1) &&
+              (in_grid || a->turns == 1));
         HOLDS(at_once * a->turns >= a->slabs && at_once * (a->turns - 1) < a->slabs);
         HOLDS(a->kept >= (w.by_columns ? 1 : a->steps) * up(a->part_rows, a->row_step));
         HOLDS(a->row_step == w.down && a->part_rows > 0);
@@ -821,11 +846,14 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(in_turn || a->next_rows == 0 || (int64_t)a->next_rows * (a->parts - 1) < a->rows);
     HOLDS(in_turn || a->part_rows >= a->next_rows);
     if (w.by_columns) {
-        HOLDS((int64_t)a->blocks_wide * w.block_columns >= a->columns && (int64_t)(a->blocks_wide - 1) * w.block_columns < a->columns);
+        HOLDS((int64_t)a->blocks_wide * w.block_columns >= a->columns &&
+              (int64_t)(a->blocks_wide - 1) * w.block_columns < a->columns);
         HOLDS(w.is_held ? a->slabs == a->samples * a->blocks_wide
                         : (int64_t)launch->grid == (int64_t)a->blocks_wide * a->samples * a->parts);
         HOLDS(!w.of.reduces || up(in_turn ? a->rows : a->part_rows, a->row_step) <= 128);
-        HOLDS(!w.is_held || (!w.of.folded && a->slab_sets * (w.of.statistics_of_groups ? (int64_t)a->by_group.divisor : 1) <= w.block_columns) ||
+        HOLDS(!w.is_held ||
+              (!w.of.folded &&
+               a->slab_sets * (w.of.statistics_of_groups ? (int64_t)a->by_group.divisor : 1) <= w.block_columns) ||
               (w.of.folded && a->blocks_wide == 1 && (int64_t)a->joined_rows * a->call.channels <= w.block_columns));
     } else {
         const int64_t row_vectors = up(a->columns + (w.of.aligned ? 0 : w.of.vector - 1), w.of.vector);
@@ -840,8 +868,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     }
     HOLDS((int32_t)a->by_parts.divisor == a->parts && divides(&a->by_parts) && divides(&a->by_blocks_wide));
     HOLDS((int32_t)a->by_blocks_wide.divisor == a->blocks_wide && (int32_t)a->by_row_step.divisor == a->row_step);
-    HOLDS(divides(&a->by_row_step) && divides(&a->by_sample_slabs) && divides(&a->by_channels) && divides(&a->by_group) &&
-          divides(&a->by_subgroup) && (int32_t)a->by_subgroup.divisor == a->subgroup);
+    HOLDS(divides(&a->by_row_step) && divides(&a->by_sample_slabs) && divides(&a->by_channels) &&
+          divides(&a->by_group) && divides(&a->by_subgroup) && (int32_t)a->by_subgroup.divisor == a->subgroup);
     HOLDS(a->call.channels == sizes[1] && (int64_t)a->by_channels.divisor == sizes[1]);
     const double values = test->op == GROUP_NORM ? (double)(sizes[1] / test->groups) * (double)sizes[2]
                                         : (double)sizes[0] * (double)sizes[2];
@@ -860,7 +888,8 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
                          : w.of.gradients == NORMFUSE_GRADIENTS_NONE); /* dweight is always wanted */
     size_t used = end_of(a->triples, left.triples.count > 0 ? (size_t)left.triples.count * 24 : 0);
     if (in_grid)
-        used = end_of(a->messages, (size_t)((w.of.walks ? 2 : 1) * (int64_t)launch->grid * a->slab_sets * w.value * (w.of.backward ? 2 : 4)));
+        used = end_of(a->messages, (size_t)((w.of.walks ? 2 : 1) * (int64_t)launch->grid * a->slab_sets * w.value *
+                                            (w.of.backward ? 2 : 4)));
     HOLDS((left.triples.count == 0 || a->triples != NULL) && (!in_grid || a->messages != NULL));
     HOLDS(a->call.statistics == NULL || end_of(a->call.statistics, 0) >= used);
     used = a->call.statistics != NULL ? end_of(a->call.statistics, (size_t)sets * 24) : used;
@@ -870,9 +899,10 @@ static void check_walk(const struct plan_case *test, const struct fake_launch *l
     HOLDS(!w.of.sums_slopes || end_of(a->call.slope_sums, 0) >= end_of(a->call.sums, (size_t)left.pairs.count * 16));
     HOLDS(a->totals == NULL || end_of(a->totals, 0) >= used);
     used = a->totals != NULL ? end_of(a->totals, (size_t)sets * 16) : used;
-    CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name, used,
-          scratch_address_bytes);
-    HOLDS(w.is_held || !w.has_statistics || !w.of.applies || (w.of.backward ? a->totals != NULL : a->call.statistics != NULL));
+    CHECK(used <= scratch_address_bytes, "%s: %s: %zu bytes of scratch used, %zu asked for", test->name, launch->name,
+          used, scratch_address_bytes);
+    HOLDS(w.is_held || !w.has_statistics || !w.of.applies ||
+          (w.of.backward ? a->totals != NULL : a->call.statistics != NULL));
     if (w.of.reduces) {
         sums_left.triples = w.is_held ? 0 : a->set_triples;
         sums_left.slots = a->call.sum_slots;
@@ -947,7 +977,8 @@ static void check_finish(const struct plan_case *test, const struct fake_launch 
                             : test->op == BATCH_NORM ? NORMFUSE_STATISTICS_CHANNEL
                                             : NORMFUSE_STATISTICS_NONE));
     HOLDS(divides(&a.by_groups) && divides(&a.by_set_channels));
-    HOLDS(test->op != GROUP_NORM || (a.by_groups.divisor == test->groups && a.by_set_channels.divisor * test->groups == channels));
+    HOLDS(test->op != GROUP_NORM ||
+          (a.by_groups.divisor == test->groups && a.by_set_channels.divisor * test->groups == channels));
     if (of.work != NORMFUSE_WORK_GRADIENTS)
         HOLDS(grid * threads >= (int64_t)a.items * a.lanes);
     finish_launches[of.work]++;
@@ -956,7 +987,8 @@ static void check_finish(const struct plan_case *test, const struct fake_launch 
         HOLDS(divides(&a.by_shares) && a.items == sets * shares && shares * a.share >= a.triples);
         HOLDS(end_of(a.sums, (size_t)(sets * a.triples) * 24) <= scratch_address_bytes);
     } else if (of.work == NORMFUSE_WORK_STATISTICS) {
-        HOLDS(a.items == sets && (int64_t)a.joined * a.share >= a.triples && (int64_t)(a.joined - 1) * a.share < a.triples);
+        HOLDS(a.items == sets && (int64_t)a.joined * a.share >= a.triples &&
+              (int64_t)(a.joined - 1) * a.share < a.triples);
         HOLDS(sums_left.triples == a.triples);
         HOLDS(end_of(a.sums, (size_t)(sets * a.triples) * 24) <= scratch_address_bytes);
         HOLDS(of.keeps_statistics == 0 || (end_of(a.sums, (size_t)(sets * a.triples) * 24) <= end_of(a.statistics, 0) &&
@@ -983,7 +1015,8 @@ static void check_finish(const struct plan_case *test, const struct fake_launch 
             /* All pairs, once, of channels or of what these left. */
             const struct normfuse_finish_slopes *const slopes = &a.slopes;
             const int64_t pairs = (int64_t)slopes->items * slopes->outers * slopes->by_slots.divisor;
-            const int64_t all = (of.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? a.samples : 1) * channels * a.slot_stride;
+            const int64_t all =
+                (of.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? a.samples : 1) * channels * a.slot_stride;
             slope_launches++;
             HOLDS((grid - before) * threads >= (int64_t)slopes->items * slopes->lanes);
             HOLDS(threads % slopes->lanes == 0 && is_power_of_two(slopes->lanes) && divides(&slopes->by_slots));
@@ -1109,7 +1142,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     if (!CHECK(status == NORMFUSE_OK, "%s: %s", test->name, normfuse_last_error()))
         return;
     CHECK(fake_driver.launches > 0, "%s: nothing was launched", test->name);
-    const int64_t rows = test->op == GROUP_NORM ? 1 : sizes[0], channels = test->op == GROUP_NORM ? sizes[1] / test->groups : 1;
+    const int64_t rows = test->op == GROUP_NORM ? 1 : sizes[0],
+                  channels = test->op == GROUP_NORM ? sizes[1] / test->groups : 1;
     const struct tolerance_arithmetic arithmetic = tolerance_arithmetic(
         NORMFUSE_CUDA, test->type, test->channels_last, sizes[1] == 1 || sizes[2] == 1, rows, channels, sizes[2]);
     for (int i = 0; i < fake_driver.launches && i < FAKE_LAUNCHES; i++) {
@@ -1457,7 +1491,8 @@ static void test_variety(void)
     const int some = cases_of_gpu / 25;
     CHECK(single_launches > 10 * some && single_parts > some && single_walks > some && single_unaligned > some &&
               single_sums > some,
-          "single was launched %d times, %d of several blocks a norm group, %d from sample to sample, %d with unaligned rows, "
+          "single was launched %d times, %d of several blocks a norm group, %d from sample to sample, %d with "
+          "unaligned rows, "
           "%d with sums for a later kernel",
           single_launches, single_parts, single_walks, single_unaligned, single_sums);
     CHECK(stream_launches > 10 * some && held_launches > 10 * some && held_clusters > some && held_grids > some &&
@@ -1465,8 +1500,8 @@ static void test_variety(void)
           "stream was launched %d times, held %d, %d of these in clusters, %d in grids, %d in turns, %d by rows",
           stream_launches, held_launches, held_clusters, held_grids, held_turns, held_rows);
     CHECK(walk_folded > some && walk_unaligned > some && walk_proofs > 10 * some,
-          "rows were folded %d times and unaligned %d times; element by element were proven %d", walk_folded, walk_unaligned,
-          walk_proofs);
+          "rows were folded %d times and unaligned %d times; element by element were proven %d", walk_folded,
+          walk_unaligned, walk_proofs);
     CHECK(slope_launches > some / 2, "the gradients of slopes were launched %d times", slope_launches);
     CHECK(finish_launches[NORMFUSE_WORK_SHARES] > 0 && finish_launches[NORMFUSE_WORK_STATISTICS] > 5 * some &&
               finish_launches[NORMFUSE_WORK_PARTS] > 0 && finish_launches[NORMFUSE_WORK_GRADIENTS] > 10 * some,
@@ -1488,7 +1523,8 @@ static void test_long_strides(void)
             normfuse_axes axes[3];
             normfuse_tensor big[2], weight;
             for (int i = 0; i < 2; i++) {
-                big[i] = normfuse_tensor_contiguous((void *)((uintptr_t)(i + 1) << 44), NORMFUSE_F32, 3, sizes, &axes[i]);
+                big[i] =
+                    normfuse_tensor_contiguous((void *)((uintptr_t)(i + 1) << 44), NORMFUSE_F32, 3, sizes, &axes[i]);
                 big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
             }
             weight = normfuse_tensor_contiguous((void *)((uintptr_t)3 << 44), NORMFUSE_F32, 1, &sizes[1], &axes[2]);
@@ -1503,7 +1539,8 @@ static void test_long_strides(void)
             const struct plan_case test = {.op = AFFINE, .backward = backward != 0};
             const normfuse_status status = call_plan_case(&test, &tensors, NULL, NULL);
             if (is_long)
-                CHECK(status == NORMFUSE_UNSUPPORTED && strstr(normfuse_last_error(), "no geometry of any kernel") != NULL,
+                CHECK(status == NORMFUSE_UNSUPPORTED &&
+                          strstr(normfuse_last_error(), "no geometry of any kernel") != NULL,
                       "%s", normfuse_last_error());
             else
                 CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());

@@ -537,10 +537,11 @@ void normfuse_cuda_compile(struct normfuse_cuda_compilation *compilation)
     }
     if (!get_compiler(&search)) {
         const int major = compilation->driver > 0 && compilation->driver < 13000 ? 12 : 13;
-        conclude(compilation, NORMFUSE_NO_COMPILER, false,
-                 "kernels are compiled at run time, and NVRTC, the compiler, is missing: %s. Install it with pip install "
-                 "nvidia-cuda-nvrtc%s, or with the CUDA toolkit",
-                 search.problem, major == 12 ? "-cu12" : "");
+        conclude(
+            compilation, NORMFUSE_NO_COMPILER, false,
+            "kernels are compiled at run time, and NVRTC, the compiler, is missing: %s. Install it with pip install "
+            "nvidia-cuda-nvrtc%s, or with the CUDA toolkit",
+            search.problem, major == 12 ? "-cu12" : "");
         return;
     }
     compilation->status = NORMFUSE_OK;

@@ -86,7 +86,8 @@ static const char *place_memory(const struct shape *shape, struct geometry *g)
     g->shared = g->sums_at + sums;
     if (g->shared + RESERVE > (int64_t)shape->device->shared_per_block)
         return "a block holds less";
-    const int64_t by_memory = ((int64_t)shape->device->shared_per_block + RESERVED_OF_BLOCK) / (g->shared + RESERVED_OF_BLOCK + RESERVE);
+    const int64_t by_memory =
+        ((int64_t)shape->device->shared_per_block + RESERVED_OF_BLOCK) / (g->shared + RESERVED_OF_BLOCK + RESERVE);
     const int64_t by_registers = 65536 / (registers_of(shape, g) * t->threads);
     g->resident = minimum(by_memory, by_registers); /* of which there are more than 60 a thread, and so few threads */
     return g->resident < 1 ? "a block has more registers than a multiprocessor" : NULL;
@@ -176,7 +177,8 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     const double at_once =
         fmin(blocks, (double)(g->in_grid ? g->at_once * g->t.parts : resident_of(shape, g)));
     const double turns = ceil(blocks / at_once), resident = (double)g->resident;
-    const double tensors = (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
+    const double tensors =
+        (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
     /* Threads side by side read less than two lines of 128 bytes. */
     const double adjacent = (double)g->t.across * elements * type_bytes;
@@ -185,7 +187,8 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     const double reach = fmin(1.0, at_once * k.reach / multiprocessors);
     const double memory = lines * shape->tensor_bytes * tensors / (shape->policy->bytes_a_microsecond * reach);
     const double warps = blocks * (double)g->t.threads / 32.0;
-    const double of_vector = (k.instructions + elements * k.of_value) * (shape->direction == FORWARD ? 1.0 : k.backward);
+    const double of_vector =
+        (k.instructions + elements * k.of_value) * (shape->direction == FORWARD ? 1.0 : k.backward);
     const double arithmetic = warps * ((double)g->kept * of_vector + k.of_warp) /
                               (fmin(at_once, multiprocessors) * k.issued * 1750.0);
     double wait = k.turn + k.vector * (double)g->kept + k.doubling * log2((double)g->t.threads / 32.0);
@@ -236,7 +239,9 @@ static void fill(const struct shape *shape, const struct geometry *g, struct ste
                                     : NORMFUSE_EXCHANGE_IN_CLUSTER;
     of->ahead = g->ahead;
     of->resident = (int32_t)g->resident;
-    of->gradients = is_direct ? NORMFUSE_GRADIENTS_DIRECT : wants ? NORMFUSE_GRADIENTS_OF_SAMPLES : NORMFUSE_GRADIENTS_NONE;
+    of->gradients = is_direct ? NORMFUSE_GRADIENTS_DIRECT
+                    : wants   ? NORMFUSE_GRADIENTS_OF_SAMPLES
+                              : NORMFUSE_GRADIENTS_NONE;
     of->updates_running = updates;
     of->keeps_statistics = p->has_running_momentum && is_group;
     if (!updates)
@@ -324,7 +329,8 @@ static const char *configure(const struct shape *shape, struct step *step)
             const bool in_grid = ways[way] < 0;
             if ((in_grid && !shape->has_grid_barriers) || (way > 0 && !in_grid && !shape->device->clusters))
                 continue;
-            for (int64_t width = t.by_columns ? unit : 1; width <= (t.by_columns ? minimum(threads, t.columns / t.vector) : 1);
+            for (int64_t width = t.by_columns ? unit : 1;
+                 width <= (t.by_columns ? minimum(threads, t.columns / t.vector) : 1);
                  width = maximum(width + unit, width * 2 / unit * unit)) {
                 struct geometry g = {.t = t, .in_grid = in_grid};
                 g.t.threads = threads;

@@ -93,6 +93,7 @@ static void describe_call(const struct normfuse_problem *p, const struct step *s
     to->act_param = (float)p->act_param;
     to->act_param_of_double = p->act_param;
     to->momentum = p->momentum;
+    to->unbiased = (double)p->set_values / ((double)p->set_values - 1.0);
 }
 
 /* The parameter of a kernel that is compiled at run time. */

@@ -467,9 +467,9 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     return normfuse_refuse(NORMFUSE_DEVICE_ERROR,
                            "%s: device %d, %s, refused to launch %s (%" PRId64 " blocks of %" PRIu32
                            " threads, clusters of %" PRIu32 ", %zu bytes of shared memory): %s",
-                           call, (int)device->ordinal, device->name, normfuse_cuda_signature_name(launch->signature, name),
-                           launch->grid, launch->threads, launch->cluster, launch->shared,
-                           error_text(result));
+                           call, (int)device->ordinal, device->name,
+                           normfuse_cuda_signature_name(launch->signature, name), launch->grid, launch->threads,
+                           launch->cluster, launch->shared, error_text(result));
 }
 
 /* ---- for normfuse_info and tests ------------------------------------------------------------------------------ */

@@ -203,14 +203,16 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
     g->blocks = group_blocks * g->walkers * g->parts;
     if (g->blocks >= INT32_MAX)
         return "blocks are too many";
-    const bool fills_rows = down * g->held_rows == g->part_rows && g->part_rows * (g->next_rows > 0 ? g->parts : 1) == m->rows;
+    const bool fills_rows =
+        down * g->held_rows == g->part_rows && g->part_rows * (g->next_rows > 0 ? g->parts : 1) == m->rows;
     const bool fills_columns =
         m->is_spread ? m->columns % block_columns(g) == 0
                      : block_columns(g) == g->part_columns &&
                            g->part_columns * (g->next_columns > 0 ? g->parts : 1) == m->columns;
     g->exact = g->aligned && fills_rows && fills_columns && g->walkers * samples_beside == m->samples &&
                (m->is_spread || m->groups % groups_beside == 0);
-    g->exchanges = g->parts > 1 && m->statistics != NORMFUSE_STATISTICS_NONE && m->statistics != NORMFUSE_STATISTICS_RUNNING;
+    g->exchanges =
+        g->parts > 1 && m->statistics != NORMFUSE_STATISTICS_NONE && m->statistics != NORMFUSE_STATISTICS_RUNNING;
     return registers_of(shape, m, g) > 1.15 * fmin(255.0, 65536.0 / (double)maximum(256, g->lanes * g->beside))
                ? "a thread would hold too much"
                : NULL;
@@ -355,8 +357,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     return k.start + latency * (1.0 + k.sample * (samples - 1.0) + k.wave * further_waves) + longer + later;
 }
 
-static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
-                           struct normfuse_cuda_signature *to)
+static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                           int32_t gradients, struct normfuse_cuda_signature *to)
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool backward = shape->direction == BACKWARD, given = m->statistics == NORMFUSE_STATISTICS_NONE ||
@@ -480,8 +482,8 @@ static const char *configure(const struct shape *shape, struct step *step)
         return reason;
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const int64_t whole = whole_vector(p, &m, m.columns), widest = 16 / bytes;
-    const bool may_be_unaligned = whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && are_aligned(p, 16) &&
-                                  m.columns >= widest;
+    const bool may_be_unaligned =
+        whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && are_aligned(p, 16) && m.columns >= widest;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
     const int64_t max_parts = given ? MAX_BLOCKS_OF_GIVEN : shape->device->clusters ? MAX_PARTS : 1;
     const int64_t max_lanes =
@@ -497,8 +499,8 @@ static const char *configure(const struct shape *shape, struct step *step)
                     (m.rows == 1 && across < minimum(lanes, row_vectors)) ||
                     across * vector * bytes < minimum(32, m.columns * bytes))
                     continue;
-                for (int64_t threads = maximum(32, lanes); threads <= maximum(lanes, lanes <= 32 ? MAX_THREADS_BESIDE : 0);
-                     threads *= 2) {
+                for (int64_t threads = maximum(32, lanes);
+                     threads <= maximum(lanes, lanes <= 32 ? MAX_THREADS_BESIDE : 0); threads *= 2) {
                     const int64_t beside = threads / lanes;
                     if (beside > 1 && m.is_spread)
                         continue;
@@ -510,8 +512,13 @@ static const char *configure(const struct shape *shape, struct step *step)
                             if (parts > 1 && (lanes < 64 || beside > 1))
                                 break;
                             for (int64_t walkers = turns; walkers >= 1; walkers = divide_up(walkers, 2)) {
-                                struct geometry g = {.vector = vector, .lanes = lanes, .across = across, .beside = beside,
-                                                     .sample_bits = bits, .parts = parts, .walkers = walkers,
+                                struct geometry g = {.vector = vector,
+                                                     .lanes = lanes,
+                                                     .across = across,
+                                                     .beside = beside,
+                                                     .sample_bits = bits,
+                                                     .parts = parts,
+                                                     .walkers = walkers,
                                                      .aligned = !unaligned};
                                 const bool walks = walkers < turns;
                                 if (walks && (parts > 1 || m.per_sample))

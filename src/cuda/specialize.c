@@ -190,8 +190,8 @@ static normfuse_status load(const char *call, const struct normfuse_cuda_device 
         return NORMFUSE_OK;
     normfuse_cuda_signature_name(&compilation->signature, name);
     if (is_bad_code(result))
-        return normfuse_refuse(NORMFUSE_NO_KERNEL, "%s: device %d, %s, does not take %s as NVRTC %d.%d compiled it", call,
-                               (int)device->ordinal, device->name, name, (int)compilation->code.compiler / 1000,
+        return normfuse_refuse(NORMFUSE_NO_KERNEL, "%s: device %d, %s, does not take %s as NVRTC %d.%d compiled it",
+                               call, (int)device->ordinal, device->name, name, (int)compilation->code.compiler / 1000,
                                (int)compilation->code.compiler % 1000 / 10);
     return normfuse_cuda_refuse_kernels(call, device, name, result);
 }

@@ -98,7 +98,8 @@ static int64_t tensors_walked(const struct normfuse_cuda_signature *of)
 {
     const bool has_activation = of->activation != NORMFUSE_IDENTITY;
     const bool reads_x = !of->backward || of->reduces || of->statistics == NORMFUSE_STATISTICS_GROUP || has_activation;
-    return reads_x + of->backward + (of->pre_add && reads_x) + of->du + (of->post_add && (!of->backward || has_activation));
+    return reads_x + of->backward + (of->pre_add && reads_x) + of->du +
+           (of->post_add && (!of->backward || has_activation));
 }
 
 /* Whether a first pass writes dz, which the second then goes on from. */
@@ -219,8 +220,9 @@ static const char *configure(const struct shape *shape, struct step *step)
     const double edges = columns ? 1.0 : (row_bytes % 16 != 0 ? EDGES : 1.0) * (1.0 + SHORT / (double)row_bytes);
     const double rate = shape->policy->bytes_a_microsecond / (STRETCH[backward][columns] * edges);
     const double of_samples = columns && p->sets == NORMFUSE_SETS_GROUP ? SAMPLE * (double)p->n : 0.0;
-    step->microseconds = (given ? GIVEN + (backward && shape->wants_gradients ? GRADIENTS : 0.0) : NORM[backward][columns]) +
-                         of_samples + (first + reads + writes) / rate;
+    step->microseconds =
+        (given ? GIVEN + (backward && shape->wants_gradients ? GRADIENTS : 0.0) : NORM[backward][columns]) +
+        of_samples + (first + reads + writes) / rate;
     return NULL;
 }
 

@@ -109,7 +109,8 @@ void normfuse_cuda_sign_tiling(const struct normfuse_problem *p, const struct ti
                             (to->rstd == 0 || is_packed(&p->rstd, t->vector));
 }
 
-struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct normfuse_problem *p, const struct tiling *t)
+struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct normfuse_problem *p,
+                                                                const struct tiling *t)
 {
     const bool is_group = p->sets == NORMFUSE_SETS_GROUP;
     return (struct normfuse_stream_arguments){

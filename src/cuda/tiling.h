@@ -45,6 +45,7 @@ static inline int64_t piece_of(const struct normfuse_problem *p, const struct ti
 void normfuse_cuda_sign_tiling(const struct normfuse_problem *p, const struct tiling *t,
                                struct normfuse_cuda_signature *to);
 /* What the kernel is given of it. */
-struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct normfuse_problem *p, const struct tiling *t);
+struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct normfuse_problem *p,
+                                                                const struct tiling *t);
 
 #endif

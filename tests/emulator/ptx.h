@@ -93,8 +93,6 @@ template <typename T> inline void load_shared_by_many(bool wanted, T &to, const 
     emulator::load_where(wanted, to, from);
 }
 
-inline void touch(const char *from) { (void)*emulator::aligned<unsigned char>(from); }
-
 /* ---- copies to shared memory --------------------------------------------------------------------------------------- */
 
 template <typename T> inline void copy_ahead(T *to, const char *from, bool wanted)

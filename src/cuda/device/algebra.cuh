@@ -86,8 +86,9 @@ struct centres {
 
 /* rstd: of the norm group, or of each weight. */
 template <int sets, int values>
-__device__ __forceinline__ void weigh(const requested_weights &from, const centres &centre, const R (&rstd)[sets][values],
-                                      const normfuse_call_arguments &call, coefficients &of)
+__device__ __forceinline__ void weigh(const requested_weights &from, const centres &centre,
+                                      const R (&rstd)[sets][values], const normfuse_call_arguments &call,
+                                      coefficients &of)
 {
     constexpr bool many = sets * values > 1;
     each<weight_sets>([&](int set) {
@@ -115,43 +116,46 @@ __device__ __forceinline__ void weigh(const requested_weights &from, const centr
 /* One of the norm group, or one of each weight. */
 using rstds = R[many_rstds ? weight_sets : 1][many_rstds ? weight_values : 1];
 
-/* What store_statistics reads of a channel, while the tensors are on their way: its latency is a fifth of a small call. */
-template <int = 0> __device__ __forceinline__ void touch_running(const normfuse_call_arguments &call, int channel)
-{
-    if constexpr (updates_running && running_mean != 0)
-        touch(call.running_mean.data + (int64_t)channel * call.running_mean.channel * bytes_of(running_mean - 1));
-    if constexpr (updates_running && running_var != 0)
-        touch(call.running_var.data + (int64_t)channel * call.running_var.channel * bytes_of(running_var - 1));
-}
+/* Running statistics of a channel, requested while the norm finds its own: two latencies of the memory else. */
+struct running_statistics {
+    requested<updates_running ? running_mean : 0, 1> of_mean;
+    requested<updates_running ? running_var : 0, 1> of_variance;
+
+    __device__ __forceinline__ void request(const normfuse_call_arguments &call, int channel, bool wanted)
+    {
+        of_mean.request(call.running_mean, 0, [&](int) { return channel; }, wanted);
+        of_variance.request(call.running_var, 0, [&](int) { return channel; }, wanted);
+    }
+};
 
 /* The running statistics take the variance over count - 1. */
-template <int = 0> __device__ __forceinline__ void store_statistics(const normfuse_call_arguments &call, int64_t sample, int group, int channel,
-                                                 double mean_of, R variance, R rstd_of, double count)
+template <int = 0>
+__device__ __forceinline__ void store_statistics(const normfuse_call_arguments &call, int64_t sample, int group,
+                                                 int channel, double mean_of, R variance, R rstd_of,
+                                                 const running_statistics &running)
 {
     if constexpr (keeps_statistics) {
         double *const to = call.statistics + (sample * call.channel_groups + group) * 3;
         to[0] = mean_of;
         to[1] = (double)rstd_of;
-        to[2] = (double)variance * (count / (count - 1.0));
+        to[2] = (double)variance * call.unbiased;
     }
     store_parameter<mean>(call.mean, sample, group, mean_of);
     store_parameter<rstd>(call.rstd, sample, group, rstd_of);
     if constexpr (updates_running) {
         const R momentum = (R)call.momentum, keep = R(1) - momentum;
-        const double unbiased = (double)variance * (count / (count - 1.0));
-        if constexpr (running_mean != 0)
-            store_parameter<running_mean>(
-                call.running_mean, 0, channel,
-                keep * load_parameter<running_mean, R>(call.running_mean, 0, channel) + momentum * (R)mean_of);
-        if constexpr (running_var != 0)
-            store_parameter<running_var>(
-                call.running_var, 0, channel,
-                keep * load_parameter<running_var, R>(call.running_var, 0, channel) + momentum * (R)unbiased);
+        R old_mean[1], old_variance[1];
+        running.of_mean.receive(old_mean, R(0));
+        running.of_variance.receive(old_variance, R(0));
+        const double unbiased = (double)variance * call.unbiased;
+        store_parameter<running_mean>(call.running_mean, 0, channel, keep * old_mean[0] + momentum * (R)mean_of);
+        store_parameter<running_var>(call.running_var, 0, channel, keep * old_variance[0] + momentum * (R)unbiased);
     }
 }
 
 /* Given statistics of channels: evaluation. */
-template <int = 0> __device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_call_arguments &call,
+template <int = 0>
+__device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_call_arguments &call,
                                                 centres &centre, rstds &rstd_of)
 {
     each<weight_sets>([&](int set) {

@@ -99,7 +99,7 @@ struct normfuse_call_arguments {
     char *u, *dpost_add;
     struct normfuse_place scale, shift, pre_bias, slope;
     struct normfuse_place running_mean, running_var;
-    double eps_of_double, act_param_of_double, momentum;
+    double eps_of_double, act_param_of_double, momentum, unbiased; /* n / (n - 1), n values of a norm group */
 };
 
 /* The body `single`. A norm group is a matrix of rows of adjacent values; single.cuh says how threads share it. A block of

@@ -139,7 +139,8 @@ struct memory_of_thread {
         }
     }
     /* The walk that writes: work(cursor, vectors). The slab that is `next` takes the place of what is read. */
-    template <typename Work> __device__ __forceinline__ void walk_results(cursor &following, cursor &next, Work work) const
+    template <typename Work>
+    __device__ __forceinline__ void walk_results(cursor &following, cursor &next, Work work) const
     {
         constexpr bool passes = passing<true>::count > 0;
         cursor now(at);
@@ -319,7 +320,8 @@ __device__ __forceinline__ int channel_of_set(const place &at, int set)
     return first + set * (statistics_of_groups ? (int)at.a.by_group.divisor : 1);
 }
 /* work(piece of the block) for every piece of a norm group that the lane has. */
-template <typename Work> __device__ __forceinline__ void each_column_of_set(const place &at, int set, int lane, int lanes_of_set, Work work)
+template <typename Work>
+__device__ __forceinline__ void each_column_of_set(const place &at, int set, int lane, int lanes_of_set, Work work)
 {
     const normfuse_stream_arguments &a = at.a;
     const int channels = statistics_of_groups ? (int)a.by_group.divisor : 1;
@@ -471,8 +473,8 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
 
 template <int = 0>
 __device__ __forceinline__ void apply_forward(const place &at, const memory_of_thread &tensors, cursor &passed,
-                                              const sums_of_block &of, const meeting &by, const requested_weights &weights,
-                                              cursor &next)
+                                              const sums_of_block &of, const meeting &by,
+                                              const requested_weights &weights, cursor &next)
 {
     const normfuse_stream_arguments &a = at.a;
     constexpr R half = halves_z ? R(0.5) : R(1);
@@ -481,6 +483,10 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
     if constexpr (!by_rows)
         weights.of_pre_bias[0].receive(of_bias, R(0));
     by.each_set([&](int set, int lane, bool exists) {
+        const int c = channel_of_set(at, set);
+        const bool stores = exists && lane == 0 && at.part == 0 && at.slab_exists && c < a.call.channels;
+        running_statistics running;
+        running.request(a.call, c, stores);
         R all[2] = {R(0), R(0)};
 #pragma unroll 1
         for (int part = lane; part < a.parts; part += meeting::set_lanes) {
@@ -506,10 +512,9 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
         if (exists && lane == 0) {
             const R near = (R)mean_of;
             of.found[set] = {{near, (R)(mean_of - (double)near), rstd_of, R(0)}};
-            const int c = channel_of_set(at, set);
-            if (at.part == 0 && at.slab_exists && c < a.call.channels)
+            if (stores)
                 store_statistics(a.call, a.sets_are_of_samples ? at.sample : 0, at.group_of(c), c, mean_of, variance,
-                                 rstd_of, (double)all[0]);
+                                 rstd_of, running);
         }
     });
     __syncthreads();
@@ -591,7 +596,8 @@ struct known_backward {
     rstds rstd_of;
     R of_bias[weight_values];
 
-    __device__ __forceinline__ known_backward(const place &at, const sums_of_block &of, const requested_weights &weights)
+    __device__ __forceinline__ known_backward(const place &at, const sums_of_block &of,
+                                              const requested_weights &weights)
     {
         const normfuse_stream_arguments &a = at.a;
         constexpr R half = halves_z ? R(0.5) : R(1);
@@ -733,8 +739,8 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
             of.own[0] = {{total[0], total[1]}};
             if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
                 if (at.slab_exists)
-                    emit(at, at.slab, (double)total[0], (double)total[1], sums_slopes ? (double)total[numbers - 1] : 0.0,
-                         rstd_of[0][0]);
+                    emit(at, at.slab, (double)total[0], (double)total[1],
+                         sums_slopes ? (double)total[numbers - 1] : 0.0, rstd_of[0][0]);
         }
     } else {
         constexpr int numbers = sums_slopes ? 3 : 2;
@@ -813,8 +819,8 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
                 each<W>([&](int j) {
                     const int set = set_of_column(at, at.tx * W + j);
                     if (!folded || at.column + j < a.call.channels)
-                        emit(at, at.channel(0, j), (double)of.found[set].numbers[0], (double)of.found[set].numbers[1], 0.0,
-                             rstd_of[0][j]);
+                        emit(at, at.channel(0, j), (double)of.found[set].numbers[0], (double)of.found[set].numbers[1],
+                             0.0, rstd_of[0][j]);
                 });
         } else if (threadIdx.x == 0 && at.slab_exists) {
             emit(at, at.slab, (double)of.found[0].numbers[0], (double)of.found[0].numbers[1], 0.0, rstd_of[0][0]);
@@ -862,10 +868,6 @@ __device__ __forceinline__ void hold(const normfuse_stream_arguments &a, char *m
         if (walks && turn > 0)
             __syncthreads(); /* what the turn before has left is read no more */
         tensors.begin<false>(following, turn == 0);
-        if constexpr (updates_running)
-            for (int set = (int)threadIdx.x; set < a.slab_sets && at.part == 0 && at.slab_exists; set += threads)
-                if (channel_of_set(at, set) < a.call.channels)
-                    touch_running(a.call, channel_of_set(at, set));
         requested_weights weights;
         if constexpr (!by_rows) {
             weights.request_of_channels(at, at.sample);
@@ -888,7 +890,8 @@ __device__ __forceinline__ void hold(const normfuse_stream_arguments &a, char *m
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(threads, resident) NORMFUSE_KERNEL(const __grid_constant__ normfuse_stream_arguments a)
+extern "C" __global__ void __launch_bounds__(threads, resident)
+    NORMFUSE_KERNEL(const __grid_constant__ normfuse_stream_arguments a)
 {
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ uint64_t mailbox;

@@ -109,13 +109,6 @@ NORMFUSE_LOAD(load_shared_by_many, "ld.global.u16 %0, [%1];", unsigned short &to
 #undef NORMFUSE_LOAD
 #undef NORMFUSE_OUTPUTS
 
-/* Brings to the L1 what is read later. */
-__device__ __forceinline__ void touch(const char *from)
-{
-    unsigned unused;
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(unused) : "l"(from));
-}
-
 /* ---- copies to shared memory --------------------------------------------------------------------------------------- */
 
 /* Each thread copies what it alone reads: waiting is enough, no barrier is needed. */
@@ -210,7 +203,8 @@ __device__ __forceinline__ void open_mailbox(uint64_t &barrier, int bytes)
 __device__ __forceinline__ void expect_mail(uint64_t &barrier, int bytes)
 {
     if (threadIdx.x == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+                     "r"(bytes)
                      : "memory");
 }
 /* Once, by all threads, when the block's mailboxes are open. */

@@ -211,12 +211,21 @@ struct exchange {
     int turn;          /* samples before this one */
 };
 
+/* 1 / values of a norm group, rounded once. */
+__device__ __forceinline__ R share_of_values(const normfuse_single_arguments &a)
+{
+    return sizeof(R) == 8 ? R(1) / (R)a.call.values : (R)a.call.share;
+}
+
 /* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel. */
-template <int = 0> __device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
-                                                      const requested_weights &weights, R pivot, int64_t sample, bool wanted,
-                                                      centres &centre, rstds &rstd_of)
+template <int = 0>
+__device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
+                                                      const requested_weights &weights, R pivot, int64_t sample,
+                                                      bool wanted, centres &centre, rstds &rstd_of)
 {
     const normfuse_single_arguments &a = at.a;
+    running_statistics running;
+    running.request(a.call, at.channel(), at.thread == 0 && at.rank == 0 && wanted);
     R of_bias[weight_sets][weight_values];
     /* Distances from the pivot are those of u: a channel's bias is taken off first. */
     if constexpr (centre_has_bias)
@@ -247,7 +256,7 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
     R sums[1] = {sum_over_values([](R distance, R sum) { return sum + distance; })};
     sum_threads<1, lanes>(sums, by.shared.of_warps[0]);
     const R count = shared_by_cluster ? values_of(a, at.rank) : (R)a.call.values;
-    const R share = shared_by_cluster ? R(1) / count : (sizeof(R) == 8 ? R(1) / count : (R)a.call.share);
+    const R share = shared_by_cluster ? R(1) / count : share_of_values(a);
     R distance = quotient(sums[0], count, share); /* from the pivot to the mean */
     const auto move_centre = [&]() {
         if constexpr (centre_has_bias) {
@@ -280,7 +289,7 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
         const R count_of = exists ? values_of(a, lane) : R(0), of = exists ? entries[lane].numbers[0] : R(0);
         R all[1] = {count_of * of};
         sum_lanes<1, 16>(all);
-        distance = quotient(all[0], (R)a.call.values, R(1) / (R)a.call.values);
+        distance = quotient(all[0], (R)a.call.values, share_of_values(a));
         const R apart = of - distance;
         all[0] = exists ? fma(count_of * apart, apart, entries[lane].numbers[1]) : R(0);
         sum_lanes<1, 16>(all);
@@ -290,11 +299,11 @@ template <int = 0> __device__ __forceinline__ void find_group_statistics(const p
         move_centre();
 #endif
     }
-    const R variance = quotient(squares, (R)a.call.values, R(1) / (R)a.call.values);
+    const R variance = quotient(squares, (R)a.call.values, share_of_values(a));
     rstd_of[0][0] = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
     if (at.thread == 0 && at.rank == 0 && wanted)
-        store_statistics(a.call, sample, at.group, at.channel(), (double)pivot + (double)distance, variance, rstd_of[0][0],
-                         (double)a.call.values);
+        store_statistics(a.call, sample, at.group, at.channel(), (double)pivot + (double)distance, variance,
+                         rstd_of[0][0], running);
 }
 
 
@@ -325,7 +334,8 @@ template <typename Work> __device__ __forceinline__ void each_column(Work work)
 #pragma unroll 1
     for (int first = 0; first < block_columns; first += at_once) {
         const int column = first + (int)threadIdx.x / column_lanes;
-        work(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes, column < block_columns);
+        work(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes,
+             column < block_columns);
     }
 }
 
@@ -336,7 +346,8 @@ __device__ __forceinline__ int rows_of_thread(int rows, int ty)
 }
 
 /* What the blocks of a cluster have found of each column, sent to all of them. */
-template <int = 0> __device__ __forceinline__ void exchange_columns(const place &at, const exchange &by, const column_memory &memory)
+template <int = 0>
+__device__ __forceinline__ void exchange_columns(const place &at, const exchange &by, const column_memory &memory)
 {
 #if __CUDA_ARCH__ >= 900
     await_open_mailboxes();
@@ -350,8 +361,8 @@ template <int = 0> __device__ __forceinline__ void exchange_columns(const place 
         sent.of = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
         for (int to = lane; to < at.a.parts; to += column_lanes)
             each<(int)(sizeof(message<2>) / 8)>([&](int i) {
-                send(by.mailbox, reinterpret_cast<uint64_t *>(memory.of_blocks + at.rank * block_columns + column) + i, to,
-                     sent.words[i]);
+                send(by.mailbox, reinterpret_cast<uint64_t *>(memory.of_blocks + at.rank * block_columns + column) + i,
+                     to, sent.words[i]);
             });
     });
     __syncwarp(); /* all lanes have read what the first one of a column will write over */
@@ -359,9 +370,10 @@ template <int = 0> __device__ __forceinline__ void exchange_columns(const place 
 #endif
 }
 
-template <int = 0> __device__ __forceinline__ void find_column_statistics(const place &at, const exchange &by, const held &x,
-                                                       const requested_weights &weights, const raw_vector (&first_row)[KX],
-                                                       int64_t sample, centres &centre, rstds &rstd_of)
+template <int = 0>
+__device__ __forceinline__ void
+find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
+                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, rstds &rstd_of)
 {
     const normfuse_single_arguments &a = at.a;
     const column_memory memory(by.dynamic);
@@ -401,7 +413,8 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
         const R count = (R)at.rows;
         R all[1] = {R(0)};
         for (int ty = lane; ty < down; ty += column_lanes)
-            all[0] = fma((R)rows_of_thread(at.rows, ty), memory.of_threads[ty * block_columns + column].numbers[0], all[0]);
+            all[0] =
+                fma((R)rows_of_thread(at.rows, ty), memory.of_threads[ty * block_columns + column].numbers[0], all[0]);
         sum_lanes<1, column_lanes>(all);
         const R mean_of = quotient(all[0], count, R(1) / count);
         all[0] = R(0);
@@ -419,6 +432,8 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
         exchange_columns(at, by, memory);
     }
     each_column([&](int column, int lane, bool exists) {
+        running_statistics running;
+        running.request(a.call, at.channel() + column, lane == 0 && exists && column < at.columns && at.rank == 0);
         R distance = memory.totals[column].numbers[0], squares = memory.totals[column].numbers[1];
         if constexpr (shared_by_cluster) {
             R sum = R(0);
@@ -426,7 +441,7 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
             for (int part = 0; part < a.parts; part++)
                 sum = fma((R)min(a.part_rows, a.rows - part * a.next_rows),
                           memory.of_blocks[part * block_columns + column].numbers[0], sum);
-            distance = quotient(sum, (R)a.call.values, R(1) / (R)a.call.values);
+            distance = quotient(sum, (R)a.call.values, share_of_values(a));
             for (int part = 0; part < a.parts; part++) {
                 const message<2> of = memory.of_blocks[part * block_columns + column];
                 const R apart = of.numbers[0] - distance;
@@ -435,7 +450,7 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
         }
         if (lane != 0 || !exists || column >= at.columns)
             return;
-        const R variance = quotient(squares, (R)a.call.values, R(1) / (R)a.call.values);
+        const R variance = quotient(squares, (R)a.call.values, share_of_values(a));
         const R found = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
         const int channel = at.channel() + column;
         double of_bias = 0.0;
@@ -443,7 +458,7 @@ template <int = 0> __device__ __forceinline__ void find_column_statistics(const 
             of_bias = (double)load_parameter<pre_bias, R>(a.call.pre_bias, sample, channel);
         const double of_x = (double)memory.pivots[column] + (double)distance;
         if (at.rank == 0)
-            store_statistics(a.call, sample, channel, channel, of_x + of_bias, variance, found, (double)a.call.values);
+            store_statistics(a.call, sample, channel, channel, of_x + of_bias, variance, found, running);
         const R near = (R)of_x;
         memory.totals[column] = {{near, (R)(of_x - (double)near), found, R(0)}};
     });
@@ -512,8 +527,8 @@ struct requested_sample {
             });
         }
     }
-    static __device__ __forceinline__ void add_to(raw_vector &to, const raw_vector &added, const requested_weights &weights,
-                                                  int set)
+    static __device__ __forceinline__ void add_to(raw_vector &to, const raw_vector &added,
+                                                  const requested_weights &weights, int set)
     {
         R numbers[W], more[W], of_bias[weight_values];
         unpack<type, W>(to, numbers);
@@ -539,7 +554,8 @@ struct requested_sample {
     }
 };
 
-template <int = 0> __device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+template <int = 0>
+__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
                                         requested_sample &of, const requested_weights &weights, channel_sums &)
 {
     const normfuse_single_arguments &a = at.a;
@@ -595,12 +611,14 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
 
 /* Columns with statistics of their own: the threads that have joined their sums write them. */
 constexpr bool writes_columns = of_columns && gradients != NORMFUSE_GRADIENTS_NONE && !sums_slopes;
-constexpr bool by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW, by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
+constexpr bool by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW,
+               by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
 /* Sums that the threads of the block, or of a norm group, have of a weight are joined through shared memory. */
 constexpr int entries_of_weight = by_columns ? down : 1;
 constexpr int block_weights = by_columns ? block_columns : by_rows ? KY * down : 1;
 
-template <int = 0> __device__ __forceinline__ void emit(const place &at, int64_t sample, int channel, double plain, double normalized,
+template <int = 0>
+__device__ __forceinline__ void emit(const place &at, int64_t sample, int channel, double plain, double normalized,
                                      double of_slope)
 {
     const normfuse_single_arguments &a = at.a;
@@ -621,7 +639,9 @@ template <int = 0> __device__ __forceinline__ void emit(const place &at, int64_t
 
 /* What threads found of the block's weights becomes the sums of channels. Of samples beside one another too where gradients
  * are of channels. `dynamic`: [beside][entries_of_weight][block_weights] of message<3 or 2>. */
-template <int = 0> __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, int64_t sample, bool wanted, channel_sums &of)
+template <int = 0>
+__device__ __forceinline__ void finish_channels(const place &at, char *dynamic, int64_t sample, bool wanted,
+                                                channel_sums &of)
 {
     constexpr bool joins_samples = gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
     constexpr int numbers = sums_slopes ? 3 : 2;
@@ -692,7 +712,8 @@ template <int = 0> __device__ __forceinline__ void finish_channels(const place &
             group += ((set * samples) >> bits) - (own_slot >> bits);
             of_sample = samples > 1 ? 0 : (set & ((1 << bits) - 1)) - (own_slot & ((1 << bits) - 1));
         }
-        const int at_row = by_rows ? at.rank * a.next_rows + index : 0, at_column = by_columns ? at.rank * a.next_columns + index : 0;
+        const int at_row = by_rows ? at.rank * a.next_rows + index : 0,
+                  at_column = by_columns ? at.rank * a.next_columns + index : 0;
         const bool has = group < a.groups && (by_rows ? index < at.rows : by_columns ? index < at.columns : true) &&
                          (samples > 1 || sample + of_sample < a.samples);
         if (has)
@@ -723,9 +744,9 @@ struct requested_backward {
     }
 };
 
-template <int = 0> __device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
-                                                requested_backward &given, const requested_weights &weights,
-                                                channel_sums &all)
+template <int = 0>
+__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+                                        requested_backward &given, const requested_weights &weights, channel_sums &all)
 {
     const normfuse_single_arguments &a = at.a;
     given.of.add(weights);
@@ -807,13 +828,14 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
     /* About the mean itself. */
     if constexpr (sums)
         each<weight_sets>([&](int set) {
-            each<weight_values>([&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
+            each<weight_values>(
+                [&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
         });
 
     /* dx = by dz + by_x (u - mean) + level, of the norm group or of each column. */
     R by_x[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
     R level[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
-    const R portion = sizeof(R) == 8 ? R(1) / (R)a.call.values : (R)a.call.share;
+    const R portion = share_of_values(a);
     if constexpr (of_columns) {
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {
@@ -966,16 +988,14 @@ template <int = 0> __device__ __forceinline__ void work_on(const place &at, cons
 
 /* ---- the kernel --------------------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(threads) NORMFUSE_KERNEL(const __grid_constant__ normfuse_single_arguments a)
+extern "C" __global__ void __launch_bounds__(threads)
+    NORMFUSE_KERNEL(const __grid_constant__ normfuse_single_arguments a)
 {
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ shared_memory shared;
     __shared__ uint64_t mailbox;
     follow_kernel();
     const place at(a);
-    if constexpr (updates_running)
-        for (int i = at.thread; i < (of_columns ? at.columns : 1) && at.rank == 0 && at.has_group; i += lanes)
-            touch_running(a.call, at.channel() + i);
     exchange by = {shared, reinterpret_cast<char *>(dynamic), mailbox, 0};
     if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
@@ -1015,6 +1035,7 @@ extern "C" __global__ void __launch_bounds__(threads) NORMFUSE_KERNEL(const __gr
             by.turn++;
         }
     }
-    if constexpr (backward && gradients != NORMFUSE_GRADIENTS_NONE && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES && !writes_columns)
+    if constexpr (backward && gradients != NORMFUSE_GRADIENTS_NONE && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES &&
+                  !writes_columns)
         finish_channels(at, by.dynamic, 0, true, all);
 }

@@ -16,8 +16,8 @@ template <bool sums, bool writes> struct reading {
     static constexpr bool before = pre_add && x;
     static constexpr bool behind = backward ? reads_post : post_add && writes;
     static constexpr bool more = du && writes;
-    static constexpr int of_dy = x, of_before = of_dy + dy, of_behind = of_before + before, of_more = of_behind + behind,
-                         count = of_more + more;
+    static constexpr int of_dy = x, of_before = of_dy + dy, of_behind = of_before + before,
+                         of_more = of_behind + behind, count = of_more + more;
 };
 
 struct vectors {

@@ -163,7 +163,8 @@ __device__ __forceinline__ unsigned short bits_of_bf16(double value)
     return (unsigned short)bits_of_bf16_pair(__uint_as_float(__float_as_uint(cut) | sticky), 0.0f);
 }
 
-template <int type, typename Number> __device__ __forceinline__ void store_number(char *data, int64_t element, Number value)
+template <int type, typename Number>
+__device__ __forceinline__ void store_number(char *data, int64_t element, Number value)
 {
     if constexpr (type == F64)
         reinterpret_cast<double *>(data)[element] = (double)value;

@@ -25,7 +25,8 @@ using namespace signature;
 namespace {
 
 constexpr int W = vector, D = ahead;
-constexpr bool by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN, by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW;
+constexpr bool by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN,
+               by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW;
 constexpr bool has_statistics = statistics == NORMFUSE_STATISTICS_GROUP;
 constexpr int beside = threads / lanes; /* slabs of a block */
 constexpr int down = lanes / across; /* rows that threads have at once */
@@ -216,8 +217,8 @@ __device__ __forceinline__ void store(const cursor &of, char *tensor, const R (&
 }
 
 /* x + pre_bias + pre_add, rounded where that is a tensor; else x. */
-__device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &added, const R (&of_bias)[weight_values],
-                                         R (&numbers)[W])
+__device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &added,
+                                         const R (&of_bias)[weight_values], R (&numbers)[W])
 {
     unpack<type, W>(x, numbers);
     if constexpr (rounds_u) {
@@ -287,8 +288,8 @@ template <typename Work> __device__ __forceinline__ void each_subgroup(const pla
     }
 }
 
-__device__ __forceinline__ void store_triple(const place &at, int c, int copy, int subgroup, double count, double mean_of,
-                                             double squares)
+__device__ __forceinline__ void store_triple(const place &at, int c, int copy, int subgroup, double count,
+                                             double mean_of, double squares)
 {
     const normfuse_stream_arguments &a = at.a;
     const int group = at.group_of(c), of_group = divide(c - group * (int)a.by_group.divisor, a.by_subgroup);
@@ -300,7 +301,8 @@ __device__ __forceinline__ void store_triple(const place &at, int c, int copy, i
     triple[2] = squares;
 }
 
-__device__ __forceinline__ void store_pair(const place &at, int c, int copy, double plain, double centred, double of_slope)
+__device__ __forceinline__ void store_pair(const place &at, int c, int copy, double plain, double centred,
+                                           double of_slope)
 {
     const normfuse_stream_arguments &a = at.a;
     const int64_t channel = (a.sums_are_of_samples ? (int64_t)at.sample * a.call.channels : 0) + c;
@@ -395,12 +397,13 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
     message<2> *const of_threads = reinterpret_cast<message<2> *>(memory);
     message<2> *const of_rows = of_threads + down * block_pieces; /* pivots and biases */
     column_sums *const columns = reinterpret_cast<column_sums *>(of_rows + block_pieces);
+    const R rows_of_thread = (R)count, share = count > 0 ? R(1) / rows_of_thread : R(0);
     if (at.ty < down)
         each<pieces>([&](int p) {
             const int j = p * piece;
             R means[piece], mean_of = R(0), squares = R(0); /* about the first column's pivot */
             each<piece>([&](int i) {
-                const R own = count > 0 ? first[j + i] / (R)count : R(0);
+                const R own = quotient(first[j + i], rows_of_thread, share);
                 means[i] = i == 0 ? own : (pivot.of[j + i] - pivot.of[j]) + own;
                 if constexpr (centre_has_bias)
                     means[i] += of_bias[j + i] - of_bias[j];
@@ -411,7 +414,7 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
             if constexpr (piece > 1)
                 each<piece>([&](int i) {
                     const R apart = means[i] - mean_of;
-                    squares = fma((R)count * apart, apart, squares);
+                    squares = fma(rows_of_thread * apart, apart, squares);
                 });
             of_threads[at.ty * block_pieces + at.tx * pieces + p] = {{mean_of, squares}};
             if (at.ty == 0)
