@@ -3,7 +3,7 @@
  * held.c - which norms the body `held` takes, with which geometry, in how many microseconds: device/held.cuh. */
 #include "tiling.h"
 
-enum { MAX_PARTS = 16, MAX_KEPT = 48, MAX_SUMMED = 22, MIN_SET_VALUES = 64, MAX_ROWS_SUMMED = 128, RESERVE = 1024 };
+enum { MAX_KEPT = 48, MAX_SUMMED = 22, MIN_SET_VALUES = 64, MAX_ROWS_SUMMED = 128, RESERVE = 1024 };
 
 /* A candidate. */
 struct geometry {

@@ -35,6 +35,7 @@ void normfuse_cuda_tile_columns(const struct normfuse_problem *p, bool in_one_bl
 void normfuse_cuda_tile_rows(const struct normfuse_problem *p, struct tiling *t);
 /* The widest power of two of threads, `most` of them at most, that have so many vectors in the fewest steps, or nearly. */
 int64_t normfuse_cuda_threads_across(int64_t vectors, int64_t most);
+
 /* Adjacent channels of a vector whose statistics a thread joins: all vectors have them in one norm group. */
 static inline int64_t piece_of(const struct normfuse_problem *p, const struct tiling *t)
 {
