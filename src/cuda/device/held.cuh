@@ -321,7 +321,7 @@ __device__ __forceinline__ int channel_of_set(const place &at, int set)
 }
 /* work(piece of the block) for every piece of a norm group that the lane has. */
 template <typename Work>
-__device__ __forceinline__ void each_column_of_set(const place &at, int set, int lane, int lanes_of_set, Work work)
+__device__ __forceinline__ void each_piece_of_set(const place &at, int set, int lane, int lanes_of_set, Work work)
 {
     const normfuse_stream_arguments &a = at.a;
     const int channels = statistics_of_groups ? (int)a.by_group.divisor : 1;
@@ -446,21 +446,22 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
             leave(0, (double)pivot.of[0] + (centre_has_bias && !by_rows ? (double)of_bias[0] : 0.0),
                   {{of_block.mean, of_block.squares, of_block.count, R(0)}});
     } else {
-        const joined_columns joined = join_columns(at, of.of_columns, pivot, of_bias, first, second, count);
+        const joined_pieces joined = join_columns(at, of.of_columns, pivot, of_bias, first, second, count);
         by.each_set([&](int set, int lane, bool exists) {
-            const message<2> row = joined.of_rows[set * (statistics_of_groups ? (int)a.by_group.divisor : 1) / piece];
+            const int channels = statistics_of_groups ? (int)a.by_group.divisor : 1;
+            const message<2> row = joined.first_columns[set * channels / piece];
             const double base = (double)row.numbers[0] + (double)row.numbers[1];
             double all[2] = {0.0, 0.0};
-            each_column_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
-                const column_sums &from = joined.columns[column];
+            each_piece_of_set(at, set, lane, meeting::set_lanes, [&](int of_block) {
+                const column_sums &from = joined.sums[of_block];
                 all[0] += from.of[0];
                 all[1] += from.of[0] > 0.0 ? from.of[0] * (from.of[1] - base) : 0.0;
             });
             sum_lanes<2, meeting::set_lanes>(all);
             const double mean_of = all[0] > 0.0 ? (double)((R)all[1] / (R)all[0]) : 0.0;
             double squares[1] = {0.0};
-            each_column_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
-                const column_sums &from = joined.columns[column];
+            each_piece_of_set(at, set, lane, meeting::set_lanes, [&](int of_block) {
+                const column_sums &from = joined.sums[of_block];
                 const double apart = from.of[1] - base - mean_of;
                 squares[0] += from.of[0] > 0.0 ? from.of[2] + from.of[0] * apart * apart : 0.0;
             });
@@ -767,7 +768,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
         }
         by.each_set([&](int set, int lane, bool exists) {
             double sums[2] = {0.0, 0.0};
-            each_column_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
+            each_piece_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
                 each<2>([&](int i) { sums[i] += columns[column].of[i]; });
             });
             sum_lanes<2, meeting::set_lanes>(sums);

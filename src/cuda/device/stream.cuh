@@ -135,20 +135,20 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
     } else {
         await_older_copies<0>();
         __syncthreads(); /* slots are read no more */
-        const column_sums *const columns = join_columns(at, dynamic, pivot, of_bias, first, second, count).columns;
+        const column_sums *const pieces_of_block = join_columns(at, dynamic, pivot, of_bias, first, second, count).sums;
         each_subgroup(at, a.subgroup, [&](int column, int c, int copy) {
             double all = 0.0, mean_of = 0.0, squares = 0.0;
-            const double base = columns[column / piece].of[1];
+            const double base = pieces_of_block[column / piece].of[1];
             for (int k = 0; k < a.joined_rows; k++)
                 for (int i = 0; i < a.subgroup / piece; i++) {
-                    const column_sums &of = columns[(column + k * a.call.channels) / piece + i];
+                    const column_sums &of = pieces_of_block[(column + k * a.call.channels) / piece + i];
                     all += of.of[0];
                     mean_of += of.of[0] > 0.0 ? of.of[0] * (of.of[1] - base) : 0.0;
                 }
             mean_of = all > 0.0 ? (double)((R)mean_of / (R)all) : 0.0;
             for (int k = 0; k < a.joined_rows; k++)
                 for (int i = 0; i < a.subgroup / piece; i++) {
-                    const column_sums &of = columns[(column + k * a.call.channels) / piece + i];
+                    const column_sums &of = pieces_of_block[(column + k * a.call.channels) / piece + i];
                     const double apart = of.of[1] - base - mean_of;
                     squares += of.of[0] > 0.0 ? of.of[2] + of.of[0] * apart * apart : 0.0;
                 }

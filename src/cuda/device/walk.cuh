@@ -238,16 +238,16 @@ __device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &
 
 /* A thread joins its adjacent columns of one norm group first: a *piece* of them, which a forward then has in their place. */
 constexpr int pieces = W / piece, block_pieces = block_columns / piece;
-constexpr int column_lanes = lanes_that_join(threads, block_pieces, down);
+constexpr int piece_lanes = lanes_that_join(threads, block_pieces, down);
 
 /* What the threads of each piece found, joined: join(piece of the block, its lane, exists), by whole warps in step. */
-template <typename Join> __device__ __forceinline__ void each_column(Join join)
+template <typename Join> __device__ __forceinline__ void each_piece(Join join)
 {
-    constexpr int at_once = threads / column_lanes;
+    constexpr int at_once = threads / piece_lanes;
 #pragma unroll 1
     for (int first = 0; first < block_pieces; first += at_once) {
-        const int of_block = first + (int)threadIdx.x / column_lanes;
-        join(of_block < block_pieces ? of_block : block_pieces - 1, (int)threadIdx.x % column_lanes,
+        const int of_block = first + (int)threadIdx.x / piece_lanes;
+        join(of_block < block_pieces ? of_block : block_pieces - 1, (int)threadIdx.x % piece_lanes,
              of_block < block_pieces);
     }
 }
@@ -383,20 +383,20 @@ struct sums_of_dz {
 /* ---- sums of columns ---------------------------------------------------------------------------------------------- */
 
 /* What the threads of a block found of its columns, one after the other in shared memory where nothing else is. */
-struct joined_columns {
-    column_sums *columns;      /* of each piece: count, mean and squares */
-    const message<2> *of_rows; /* pivot and bias of its first column */
+struct joined_pieces {
+    column_sums *sums;               /* of each piece: count, mean and squares */
+    const message<2> *first_columns; /* pivot and bias of its first column */
 };
 
 template <int values, int sums>
-__device__ __forceinline__ joined_columns join_columns(const place &at, char *memory, const pivots &pivot,
-                                                       const R (&of_bias)[values], const R (&first)[sums],
-                                                       const R (&second)[sums], int count)
+__device__ __forceinline__ joined_pieces join_columns(const place &at, char *memory, const pivots &pivot,
+                                                      const R (&of_bias)[values], const R (&first)[sums],
+                                                      const R (&second)[sums], int count)
 {
-    /* Of threads, then of columns, whose pivots and biases go with these. */
+    /* Of threads, then of pieces, whose pivots and biases go with these. */
     message<2> *const of_threads = reinterpret_cast<message<2> *>(memory);
-    message<2> *const of_rows = of_threads + down * block_pieces; /* pivots and biases */
-    column_sums *const columns = reinterpret_cast<column_sums *>(of_rows + block_pieces);
+    message<2> *const first_columns = of_threads + down * block_pieces; /* pivots and biases */
+    column_sums *const sums_of_pieces = reinterpret_cast<column_sums *>(first_columns + block_pieces);
     const R rows_of_thread = (R)count, share = count > 0 ? R(1) / rows_of_thread : R(0);
     if (at.ty < down)
         each<pieces>([&](int p) {
@@ -418,35 +418,36 @@ __device__ __forceinline__ joined_columns join_columns(const place &at, char *me
                 });
             of_threads[at.ty * block_pieces + at.tx * pieces + p] = {{mean_of, squares}};
             if (at.ty == 0)
-                of_rows[at.tx * pieces + p] = {{pivot.of[j], centre_has_bias ? of_bias[j] : R(0)}};
+                first_columns[at.tx * pieces + p] = {{pivot.of[j], centre_has_bias ? of_bias[j] : R(0)}};
         });
     __syncthreads();
-    each_column([&](int column, int lane, bool exists) {
-        const shared_rows rows(at, at.wide * block_columns + column * piece);
+    each_piece([&](int of_block, int lane, bool exists) {
+        const shared_rows rows(at, at.wide * block_columns + of_block * piece);
         R all[2] = {R(0), R(0)};
 #pragma unroll 4
-        for (int ty = lane; ty < down; ty += column_lanes) {
-            all[0] = fma(rows.of(ty), of_threads[ty * block_pieces + column].numbers[0], all[0]);
+        for (int ty = lane; ty < down; ty += piece_lanes) {
+            all[0] = fma(rows.of(ty), of_threads[ty * block_pieces + of_block].numbers[0], all[0]);
             all[1] += rows.of(ty);
         }
-        sum_lanes<2, column_lanes>(all);
+        sum_lanes<2, piece_lanes>(all);
         const R mean_of = all[1] > R(0) ? all[0] / all[1] : R(0);
         R squares[1] = {R(0)};
 #pragma unroll 4
-        for (int ty = lane; ty < down; ty += column_lanes) {
-            const message<2> of = of_threads[ty * block_pieces + column];
+        for (int ty = lane; ty < down; ty += piece_lanes) {
+            const message<2> of = of_threads[ty * block_pieces + of_block];
             const R apart = of.numbers[0] - mean_of;
             squares[0] += fma(rows.of(ty) * R(piece) * apart, apart, of.numbers[1]);
         }
-        sum_lanes<1, column_lanes>(squares);
+        sum_lanes<1, piece_lanes>(squares);
         if (lane == 0 && exists) {
-            const message<2> of = of_rows[column];
-            columns[column] = {{(double)all[1] * piece, (double)of.numbers[0] + (double)mean_of + (double)of.numbers[1],
-                                (double)squares[0]}};
+            const message<2> of = first_columns[of_block];
+            sums_of_pieces[of_block] = {{(double)all[1] * piece,
+                                         (double)of.numbers[0] + (double)mean_of + (double)of.numbers[1],
+                                         (double)squares[0]}};
         }
     });
     __syncthreads();
-    return {columns, of_rows};
+    return {sums_of_pieces, first_columns};
 }
 
 template <int numbers>
@@ -464,13 +465,13 @@ __device__ __forceinline__ column_sums *join_columns(const place &at, char *memo
                 to.numbers[2] = of.of_slope[j];
         });
     __syncthreads();
-    each_column([&](int column, int lane, bool exists) {
+    each_piece([&](int column, int lane, bool exists) {
         R all[numbers];
         each<numbers>([&](int i) { all[i] = R(0); });
 #pragma unroll 4
-        for (int ty = lane; ty < down; ty += column_lanes)
+        for (int ty = lane; ty < down; ty += piece_lanes)
             each<numbers>([&](int i) { all[i] += of_threads[ty * block_columns + column].numbers[i]; });
-        sum_lanes<numbers, column_lanes>(all);
+        sum_lanes<numbers, piece_lanes>(all);
         if (lane == 0 && exists)
             columns[column] = {{(double)all[0], (double)all[1], sums_slopes ? (double)all[numbers - 1] : 0.0}};
     });
