@@ -23,6 +23,7 @@ cannot be captured (autograd) is timed eagerly, and its note says so. That part 
 Rows go to bench/results/peers-<date>.jsonl: those of `normfuse bench --json` with `impl` added, the peers' likewise."""
 import argparse
 import datetime
+import gc
 import importlib.metadata
 import json
 import math
@@ -482,8 +483,14 @@ def cuda_graph(function, sets, stream=None):
     import torch
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        held = [function(i) for i in range(sets)]  # noqa: F841
+    # A collection that frees an earlier graph or its memory ends the capture with an error, and so all later ones.
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            held = [function(i) for i in range(sets)]  # noqa: F841
+    finally:
+        gc.enable()
     return graph
 
 
