@@ -125,9 +125,9 @@ fi
 # ---- case files and random cases ----------------------------------------------------------------------------------
 
 NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --jobs "$(nproc)" \
-    --with "device=cuda +twice" tests/cases/*.txt --random 4000 \
+    --with "device=cuda +twice" tests/cases/*.txt --random 1500 \
     --with "device=cuda +graph" tests/cases/options.txt \
-    --with "device=cuda +no_sync" tests/cases/options.txt --seed 77 --random 1500 >"$logs/cases.txt" 2>"$logs/cases.errors"
+    --with "device=cuda +no_sync" tests/cases/options.txt --seed 77 --random 500 >"$logs/cases.txt" 2>"$logs/cases.errors"
 status=$?
 grep -E '^(greatest|longest)| passed, .* s$' "$logs/cases.txt" | cut -c 1-200
 collect cases "$logs/cases.txt" "$status"

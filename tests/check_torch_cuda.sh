@@ -24,7 +24,10 @@ print(f"normfuse {normfuse.__version__}, torch {torch.__version__}, binding {': 
       f"{len(gpus)} GPUs: {', '.join(gpus)}", flush=True)
 END
 
-for name in arrays functional operators modules convert convert_meaning convert_biases rules tools models install distributed vmap; do
+for shard in 0 1 2 3; do # each of its tests compiles many kernels
+    NORMFUSE_TEST_SHARD=$shard/4 run "functional-$shard" test_functional.py "$@" &
+done
+for name in arrays operators modules convert convert_meaning convert_biases rules tools models install distributed vmap; do
     run "$name" "test_$name.py" "$@" &
 done
 wait

@@ -612,7 +612,7 @@ def kernels_of(function):
 @pytest.mark.parametrize("operator, shape", [("group norm", (2, 320, 64, 64)), ("group norm", (8, 512, 8, 8)),
                                              ("batch norm", (32, 64, 28, 28))], ids=str)
 def test_kernels(operator, shape, layout, dtype):
-    """norm + activation: one kernel forward, at most two backward, and nothing beside them, of the functional layers,
+    """norm + activation: one kernel forward, at most three backward, and nothing beside them, of the functional layers,
     in eager mode and under torch.compile."""
     x, dy = random(shape, dtype, 0, layout).requires_grad_(), random(shape, dtype, 1, layout)
     weight, bias = (random(shape[1:2], SINGLE, i).requires_grad_() for i in (2, 3))
@@ -629,7 +629,7 @@ def test_kernels(operator, shape, layout, dtype):
     assert len(names) == 1 and names[0].startswith("normfuse_"), names
     y = forward(x, weight, bias)
     names = kernels_of(lambda: torch.autograd.grad(y, (x, weight, bias), dy, retain_graph=True))
-    assert len(names) <= 2 and all(name.startswith("normfuse_") for name in names), names
+    assert len(names) <= 3 and all(name.startswith("normfuse_") for name in names), names
 
 
 def test_kernels_of_a_compiled_step():
@@ -638,7 +638,7 @@ def test_kernels_of_a_compiled_step():
     weight, bias = (random((320,), SINGLE, i).requires_grad_() for i in (2, 3))
     compiled = torch.compile(lambda x, w, b: nft.group_norm(x, 32, w, b, activation="silu"), fullgraph=True)
     names = kernels_of(lambda: torch.autograd.grad(compiled(x, weight, bias), (x, weight, bias), dy))
-    assert len(names) <= 3 and all(name.startswith("normfuse_") for name in names), names
+    assert len(names) <= 4 and all(name.startswith("normfuse_") for name in names), names
 
 
 def test_kernels_of_a_converted_model():
@@ -673,7 +673,7 @@ def test_kernels_under_install():
             return torch.autograd.grad(call(), (x, weight, bias), torch.ones_like(x))
         with nft.install():
             names = kernels_of(step)
-        assert 2 <= sum(n.startswith("normfuse_") for n in names) <= 3 and len(names) <= 5, (name, names)
+        assert 2 <= sum(n.startswith("normfuse_") for n in names) <= 4 and len(names) <= 6, (name, names)
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
