@@ -19,7 +19,8 @@ __all__ = ["prepare"]
 
 def prepare(model: nn.Module, *inputs: Any, progress: Optional[bool] = None, **keywords: Any) -> int:
     """Compiles and loads the CUDA kernels of normfuse that ``model(*inputs, **keywords)`` needs, and where the model is
-    in training and gradients are enabled those of its backward. Nothing is computed: the forward runs on fake tensors,
+    in training and gradients are enabled those of its backward. Under ``torch.no_grad()`` it prepares steps that run
+    there: a forward that keeps statistics for a backward is another kernel. Nothing is computed: the forward runs on fake tensors,
     which have shapes and no values, so parameters, buffers and running statistics keep theirs. Kernels are compiled side
     by side, on as many threads as normfuse uses, and kept on disk for other processes.
 
