@@ -157,7 +157,7 @@ static normfuse_status specialize(int32_t activation)
 {
     const struct normfuse_cuda_signature signature = signature_of(activation);
     CUkernel kernel = NULL;
-    const normfuse_status status = normfuse_cuda_specialized("test", device_of(0), &signature, &kernel);
+    const normfuse_status status = normfuse_cuda_specialized("test", device_of(0), &signature, NULL, &kernel);
     CHECK((status == NORMFUSE_OK) == (kernel != NULL), "status %d, kernel %p", (int)status, (void *)kernel);
     return status;
 }
@@ -474,7 +474,7 @@ static void test_kernels(void)
           "two signatures have one kernel");
     /* Another device's kernel is another one, of the same code. */
     CUkernel kernel;
-    CHECK(normfuse_cuda_specialized("test", device_of(1), &signature, &kernel) == NORMFUSE_OK &&
+    CHECK(normfuse_cuda_specialized("test", device_of(1), &signature, NULL, &kernel) == NORMFUSE_OK &&
               kernel != normfuse_cuda_find_specialized(device, &signature) && compilations() == 2,
           "%s", normfuse_last_error());
     /* A refused launch names the kernel. */
@@ -494,7 +494,7 @@ static void test_many(void)
     CUkernel kernels[MANY];
     for (int32_t i = 0; i < MANY; i++) {
         const struct normfuse_cuda_signature signature = signature_of(i);
-        CHECK(normfuse_cuda_specialized("test", device_of(0), &signature, &kernels[i]) == NORMFUSE_OK, "%d: %s", (int)i,
+        CHECK(normfuse_cuda_specialized("test", device_of(0), &signature, NULL, &kernels[i]) == NORMFUSE_OK, "%d: %s", (int)i,
               normfuse_last_error());
     }
     for (int32_t i = 0; i < MANY; i++) {
@@ -554,7 +554,7 @@ static bool refuse_request(int at, const char *kind, normfuse_status *status)
     CUkernel kernel;
     asked = 0;
     refused_at = at;
-    *status = normfuse_cuda_specialized("test", device, &signature, &kernel);
+    *status = normfuse_cuda_specialized("test", device, &signature, NULL, &kernel);
     refused_at = 0;
     CHECK(*status == NORMFUSE_OK || *status == NORMFUSE_OUT_OF_MEMORY || *status == NORMFUSE_NO_COMPILER,
           "%s, request %d: %d %s", kind, at, (int)*status, normfuse_last_error());
@@ -587,8 +587,8 @@ static void test_refusals(void)
         requests += is_any;
         refused += status != NORMFUSE_OK;
     }
-    /* Without memory to note the kernel in; all else is about the cache, which is left aside then. */
-    CHECK(requests >= 5 && requests < 100 && refused == 1, "%d requests, of which %d ended a call", requests, refused);
+    /* Without memory to note the kernel in, or what is to be done; all else is about the cache, which is left aside. */
+    CHECK(requests >= 5 && requests < 100 && refused == 2, "%d requests, of which %d ended a call", requests, refused);
 }
 
 /* ---- the cache -------------------------------------------------------------------------------------------------- */
@@ -934,7 +934,7 @@ static void *specialize_in_thread(void *context)
     pthread_barrier_wait(&barrier);
     const struct normfuse_cuda_signature signature = signature_of(*(const int32_t *)context);
     CUkernel kernel = NULL, none = NULL;
-    if (normfuse_cuda_specialized("test", shared_device, &signature, &kernel) != NORMFUSE_OK)
+    if (normfuse_cuda_specialized("test", shared_device, &signature, NULL, &kernel) != NORMFUSE_OK)
         return (void *)(uintptr_t)"a thread was refused";
     if (signature.activation == 0 && !atomic_compare_exchange_strong(&first_kernel, &none, kernel) && none != kernel)
         return (void *)(uintptr_t)"threads have different kernels";
@@ -974,12 +974,46 @@ static void test_threads(void)
     CHECK(compilations() == 8, "%d compilations", compilations());
 }
 
+/* What a call needs is compiled side by side, once; what fails of it is not the first one's failure. */
+static void test_kernels_of_a_call(void)
+{
+    struct normfuse_cuda_signature signatures[3];
+    struct normfuse_cuda_beside beside = {.count = 3};
+    CUkernel kernel = NULL;
+    begin();
+    const struct normfuse_cuda_device *const device = device_of(0);
+    for (int32_t i = 0; i < 3; i++) {
+        signatures[i] = signature_of(i);
+        beside.signatures[i] = &signatures[i];
+    }
+    fake_compiler("meet=3");
+    CHECK(normfuse_cuda_specialized("test", device, &signatures[1], &beside, &kernel) == NORMFUSE_OK && kernel != NULL,
+          "%s", normfuse_last_error());
+    CHECK(compilations() == 3, "%d compilations", compilations());
+    for (int32_t i = 0; i < 3; i++)
+        CHECK(normfuse_cuda_find_specialized(device, &signatures[i]) != NULL, "kernel %d is not there", (int)i);
+    /* Two of the three are on disk, and one of them is in use. */
+    restart();
+    const struct normfuse_cuda_device *const again = device_of(0);
+    signatures[2] = signature_of(3);
+    WORKS(0, 3);
+    fake_driver.code_result = CUDA_ERROR_OUT_OF_MEMORY;
+    fake_driver.code_failures = 1;
+    fake_compiler("");
+    CHECK(normfuse_cuda_specialized("test", again, &signatures[1], &beside, &kernel) == NORMFUSE_OUT_OF_MEMORY,
+          "the first one's failure");
+    CHECK(normfuse_cuda_specialized("test", again, &signatures[1], &beside, &kernel) == NORMFUSE_OK, "%s",
+          normfuse_last_error());
+    CHECK(normfuse_cuda_find_specialized(again, &signatures[2]) != NULL && compilations() == 4, "%d compilations",
+          compilations());
+}
+
 static void *specialize_slowly(void *context)
 {
     const struct normfuse_cuda_signature signature = signature_of(0);
     CUkernel kernel;
     (void)context;
-    return (void *)(intptr_t)normfuse_cuda_specialized("test", shared_device, &signature, &kernel);
+    return (void *)(intptr_t)normfuse_cuda_specialized("test", shared_device, &signature, NULL, &kernel);
 }
 
 static void wait_for_compilation(void)
@@ -1116,6 +1150,26 @@ static normfuse_status prepare_call(int32_t device_type, bool backward, const vo
                                       .rstd = &saved[1]};
     return backward ? normfuse_group_norm_backward(&options, &tensors, &exec)
                     : normfuse_group_norm_forward(&options, &tensors, &exec);
+}
+
+/* A norm group that no chip holds: reduced, finished and applied by kernels of its own. */
+static void test_call_of_several_kernels(void)
+{
+    const int64_t sizes[] = {1, 2, 4096, 4096};
+    normfuse_axes axes[2];
+    normfuse_tensor x = normfuse_tensor_contiguous((void *)((uintptr_t)1 << 32), NORMFUSE_F32, 4, sizes, &axes[0]);
+    normfuse_tensor y = normfuse_tensor_contiguous((void *)((uintptr_t)2 << 32), NORMFUSE_F32, 4, sizes, &axes[1]);
+    x.device.device_type = y.device.device_type = NORMFUSE_CUDA;
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 1, .eps = 1e-5};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &x, .y = &y};
+    normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = (void *)((uintptr_t)3 << 32)};
+    begin();
+    fake_compiler("meet=2");
+    CHECK(normfuse_group_norm_forward_scratch_bytes(&options, &tensors, &exec, &exec.scratch_bytes) == NORMFUSE_OK &&
+              normfuse_group_norm_forward(&options, &tensors, &exec) == NORMFUSE_OK,
+          "%s", normfuse_last_error());
+    CHECK(fake_driver.launches >= 3 && compilations() >= 2, "%d launches, %d compilations", fake_driver.launches,
+          compilations());
 }
 
 /* Memory that is not there is not touched, and nothing is launched. */
@@ -1265,9 +1319,11 @@ int main(int count, char **words)
     test_killed();
     test_processes();
     test_threads();
+    test_kernels_of_a_call();
     test_fork();
     test_cancellation();
     test_prepare();
+    test_call_of_several_kernels();
     test_prepared_calls();
     remove_all(folder);
     return harness_close();

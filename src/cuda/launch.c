@@ -11,6 +11,8 @@
 #include "schedules.h"
 #include "specialize.h"
 
+_Static_assert((int)NORMFUSE_MAX_BESIDE >= (int)MAX_STEPS, "a call's kernels are compiled side by side");
+
 /* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
 static _Thread_local struct ran {
     struct normfuse_cuda_signature signature;
@@ -196,10 +198,13 @@ static normfuse_status launch(const struct normfuse_problem *problem, const stru
 
 /* One of the plan, with what is said of it. */
 static normfuse_status launch_step(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                                   const normfuse_exec *exec, const struct step *step, const void *arguments)
+                                   const normfuse_exec *exec, const struct step *step,
+                                   const struct normfuse_cuda_beside *beside, const void *arguments)
 {
     struct ran *const ran = &last_steps[last_count];
-    const normfuse_status status = launch(problem, device, exec, step->launch, &step->signature, arguments);
+    struct normfuse_cuda_launch of = step->launch;
+    of.beside = beside;
+    const normfuse_status status = launch(problem, device, exec, of, &step->signature, arguments);
     ran->phases = step->phases;
     ran->parts = step->parts;
     return status;
@@ -262,6 +267,10 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     parts.totals = take(&scratch, plan->totals);
     parts.grid_barriers = has_grid_barriers ? exec->sync : NULL;
 
+    struct normfuse_cuda_beside beside = {0};
+    for (int i = 0; i < plan->count; i++)
+        if (plan->steps[i].launch.grid > 0)
+            beside.signatures[beside.count++] = &plan->steps[i].signature;
     last_count = 0;
     status = copy(problem, device, exec, &transposed.before);
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
@@ -273,7 +282,7 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             describe_finish(&united, step, &parts, &of_body.finish);
         else
             describe_body(&united, step, &parts, &of_body);
-        status = launch_step(problem, device, exec, step, &of_body);
+        status = launch_step(problem, device, exec, step, &beside, &of_body);
     }
     if (status == NORMFUSE_OK)
         status = copy(problem, device, exec, &transposed.after);

@@ -453,7 +453,8 @@ normfuse_status normfuse_cuda_launch(const char *call, const struct normfuse_cud
     void *parameters[] = {(void *)(uintptr_t)launch->arguments};
     char name[NORMFUSE_KERNEL_NAME_BYTES];
     CUkernel kernel = NULL;
-    const normfuse_status status = normfuse_cuda_specialized(call, device, launch->signature, &kernel);
+    const normfuse_status status =
+        normfuse_cuda_specialized(call, device, launch->signature, launch->beside, &kernel);
     if (status != NORMFUSE_OK)
         return status;
     bool pushed;

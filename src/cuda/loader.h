@@ -35,8 +35,16 @@ enum {
  * though a call before has found the device. Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
+/* Kernels that a call launches, of which those that are missing are compiled side by side. */
+enum { NORMFUSE_MAX_BESIDE = 6 };
+struct normfuse_cuda_beside {
+    int32_t count;
+    const struct normfuse_cuda_signature *signatures[NORMFUSE_MAX_BESIDE];
+};
+
 struct normfuse_cuda_launch {
     const struct normfuse_cuda_signature *signature; /* of its kernel */
+    const struct normfuse_cuda_beside *beside;       /* the call's kernels, or NULL */
     int64_t grid;              /* blocks, one dimension: below 2^31 */
     uint32_t threads, cluster; /* of a block; blocks of a cluster, 0 or 1: none */
     size_t shared;             /* dynamic shared memory of a block, bytes */

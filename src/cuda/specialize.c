@@ -208,24 +208,46 @@ static void leave(struct entry *entry, const struct normfuse_cuda_compilation *c
     pthread_cond_broadcast(&changed);
 }
 
-/* Under the mutex, which it gives up meanwhile. */
-static normfuse_status make(const char *call, const struct normfuse_cuda_device *device, struct entry *entry)
+/* Compiles side by side, and loads, entries that the caller made busy. Under the mutex, which it gives up meanwhile. The
+ * status is that of the first one that failed. */
+static normfuse_status make(const char *call, const struct normfuse_cuda_device *device, struct entry *const *entries,
+                            int32_t count, void (*progress)(void *context, int32_t done, int32_t all), void *context)
 {
-    CUkernel kernel = NULL;
-    entry->is_busy = true;
-    pthread_mutex_unlock(&mutex);
-    struct normfuse_cuda_compilation compilation = compilation_of(device, &entry->signature);
     normfuse_status status = NORMFUSE_OK;
-    if (!normfuse_cuda_find_compiled(&compilation)) {
-        compilation.is_anew = true;
-        if (!compile_all(&compilation, 1, 1, NULL, NULL))
+    pthread_mutex_unlock(&mutex);
+    struct normfuse_cuda_compilation *const compilations = calloc((size_t)count + 1, sizeof *compilations);
+    if (compilations == NULL)
+        status = normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to compile %d kernels", call, (int)count);
+    for (int32_t i = 0; compilations != NULL && i < count; i++)
+        compilations[i] = compilation_of(device, &entries[i]->signature);
+    /* One that is on disk needs no thread. */
+    const bool is_found = compilations != NULL && count == 1 && normfuse_cuda_find_compiled(&compilations[0]);
+    if (status == NORMFUSE_OK && count > 0 && !is_found) {
+        compilations[0].is_anew = count == 1;
+        if (!compile_all(compilations, count, normfuse_threads_default(), progress, context))
             status = refuse_without_threads(call);
     }
-    if (status == NORMFUSE_OK)
-        status = load(call, device, &compilation, &kernel);
+    const bool is_compiled = status == NORMFUSE_OK;
+    const struct normfuse_cuda_compilation none = {.status = status};
+    for (int32_t i = 0; i < count; i++) {
+        CUkernel kernel = NULL;
+        normfuse_status loaded = status;
+        if (is_compiled && (status == NORMFUSE_OK || compilations[i].status == NORMFUSE_OK))
+            loaded = load(call, device, &compilations[i], &kernel);
+        status = status == NORMFUSE_OK ? loaded : status;
+        pthread_mutex_lock(&mutex);
+        leave(entries[i], is_compiled ? &compilations[i] : &none, loaded == NORMFUSE_OK ? kernel : NULL);
+        pthread_mutex_unlock(&mutex);
+    }
+    free(compilations);
     pthread_mutex_lock(&mutex);
-    leave(entry, &compilation, status == NORMFUSE_OK ? kernel : NULL);
     return status;
+}
+
+static bool is_made_by_none(const struct entry *entry)
+{
+    return !entry->is_busy && entry->status == NORMFUSE_OK &&
+           atomic_load_explicit(&entry->kernel, memory_order_relaxed) == NULL;
 }
 
 /* A thread that were cancelled in here would leave the mutex locked, or an entry busy. */
@@ -244,7 +266,8 @@ static void unlock(int state)
 }
 
 normfuse_status normfuse_cuda_specialized(const char *call, const struct normfuse_cuda_device *device,
-                                          const struct normfuse_cuda_signature *signature, CUkernel *kernel)
+                                          const struct normfuse_cuda_signature *signature,
+                                          const struct normfuse_cuda_beside *beside, CUkernel *kernel)
 {
     *kernel = normfuse_cuda_find_specialized(device, signature);
     if (*kernel != NULL)
@@ -254,12 +277,25 @@ normfuse_status normfuse_cuda_specialized(const char *call, const struct normfus
     struct entry *const entry = find_or_add(device->serial, signature);
     while (entry != NULL && entry->is_busy)
         pthread_cond_wait(&changed, &mutex);
-    if (entry == NULL)
+    if (entry == NULL) {
         status = normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for another kernel", call);
-    else if (entry->status != NORMFUSE_OK)
+    } else if (entry->status != NORMFUSE_OK) {
         status = normfuse_refuse(entry->status, "%s: %s", call, entry->problem);
-    else if (atomic_load_explicit(&entry->kernel, memory_order_relaxed) == NULL)
-        status = make(call, device, entry);
+    } else if (is_made_by_none(entry)) {
+        struct entry *entries[1 + NORMFUSE_MAX_BESIDE] = {entry};
+        int32_t count = 1;
+        entry->is_busy = true;
+        for (int32_t i = 0; beside != NULL && i < beside->count; i++) {
+            struct entry *const other = find_or_add(device->serial, beside->signatures[i]);
+            if (other != NULL && is_made_by_none(other)) {
+                other->is_busy = true;
+                entries[count++] = other;
+            }
+        }
+        status = make(call, device, entries, count, NULL, NULL);
+        if (atomic_load_explicit(&entry->kernel, memory_order_relaxed) != NULL)
+            status = NORMFUSE_OK; /* another one's failure is that of its own launch */
+    }
     if (status == NORMFUSE_OK)
         *kernel = atomic_load_explicit(&entry->kernel, memory_order_relaxed);
     unlock(state);
@@ -288,8 +324,7 @@ static int32_t take_noted(uint64_t device, struct entry **entries)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         for (struct entry *entry = atomic_load_explicit(&table[i], memory_order_relaxed); entry != NULL;
              entry = entry->next)
-            if (entry->device == device && entry->is_noted && !entry->is_busy && entry->status == NORMFUSE_OK &&
-                atomic_load_explicit(&entry->kernel, memory_order_relaxed) == NULL) {
+            if (entry->device == device && entry->is_noted && is_made_by_none(entry)) {
                 if (entries != NULL) {
                     entries[count] = entry;
                     entry->is_busy = true;
@@ -310,10 +345,12 @@ static normfuse_status wait_for_noted(const char *call, const struct normfuse_cu
                 continue;
             while (entry->is_busy)
                 pthread_cond_wait(&changed, &mutex);
-            if (entry->status != NORMFUSE_OK)
+            if (entry->status != NORMFUSE_OK) {
                 status = normfuse_refuse(entry->status, "%s: %s", call, entry->problem);
-            else if (atomic_load_explicit(&entry->kernel, memory_order_relaxed) == NULL)
-                status = make(call, device, entry);
+            } else if (is_made_by_none(entry)) {
+                entry->is_busy = true;
+                status = make(call, device, &entry, 1, NULL, NULL);
+            }
         }
     return status;
 }
@@ -325,39 +362,16 @@ normfuse_status normfuse_cuda_prepare_noted(const char *call, const struct normf
     const int state = lock();
     const int32_t room = take_noted(device->serial, NULL);
     struct entry **const entries = calloc((size_t)room + 1, sizeof *entries);
-    struct normfuse_cuda_compilation *const compilations = calloc((size_t)room + 1, sizeof *compilations);
-    const bool has_memory = entries != NULL && compilations != NULL;
-    if (has_memory)
+    if (entries != NULL) {
         (void)take_noted(device->serial, entries);
-    else
+        status = make(call, device, entries, room, progress, context);
+    } else {
         status = normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory to prepare %d kernels", call, (int)room);
-    pthread_mutex_unlock(&mutex);
-    for (int32_t i = 0; has_memory && i < room; i++)
-        compilations[i] = compilation_of(device, &entries[i]->signature);
-    if (has_memory && room > 0 && !compile_all(compilations, room, normfuse_threads_default(), progress, context)) {
-        status = refuse_without_threads(call);
-        for (int32_t i = 0; i < room; i++)
-            compilations[i].status = NORMFUSE_OUT_OF_MEMORY;
     }
-    const bool is_compiled = status == NORMFUSE_OK;
-    for (int32_t i = 0; has_memory && i < room; i++) {
-        CUkernel kernel = NULL;
-        if (is_compiled) {
-            const normfuse_status loaded = status == NORMFUSE_OK || compilations[i].status == NORMFUSE_OK
-                                               ? load(call, device, &compilations[i], &kernel)
-                                               : compilations[i].status;
-            status = status == NORMFUSE_OK ? loaded : status;
-        }
-        pthread_mutex_lock(&mutex);
-        leave(entries[i], &compilations[i], kernel);
-        pthread_mutex_unlock(&mutex);
-    }
-    pthread_mutex_lock(&mutex);
     if (status == NORMFUSE_OK)
         status = wait_for_noted(call, device);
     unlock(state);
     free(entries);
-    free(compilations);
     return status;
 }
 

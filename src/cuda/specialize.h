@@ -12,11 +12,12 @@
 #include "signature.h"
 
 /* The kernel, ready to launch on the device. One that is loaded is found without a lock. Otherwise it comes from the
- * cache or from NVRTC, once, however many threads want it; `call` is for the message. A failure is remembered only
- * where compiling the same text again would fail again. Statuses: NO_COMPILER, NO_KERNEL, OUT_OF_MEMORY,
- * DEVICE_ERROR. */
+ * cache or from NVRTC, once, however many threads want it; `call` is for the message. Kernels of `beside`, which may be
+ * NULL, are compiled side by side with it; their failures are not this one's. A failure is remembered only where
+ * compiling the same text again would fail again. Statuses: NO_COMPILER, NO_KERNEL, OUT_OF_MEMORY, DEVICE_ERROR. */
 normfuse_status normfuse_cuda_specialized(const char *call, const struct normfuse_cuda_device *device,
-                                          const struct normfuse_cuda_signature *signature, CUkernel *kernel);
+                                          const struct normfuse_cuda_signature *signature,
+                                          const struct normfuse_cuda_beside *beside, CUkernel *kernel);
 
 /* NULL: it is not loaded. */
 CUkernel normfuse_cuda_find_specialized(const struct normfuse_cuda_device *device,
