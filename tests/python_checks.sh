@@ -14,7 +14,7 @@ fi
 build=$(cd "$1" && pwd)
 shift
 python=${PYTHON:-python3}
-limit=${LIMIT:-290}
+limit=${LIMIT:-600}
 device=${NORMFUSE_TEST_DEVICE:-cuda}
 logs=$build/$check
 rm -rf "$logs"
