@@ -189,7 +189,7 @@ def test_functions_with_axis_name(way):
             return jnp.sum(jnp.sin(y) * jnp.cos(x)), running
         return value
     for make in (on_each, of_all):
-        got, want = (make(loss(operator, axis_of(way)), way)(parameters, batches()) for operator in (ours, plain))
+        got, want = (jax.jit(make(loss(operator, axis_of(way)), way))(parameters, batches()) for operator in (ours, plain))
         compare(got, want)
     whole = jax.grad(lambda *a: loss(plain, None)(*a)[0], (0, 1))(parameters, batches().reshape(-1, 5, 4))
     compare(jax.tree.map(lambda g, w: g.reshape(w.shape), got[1], whole), whole)
