@@ -47,7 +47,7 @@ enum slot {
     SLOTS
 };
 
-enum operator { GROUP, BATCH, AFFINE };
+enum operator { GROUP, BATCH, AFFINE, CHANNEL }; /* the last two are not sharded */
 enum call { FORWARD, BACKWARD, STATISTICS, APPLY, BACKWARD_SUMS, BACKWARD_APPLY, FORWARD_SCRATCH, BACKWARD_SCRATCH };
 
 /* ---- a call that is legal until a test changes something ------------------------------------------------------- */
@@ -60,6 +60,7 @@ static struct fixture {
     normfuse_group_norm_options group;
     normfuse_batch_norm_options batch;
     normfuse_affine_options affine;
+    normfuse_channel_norm_options channel;
     normfuse_tensors tensors;
     normfuse_exec exec;
     normfuse_tensor t[SLOTS];
@@ -104,6 +105,7 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
     f.group = (normfuse_group_norm_options){.struct_bytes = sizeof f.group, .groups = groups, .eps = 1e-5};
     f.batch = (normfuse_batch_norm_options){.struct_bytes = sizeof f.batch, .eps = 1e-5};
     f.affine = (normfuse_affine_options){.struct_bytes = sizeof f.affine};
+    f.channel = (normfuse_channel_norm_options){.struct_bytes = sizeof f.channel, .groups = groups, .eps = 1e-5};
     f.tensors.struct_bytes = sizeof f.tensors;
     f.exec.struct_bytes = sizeof f.exec;
     const uint32_t forward_inputs =
@@ -123,8 +125,10 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
         [BACKWARD_SCRATCH] = backward_inputs | 1u << DU | gradients | 1u << DPOST_ADD | 1u << SUMS,
     };
     uint32_t mask = takes[call];
-    if (operator != GROUP)
+    if (operator == BATCH || operator == AFFINE)
         mask &= ~(1u << SCALE | 1u << SHIFT | 1u << DSCALE | 1u << DSHIFT);
+    if (operator == CHANNEL)
+        mask &= ~(1u << STATS | 1u << SUMS);
     if (operator == AFFINE)
         mask &= ~(1u << PRE_ADD | 1u << U | 1u << MEAN | 1u << RSTD | 1u << DU | 1u << STATS | 1u << SUMS);
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -134,8 +138,9 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
         if (is_big(slot))
             SHAPE(at, type, n, c, h, w);
         else if (slot == MEAN || slot == RSTD)
-            operator == GROUP ? SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, n, groups)
-                              : SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, c);
+            operator == GROUP     ? SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, n, groups)
+            : operator == CHANNEL ? SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, n, groups, h, w)
+                                  : SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, c);
         else if (slot == STATS)
             operator == GROUP ? SHAPE(at, NORMFUSE_F64, n, groups, 3) : SHAPE(at, NORMFUSE_F64, c, 3);
         else if (slot == SUMS)
@@ -171,7 +176,7 @@ static void evaluate(void)
 /* The slope of `slopes` values, and its gradient where the call has one. */
 static void prelu(int64_t slopes)
 {
-    f.group.activation = f.batch.activation = f.affine.activation = NORMFUSE_PRELU;
+    f.group.activation = f.batch.activation = f.affine.activation = f.channel.activation = NORMFUSE_PRELU;
     if (f.call != STATISTICS)
         SHAPE(SLOPE, NORMFUSE_F32, slopes);
     if (f.call == BACKWARD || f.call == BACKWARD_SUMS || f.call == BACKWARD_SCRATCH)
@@ -196,6 +201,7 @@ static normfuse_status call_it(void)
     const normfuse_group_norm_options *const group = f.no_options ? NULL : &f.group;
     const normfuse_batch_norm_options *const batch = f.no_options ? NULL : &f.batch;
     const normfuse_affine_options *const affine = f.no_options ? NULL : &f.affine;
+    const normfuse_channel_norm_options *const channel = f.no_options ? NULL : &f.channel;
     if (f.call == FORWARD_SCRATCH || f.call == BACKWARD_SCRATCH) {
         const bool forward = f.call == FORWARD_SCRATCH;
         switch (f.operator) {
@@ -205,6 +211,9 @@ static normfuse_status call_it(void)
         case BATCH:
             return (forward ? normfuse_batch_norm_forward_scratch_bytes
                             : normfuse_batch_norm_backward_scratch_bytes)(batch, tensors, &f.exec, &asked_bytes);
+        case CHANNEL:
+            return (forward ? normfuse_channel_norm_forward_scratch_bytes
+                            : normfuse_channel_norm_backward_scratch_bytes)(channel, tensors, &f.exec, &asked_bytes);
         default:
             return (forward ? normfuse_affine_forward_scratch_bytes
                             : normfuse_affine_backward_scratch_bytes)(affine, tensors, &f.exec, &asked_bytes);
@@ -213,6 +222,8 @@ static normfuse_status call_it(void)
     switch (f.operator) {
     case GROUP: return group_calls[f.call](group, tensors, &f.exec);
     case BATCH: return batch_calls[f.call](batch, tensors, &f.exec);
+    case CHANNEL:
+        return (f.call == FORWARD ? normfuse_channel_norm_forward : normfuse_channel_norm_backward)(channel, tensors, &f.exec);
     default: return (f.call == FORWARD ? normfuse_affine_forward : normfuse_affine_backward)(affine, tensors, &f.exec);
     }
 }
@@ -273,6 +284,8 @@ static struct normfuse_problem problem_of_fixture(void)
     const normfuse_status status =
         f.operator == GROUP   ? normfuse_group_norm_problem(&problem, (enum normfuse_call)f.call, &f.group, &f.tensors)
         : f.operator == BATCH ? normfuse_batch_norm_problem(&problem, (enum normfuse_call)f.call, &f.batch, &f.tensors)
+        : f.operator == CHANNEL
+            ? normfuse_channel_norm_problem(&problem, (enum normfuse_call)f.call, &f.channel, &f.tensors)
                               : normfuse_affine_problem(&problem, (enum normfuse_call)f.call, &f.affine, &f.tensors);
     CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
     return problem;
@@ -356,9 +369,9 @@ static void give_y(int32_t activation, double slope)
 {
     absent(POST_ADD);
     SHAPE(Y, NORMFUSE_F32, N, C, H, W);
-    f.group.activation = f.batch.activation = f.affine.activation = activation;
-    f.group.flags = f.batch.flags = f.affine.flags = NORMFUSE_HAS_ACT_PARAM;
-    f.group.act_param = f.batch.act_param = f.affine.act_param = slope;
+    f.group.activation = f.batch.activation = f.affine.activation = f.channel.activation = activation;
+    f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = NORMFUSE_HAS_ACT_PARAM;
+    f.group.act_param = f.batch.act_param = f.affine.act_param = f.channel.act_param = slope;
 }
 
 static void test_derivative_of_y(void)
@@ -457,6 +470,75 @@ static void test_presence(void)
         ACCEPTED(GROUP, BACKWARD, absent(backward[i]); if (backward[i] == DX) absent(DPRE_BIAS));
 }
 
+static void test_channel_norm(void)
+{
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options is NULL", f.no_options = true);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors is NULL", f.no_tensors = true);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.struct_bytes", f.channel.struct_bytes -= 8);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.struct_bytes", f.channel.struct_bytes += 8);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.flags", f.channel.flags = NORMFUSE_EVALUATE);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.flags", f.channel.flags = NORMFUSE_CUMULATIVE);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "ACCUMULATE", f.channel.flags = NORMFUSE_ACCUMULATE);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.reserved", f.channel.reserved = 1);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.activation", f.channel.activation = NORMFUSE_PRELU + 1);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.groups", f.channel.groups = 0);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "options.groups", f.channel.groups = -1);
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "options.groups is 3", f.channel.groups = 3);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.statistics is 2", f.channel.statistics = 2);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "options.statistics is -1", f.channel.statistics = -1);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.eps_kind is 2", f.channel.eps_kind = 2);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "options.eps_kind is -1", f.channel.eps_kind = -1);
+    static const double bad_norms[] = {-1e-5, NAN, -INFINITY};
+    for (size_t i = 0; i < sizeof bad_norms / sizeof *bad_norms; i++)
+        REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.eps is", f.channel.eps_kind = NORMFUSE_EPS_OF_NORM;
+                f.channel.eps = bad_norms[i]);
+    ACCEPTED(CHANNEL, FORWARD, f.channel.eps_kind = NORMFUSE_EPS_OF_NORM; f.channel.eps = 0);
+    ACCEPTED(CHANNEL, FORWARD, f.channel.eps = -1);
+    for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++) {
+        if (call > BACKWARD && call < FORWARD_SCRATCH)
+            continue;
+        ACCEPTED(CHANNEL, (enum call)call, );
+        ACCEPTED(CHANNEL, (enum call)call, f.channel.statistics = NORMFUSE_MEAN_SQUARE; absent(MEAN));
+        REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.mean is not taken by this call with NORMFUSE_MEAN_SQUARE",
+                f.channel.statistics = NORMFUSE_MEAN_SQUARE);
+        REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.running_mean", add_running());
+        REFUSED(CHANNEL, (enum call)call, UNSUPPORTED, "channel norm is for the CPU", for (int slot = 0; slot < SLOTS; slot++)
+                f.t[slot].device.device_type = NORMFUSE_CUDA);
+    }
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.stats", SHAPE(STATS, NORMFUSE_F64, N, GROUPS, 3));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.sums", SHAPE(SUMS, NORMFUSE_F64, N, C, 2));
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.x", absent(X));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.mean is NULL", absent(MEAN));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.rstd is NULL", absent(RSTD));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.rstd is NULL", absent(MEAN); absent(RSTD);
+            f.channel.statistics = NORMFUSE_MEAN_SQUARE);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.dy", absent(DY));
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.u needs", absent(PRE_ADD); absent(PRE_BIAS));
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.mean has 4 elements, expected 60", SHAPE(MEAN, NORMFUSE_F32, N, GROUPS));
+    REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.rstd has 30 elements, expected 60", SHAPE(RSTD, NORMFUSE_F32, N, H, W));
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.weight", SHAPE(WEIGHT, NORMFUSE_F32, N, C));
+    REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.dscale", SHAPE(DSCALE, NORMFUSE_F32, C));
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.rstd must be f32", SHAPE(RSTD, NORMFUSE_F64, N, GROUPS, H, W));
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.mean is not row-major", f.axes[MEAN].strides[3] = 2);
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x", SHAPE(Y, NORMFUSE_F16, N, C, H, W));
+    REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", place(Y, X, 1));
+    REFUSED(CHANNEL, BACKWARD, OVERLAP, "overlaps", place(DX, RSTD, 0));
+    ACCEPTED(CHANNEL, FORWARD, SHAPE(MEAN, NORMFUSE_F64, N * GROUPS, H * W); SHAPE(RSTD, NORMFUSE_F32, N * GROUPS * H * W));
+    static const enum slot forward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD};
+    for (size_t i = 0; i < sizeof forward / sizeof *forward; i++)
+        ACCEPTED(CHANNEL, FORWARD, absent(forward[i]));
+    static const enum slot backward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS,   SCALE,     SHIFT,
+                                         DU,      DX,       DWEIGHT,  DBIAS,  DSCALE, DSHIFT,    DPOST_ADD, DPRE_BIAS};
+    for (size_t i = 0; i < sizeof backward / sizeof *backward; i++)
+        ACCEPTED(CHANNEL, BACKWARD, absent(backward[i]); if (backward[i] == DX) absent(DPRE_BIAS));
+    /* Statistics of no channels are those of no values. */
+    fresh_of(CHANNEL, FORWARD, NORMFUSE_F32, N, 0, H, W, GROUPS);
+    f.channel.eps_kind = NORMFUSE_EPS_OF_NORM;
+    poison();
+    CHECK(call_it() == NORMFUSE_OK && ((float *)(void *)arena[RSTD])[N * GROUPS * H * W - 1] == 0,
+          "the norm of no values is at least eps: %s", normfuse_last_error());
+}
+
 static void test_slope(void)
 {
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.slope is NULL, but required", prelu(C); absent(SLOPE));
@@ -491,10 +573,10 @@ static void test_slope(void)
     REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.y is for relu", prelu(C); absent(POST_ADD);
             SHAPE(Y, NORMFUSE_F32, N, C, H, W));
     static const normfuse_type types[] = {NORMFUSE_F64, NORMFUSE_F32, NORMFUSE_F16, NORMFUSE_BF16};
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++)
             for (int i = 0; i < 8; i++) {
-                if (operator == AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
+                if (operator >= AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
                     continue;
                 const int64_t slopes = i % 2 ? 1 : C;
                 ACCEPTED((enum operator)operator, (enum call)call, prelu(slopes);
@@ -610,9 +692,9 @@ static void test_shapes(void)
     }
     /* Empty in each axis, every call. */
     for (int axis = 0; axis < 3; axis++)
-        for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int operator = GROUP; operator <= CHANNEL; operator++)
             for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++) {
-                if (operator == AFFINE && call >= STATISTICS && call <= BACKWARD_APPLY)
+                if (operator >= AFFINE && call >= STATISTICS && call <= BACKWARD_APPLY)
                     continue;
                 fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, axis == 0 ? 0 : N, axis == 1 ? 0 : C,
                          axis == 2 ? 0 : H, W, GROUPS);
@@ -622,7 +704,7 @@ static void test_shapes(void)
                         f.t[slot].data = NULL;
                 expect_accepted(__LINE__);
                 /* Running statistics: to be updated, or of an evaluation */
-                if (operator == AFFINE || call == STATISTICS || call == BACKWARD_SUMS || call == BACKWARD_APPLY)
+                if (operator >= AFFINE || call == STATISTICS || call == BACKWARD_SUMS || call == BACKWARD_APPLY)
                     continue;
                 for (int evaluates = 0; evaluates < (call == APPLY ? 1 : 2); evaluates++) {
                     if (!evaluates && (call == BACKWARD || call == BACKWARD_SCRATCH))
@@ -666,7 +748,7 @@ static void test_shapes(void)
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             fresh_of(sums[i].operator, sums[i].call, NORMFUSE_F32, 0, C, H, W, GROUPS);
-            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
             poison();
             memset(before, accumulate ? 0x3d : 0, sizeof before);
             CHECK(call_it() == NORMFUSE_OK && memcmp(arena[sums[i].slot], before, sums[i].bytes) == 0,
@@ -1023,7 +1105,7 @@ static bool holds(enum slot slot, double value)
  * counts of 0; nothing where it accumulates. And no byte else. */
 static void expect_empty(int line)
 {
-    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags : f.affine.flags;
+    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags : f.operator == AFFINE ? f.affine.flags : f.channel.flags;
     const bool continues = (flags & NORMFUSE_ACCUMULATE) != 0, forward = f.call == FORWARD;
     poison();
     memcpy(before, arena, sizeof arena);
@@ -1055,18 +1137,18 @@ static void test_empty(void)
 {
     static const int64_t sizes[][4] = {{0, C, H, W}, {N, C, 0, W}, {N, 0, H, W}, {0, 0, 0, 0}, {N, C, H, 0}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int operator = GROUP; operator <= AFFINE; operator++)
-            for (int call = FORWARD; call <= (operator == AFFINE ? BACKWARD : BACKWARD_SUMS); call++)
+        for (int operator = GROUP; operator <= CHANNEL; operator++)
+            for (int call = FORWARD; call <= (operator >= AFFINE ? BACKWARD : BACKWARD_SUMS); call++)
                 for (int option = 0; option < 3; option++) {
                     const int64_t *const of = sizes[i];
                     if (call == APPLY)
                         continue;
                     fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, of[0], of[1], of[2], of[3], GROUPS);
                     if (option == 1 && call != FORWARD)
-                        f.group.flags = f.batch.flags = f.affine.flags = NORMFUSE_ACCUMULATE;
+                        f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = NORMFUSE_ACCUMULATE;
                     if (option == 1 && call == FORWARD && operator == BATCH)
                         add_running(); /* and nothing to update it with */
-                    if (option == 2 && (call > BACKWARD || operator == AFFINE))
+                    if (option == 2 && (call > BACKWARD || operator >= AFFINE))
                         continue;
                     if (option == 2)
                         evaluate();
@@ -1113,10 +1195,10 @@ static void test_empty(void)
 /* NORMFUSE_ACCUMULATE of a backward: dweight, dbias and dpre_bias are added to, what else there is is written. */
 static void test_accumulate(void)
 {
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             fresh((enum operator)operator, BACKWARD);
-            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
             memset(arena, 0, sizeof arena);
             static const enum slot ones[] = {X, DY, WEIGHT, RSTD};
             for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
@@ -1130,7 +1212,7 @@ static void test_accumulate(void)
                   "operator %d, accumulate %d: %s", operator, accumulate, normfuse_last_error());
             if (operator == AFFINE) /* where dx is 1 */
                 CHECK(holds(DPRE_BIAS, before_it + N * H * W), "accumulate %d: dpre_bias", accumulate);
-            if (operator == GROUP)
+            if (operator == GROUP || operator == CHANNEL)
                 CHECK(holds(DSHIFT, H * W), "accumulate %d: dshift", accumulate);
         }
     /* Gradients [N, C] of one sample are not [C]. */
@@ -1156,14 +1238,14 @@ static void test_accumulate(void)
 /* dslope is added to, or written: by channel or for all. */
 static void test_slope_gradient(void)
 {
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int form = 0; form < 8; form++) {
             const bool accumulate = form & 1, one = form & 2, sums = form & 4;
-            if (operator == AFFINE && sums)
+            if (operator >= AFFINE && sums)
                 continue;
             fresh((enum operator)operator, sums ? BACKWARD_SUMS : BACKWARD);
             prelu(one ? 1 : C);
-            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
             memset(arena, 0, sizeof arena);
             for (int j = 0; j < N * C * H * W; j++) {
                 ((float *)(void *)arena[DY])[j] = 2;
@@ -1190,10 +1272,10 @@ static void test_vast_and_empty(void)
                   {1, 0, INT64_C(1) << 56, INT64_C(1) << 62}};
     int called = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int operator = GROUP; operator <= CHANNEL; operator++)
             for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++)
                 for (int channels_last = 0; channels_last < 2; channels_last++) {
-                    if (operator == AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
+                    if (operator >= AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
                         continue;
                     fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F64, shapes[i].n, shapes[i].c, shapes[i].s,
                              1, shapes[i].groups);
@@ -1384,7 +1466,7 @@ static void test_share_of_scratch(void)
 
 static void test_scratch(void)
 {
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int backward = 0; backward < 2; backward++) {
             fresh_of((enum operator)operator, backward ? BACKWARD : FORWARD, NORMFUSE_F32, N, C, H, W, GROUPS);
             size_t bytes = SIZE_MAX;
@@ -1395,6 +1477,9 @@ static void test_scratch(void)
                 : operator == BATCH
                     ? (backward ? normfuse_batch_norm_backward_scratch_bytes
                                 : normfuse_batch_norm_forward_scratch_bytes)(&f.batch, &f.tensors, NULL, &bytes)
+                : operator == CHANNEL
+                    ? (backward ? normfuse_channel_norm_backward_scratch_bytes
+                                : normfuse_channel_norm_forward_scratch_bytes)(&f.channel, &f.tensors, NULL, &bytes)
                     : (backward ? normfuse_affine_backward_scratch_bytes
                                 : normfuse_affine_forward_scratch_bytes)(&f.affine, &f.tensors, NULL, &bytes);
             if (!CHECK(status == NORMFUSE_OK && bytes <= sizeof scratch, "scratch_bytes: %s", normfuse_last_error()))
@@ -1409,6 +1494,8 @@ static void test_scratch(void)
                       "too little scratch: %s", normfuse_last_error());
             CHECK((operator == GROUP   ? normfuse_group_norm_forward_scratch_bytes(&f.group, &f.tensors, NULL, NULL)
                    : operator == BATCH ? normfuse_batch_norm_forward_scratch_bytes(&f.batch, &f.tensors, NULL, NULL)
+                   : operator == CHANNEL
+                       ? normfuse_channel_norm_forward_scratch_bytes(&f.channel, &f.tensors, NULL, NULL)
                                        : normfuse_affine_forward_scratch_bytes(&f.affine, &f.tensors, NULL, NULL)) ==
                       NORMFUSE_BAD_ARGUMENT,
                   "bytes NULL");
@@ -1864,6 +1951,7 @@ int main(void)
     test_options();
     test_presence();
     test_derivative_of_y();
+    test_channel_norm();
     test_slope();
     test_slope_gradient();
     test_shapes();
