@@ -306,13 +306,13 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
 struct tolerance_arithmetic tolerance_channels(normfuse_type type, bool columns, bool ambiguous, int64_t channels,
                                                int64_t positions)
 {
-    enum { CHUNK = 4096, LANES = 32, TREE = 5, CHUNK_ROWS = 128, CHUNK_POSITIONS = 128, TILE_ADDITIONS = 512 / 16 + 4 };
+    enum { CHUNK = 4096, LANES = 32, TREE = 5, CHUNK_ROWS = 128, CHUNK_POSITIONS = 128, TILE_POSITIONS = 512, TILE_TREE = 4 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     const double lanes = arithmetic.is_double ? LANES / 2 : LANES;
     const double of_columns = ceil(fmin((double)channels, CHUNK) / lanes) + TREE + 1;
     const double of_rows = fmin((double)channels, CHUNK_ROWS);
     const double gradients_of_columns = fmin((double)positions, CHUNK_POSITIONS);
-    const double gradients_of_rows = fmin((double)positions, TILE_ADDITIONS);
+    const double gradients_of_rows = fmin((double)positions, TILE_POSITIONS / (lanes / 2) + TILE_TREE);
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
     arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
     arithmetic.additions = ambiguous ? fmax(of_columns, of_rows) : columns ? of_columns : of_rows;
