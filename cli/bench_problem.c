@@ -185,6 +185,8 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
     *bench = (struct bench){.line = *line};
     bench->exec.struct_bytes = sizeof bench->exec;
     bench->tensors.struct_bytes = sizeof bench->tensors;
+    if (problem_line_y_type(line) != line->type)
+        report_failure(name, "y_dtype= is not timed: the floor copies tensors of one dtype");
     size_t bytes = number_bytes(line->type);
     for (int32_t i = 0; i < line->ndim; i++)
         if (__builtin_mul_overflow(bytes, (size_t)line->sizes[i], &bytes) || bytes > PTRDIFF_MAX / 4)

@@ -35,6 +35,7 @@ const char problem_help[] =
     "    dtype=f64|f32|f16|bf16\n"
     "                       of the tensors (f32)\n"
     "    weight_dtype=...   of weight and bias (the tensors')\n"
+    "    y_dtype=...        channel_norm: of y, dy and post_add (the tensors'); bench takes none\n"
     "    layout=nchw|nhwc   channels first (default) or last in memory\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
     "                       hardswish, elu, mish, relu6, prelu (its slope a tensor [C])\n"

@@ -180,6 +180,11 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
         if ((choice = CHOICE(type_names)) < 0)
             return KEY_BAD;
         line->weight_type = (normfuse_type)choice;
+    } else if (IS("y_dtype") && line->op == CHANNEL_NORM) {
+        if ((choice = CHOICE(type_names)) < 0)
+            return KEY_BAD;
+        line->y_type = (normfuse_type)choice;
+        line->has_y_type = true;
     } else if (IS("layout")) {
         if ((choice = CHOICE(layout_names)) < 0)
             return KEY_BAD;
@@ -222,7 +227,7 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
             return KEY_BAD;
         line->device = choice == 1 ? NORMFUSE_CUDA : NORMFUSE_CPU;
     } else {
-        bool exists = IS("groups") || IS("mode") || IS("per") || IS("eps") || IS("stat") || IS("eps_kind");
+        bool exists = IS("groups") || IS("mode") || IS("per") || IS("eps") || IS("stat") || IS("eps_kind") || IS("y_dtype");
         complain(error, error_bytes, exists ? "'%.80s': %s does not take this key" : "'%.80s': not a key of %s", word,
                  problem_operator_name(line->op));
         return KEY_UNKNOWN;
@@ -412,6 +417,13 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
                  problem_activation_name(line->activation));
         return 0;
     }
+    const normfuse_type y_type = problem_line_y_type(line);
+    if (y_type != line->type && (line->type == NORMFUSE_F64 || y_type == NORMFUSE_F64 ||
+                                 (line->type != NORMFUSE_F32 && y_type != NORMFUSE_F32))) {
+        complain(error, error_bytes, "'y_dtype=%s': it must be dtype, or one of them f32 and the other one 16 bits",
+                 problem_type_name(y_type));
+        return 0;
+    }
     if (line->pre_bias && line->sample_bias) {
         complain(error, error_bytes, "'+pre_bias=sample': +pre_bias is there, expected one of them");
         return 0;
@@ -478,6 +490,8 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
         length = append(name, bytes, length, " dtype=%s", problem_type_name(line->type));
     if (line->weight_type != line->type)
         length = append(name, bytes, length, " weight_dtype=%s", problem_type_name(line->weight_type));
+    if (problem_line_y_type(line) != line->type)
+        length = append(name, bytes, length, " y_dtype=%s", problem_type_name(line->y_type));
     if (line->channels_last)
         length = append(name, bytes, length, " layout=nhwc");
     if (line->activation != NORMFUSE_IDENTITY)

@@ -23,6 +23,8 @@ struct problem_line {
     int64_t sizes[NORMFUSE_MAX_AXES];
     int64_t groups; /* group_norm, channel_norm: as given; instance_norm: C; others: 0 */
     normfuse_type type, weight_type;
+    bool has_y_type; /* channel_norm y_dtype: of y, dy, post_add and dpost_add */
+    normfuse_type y_type;
     bool channels_last;
     int32_t activation;
     bool has_act_param;
@@ -61,6 +63,11 @@ struct problem_line problem_line_default(enum problem_operator op);
 static inline bool problem_line_adds(const struct problem_line *line)
 {
     return line->pre_add || line->pre_bias || line->sample_bias;
+}
+
+static inline normfuse_type problem_line_y_type(const struct problem_line *line)
+{
+    return line->has_y_type ? line->y_type : line->type;
 }
 
 static inline bool problem_line_is_mixed(const struct problem_line *line)

@@ -114,6 +114,8 @@ static const char sections[] =
     "    eps_kind=added|norm\n"
     "                       channel_norm: eps is added under the root (default), or the least\n"
     "                       L2 norm\n"
+    "    y_dtype=...        channel_norm: what y, dy and post_add hold, where it is not x's: f32\n"
+    "                       where x has 16 bits, f16 or bf16 where it is f32\n"
     "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
     "                       hardswish, elu, mish, relu6, prelu (with --slope)\n"
@@ -484,6 +486,12 @@ static bool has_sample_axis(const struct run *run, enum shape_kind kind)
     return kind == BIG || shape_of(run, kind).ndim == 2;
 }
 
+/* Of the files that are like x, or like y. */
+static normfuse_type big_type(const struct run *run, bool of_y)
+{
+    return of_y && run->line.has_y_type ? run->line.y_type : run->inputs[X].type;
+}
+
 static void open_x(struct run *run)
 {
     struct stream_input *x = &run->inputs[X];
@@ -522,7 +530,8 @@ static void open_input(struct run *run, enum input id)
     char wanted[128], found[128];
     snprintf(argument, sizeof run->arguments_named[id], "--%s", options[role->option].name);
     bool big = role->kind == BIG;
-    bool bf16 = x->type == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
+    bool of_y = id == POST_ADD || id == DY;
+    bool bf16 = (big ? big_type(run, of_y) : x->type) == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
     stream_input_open(input, run->arguments->values[role->option], argument, bf16,
                       big && run->line.channels_last);
     if (role->kind == EITHER)
@@ -535,9 +544,10 @@ static void open_input(struct run *run, enum input id)
         stream_shape_text(found, sizeof found, &input->shape);
         report_failure(input->path, "%s: the shape is %s, it must be %s", argument, found, wanted);
     }
-    if (big && input->type != x->type)
-        report_failure(input->path, "%s: the file holds %s, x holds %s; they must be of one dtype", argument,
-                       problem_type_name(input->type), problem_type_name(x->type));
+    if (big && input->type != big_type(run, of_y))
+        report_failure(input->path, "%s: the file holds %s, %s %s; they must be of one dtype", argument,
+                       problem_type_name(input->type), of_y && run->line.has_y_type ? "y_dtype is" : "x holds",
+                       problem_type_name(big_type(run, of_y)));
     if ((id == WEIGHT || id == BIAS) && run->has_weight_dtype && input->type != run->line.weight_type)
         report_failure(input->path, "%s: the file holds %s ('%s'), weight_dtype=%s was asked for", argument,
                        problem_type_name(input->type), input->file.header.descr,
@@ -553,6 +563,8 @@ static void open_output(struct run *run, enum output_id id)
     const char *descr = NULL;
     if (role->model < 0) {
         type = x->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+    } else if ((id == Y || id == DPOST_ADD) && big_type(run, true) != x->type) {
+        type = run->line.y_type;
     } else if (run->given & BIT(role->model)) {
         type = run->inputs[role->model].type;
         descr = run->inputs[role->model].file.header.descr;

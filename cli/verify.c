@@ -280,7 +280,8 @@ static bool make_big(struct work *work, enum tensor_name name)
     int64_t more_samples = options->slice_batch ? 2 : 0, more_channels = options->slice_channels ? 3 : 0;
     int64_t channels = work->c + more_channels;
     int64_t elements = (expanded ? 1 : work->n + more_samples) * channels * work->s;
-    if (!make_buffer(buffer, work->line->type, elements, options->misaligned))
+    const bool of_y = name == Y || name == DY || name == POST_ADD || name == DPOST_ADD;
+    if (!make_buffer(buffer, of_y ? problem_line_y_type(work->line) : work->line->type, elements, options->misaligned))
         return false;
     bool channels_last = name == X ? work->line->channels_last
                                    : problem_line_channels_last(work->line, is_output(work, name));
@@ -1922,8 +1923,8 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+running is a training forward's of batch and instance norm";
     if (options->cumulative && !options->running)
         return "+cumulative needs +running";
-    if (options->in_place && (problem_line_is_mixed(line) || options->expanded))
-        return "+inplace needs one layout, and no sample that is every one's";
+    if (options->in_place && (problem_line_is_mixed(line) || options->expanded || problem_line_y_type(line) != line->type))
+        return "+inplace needs one layout and one dtype, and no sample that is every one's";
     if (options->sharded && (line->op == AFFINE || line->op == CHANNEL_NORM || evaluates || (grouped && line->ndim < 3)))
         return "+sharded is of statistics, and of group norm with a spatial axis";
     if (options->accumulate && !line->backward && (line->op != BATCH_NORM || evaluates))

@@ -145,7 +145,7 @@ NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_
 /* The tensors of one call. Zero-initialize, set struct_bytes, and fill what the operator takes. A tensor that the
  * operator does not use must be NULL.
  *
- * Big tensors have x's shape and dtype and each its own strides: contiguous, channels-last, or a slice of either along
+ * Big tensors have x's shape and dtype (channel norm: see there) and each its own strides: contiguous, channels-last, or a slice of either along
  * N or C (any channel stride of at least S, any row stride of at least C, any batch stride).
  * Parameters are of any dtype and any strides: per channel [C], per (sample, channel) [N, C].
  * Statistics: [N, groups] (group norm), [C] (batch norm) or [N, groups, positions] (channel norm), any shape with that
@@ -351,7 +351,8 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const no
 
 /* Channel norm: each position is normalized over its channels, or those of one group. On CPU tensors; calls with tensors
  * on a CUDA device return NORMFUSE_UNSUPPORTED. Takes the tensors of group norm without running statistics; weight and
- * bias are [C]. y, post_add and dy have x's dtype. With NORMFUSE_MEAN_SQUARE mean is 0: tensors.mean must be NULL, and a
+ * bias are [C]. y, dy, post_add and dpost_add have one dtype: x's, or f32 where x has 16 bits, or 16 bits where x is f32;
+ * u, du, dx and pre_add have x's. With NORMFUSE_MEAN_SQUARE mean is 0: tensors.mean must be NULL, and a
  * backward needs rstd alone.
  *
  * Backward, with g = dz * weight * (1 + scale), h = (u - mean) * rstd and means over the D channels of a norm group:

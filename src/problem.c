@@ -463,14 +463,14 @@ static normfuse_status refuse_strides(const struct normfuse_problem *problem, co
 
 static normfuse_status locate_big(struct normfuse_view *view, struct range *range,
                                   const struct normfuse_problem *problem, const char *argument,
-                                  const normfuse_tensor *tensor, bool is_output)
+                                  const normfuse_tensor *tensor, int32_t type, bool is_output)
 {
     if (!view_of(view, problem, tensor))
         return refuse_strides(problem, argument);
     const int64_t sizes[AXES] = {problem->n, problem->c, problem->s};
     const ptrdiff_t strides[AXES] = {view->batch, view->channel, view->position};
     const normfuse_status status =
-        locate(&view->data, range, problem->name, argument, tensor, normfuse_type_bytes(problem->type), sizes, strides);
+        locate(&view->data, range, problem->name, argument, tensor, normfuse_type_bytes(type), sizes, strides);
     if (status == NORMFUSE_OK && is_output && !elements_are_apart(sizes, strides))
         return normfuse_refuse(NORMFUSE_OVERLAP, "%s: elements of %s, an output, overlap each other", problem->name,
                                argument);
@@ -736,6 +736,29 @@ static normfuse_status check_groups(struct normfuse_problem *problem, const stru
     return NORMFUSE_OK;
 }
 
+static int32_t type_of_big(const struct normfuse_problem *problem, enum slot slot)
+{
+    return slot == Y || slot == DY || slot == POST_ADD || slot == DPOST_ADD ? problem->y_type : problem->type;
+}
+
+/* The type of y and of what is like it: x's, but for channel norm's. */
+static normfuse_status take_y_type(struct normfuse_problem *problem, const struct settings *settings,
+                                   const normfuse_tensor *const *tensors)
+{
+    problem->y_type = problem->type;
+    const enum slot slot = tensors[DY] != NULL ? DY : Y;
+    if (settings->operator != CHANNEL_NORM || tensors[slot] == NULL)
+        return NORMFUSE_OK;
+    const normfuse_status status = check_type(&problem->y_type, problem->name, slots[slot].name, tensors[slot]->dtype);
+    const bool differs = status == NORMFUSE_OK && problem->y_type != problem->type;
+    /* one is f32, the other one has 16 bits */
+    if (differs && normfuse_type_bytes(problem->type) + normfuse_type_bytes(problem->y_type) != 6)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: %s must have the dtype of tensors.x, or one of them f32 and the other one 16 bits",
+                               problem->name, slots[slot].name);
+    return status;
+}
+
 static normfuse_status take_big(struct normfuse_problem *problem, struct range *range, enum slot slot,
                                 const normfuse_tensor *tensor, const normfuse_tensor *x, bool is_output)
 {
@@ -745,8 +768,9 @@ static normfuse_status take_big(struct normfuse_problem *problem, struct range *
     normfuse_status status = check_type(&type, problem->name, name, tensor->dtype);
     if (status != NORMFUSE_OK)
         return status;
-    if (type != problem->type)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must have the dtype of tensors.x", problem->name, name);
+    if (type != type_of_big(problem, slot))
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must have the dtype of tensors.%s", problem->name, name,
+                               type_of_big(problem, slot) == problem->type ? "x" : "y and tensors.dy");
     if (tensor->ndim != x->ndim)
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, tensors.x has %d", problem->name, name,
                                (int)tensor->ndim, (int)x->ndim);
@@ -761,7 +785,7 @@ static normfuse_status take_big(struct normfuse_problem *problem, struct range *
     if (normfuse_is_empty(problem))
         view->data = tensor->data;
     else
-        status = locate_big(view, range, problem, name, tensor, is_output);
+        status = locate_big(view, range, problem, name, tensor, type, is_output);
     if (slot == X && !normfuse_is_empty(problem))
         choose_picture(problem, view);
     fit_picture(view, problem);
@@ -829,7 +853,7 @@ static void lattice_of(const struct normfuse_problem *problem, enum slot slot, i
         strides[1] = view->channel;
         strides[2] = view->position;
         *data = view->data;
-        *type = problem->type;
+        *type = type_of_big(problem, slot);
     } else {
         const struct normfuse_parameter *const parameter = (const struct normfuse_parameter *)field;
         strides[0] = parameter->batch;
@@ -951,6 +975,7 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     if ((status = check_settings(problem, settings)) != NORMFUSE_OK ||
         (status = check_presence(problem, settings, tensors, &present, &outputs)) != NORMFUSE_OK ||
         (status = take_shape(problem, tensors[X])) != NORMFUSE_OK ||
+        (status = take_y_type(problem, settings, tensors)) != NORMFUSE_OK ||
         (status = check_groups(problem, settings, present)) != NORMFUSE_OK)
         return status;
 

@@ -50,7 +50,8 @@ struct normfuse_problem {
     const char *name; /* "group_norm forward", for messages */
     enum normfuse_sets sets;
     int32_t phases;
-    int32_t type; /* of the big tensors */
+    int32_t type;   /* of the big tensors, but */
+    int32_t y_type; /* of y, dy, post_add and dpost_add: SETS_POSITION may have another one, of the same compute type */
     bool columns; /* the picture, chosen by x: views whose position (rows) or channel (columns) stride is 1 are walked in
                      place, others through a transposing copy of a tile */
     bool accumulate; /* stats, sums, dweight and dbias */

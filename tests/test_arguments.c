@@ -520,7 +520,31 @@ static void test_channel_norm(void)
     REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.dscale", SHAPE(DSCALE, NORMFUSE_F32, C));
     REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.rstd must be f32", SHAPE(RSTD, NORMFUSE_F64, N, GROUPS, H, W));
     REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.mean is not row-major", f.axes[MEAN].strides[3] = 2);
-    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x", SHAPE(Y, NORMFUSE_F16, N, C, H, W));
+    static const normfuse_type halves[] = {NORMFUSE_F16, NORMFUSE_BF16};
+    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++) {
+        ACCEPTED(CHANNEL, FORWARD, SHAPE(Y, halves[i], N, C, H, W); SHAPE(POST_ADD, halves[i], N, C, H, W));
+        ACCEPTED(CHANNEL, BACKWARD, SHAPE(DY, halves[i], N, C, H, W); SHAPE(POST_ADD, halves[i], N, C, H, W);
+                 SHAPE(DPOST_ADD, halves[i], N, C, H, W));
+        ACCEPTED(CHANNEL, BACKWARD, give_y(NORMFUSE_RELU, 0); SHAPE(DY, halves[i], N, C, H, W); SHAPE(Y, halves[i], N, C, H, W);
+                 absent(DPOST_ADD));
+        ACCEPTED(CHANNEL, FORWARD, SHAPE(X, halves[i], N, C, H, W); SHAPE(PRE_ADD, halves[i], N, C, H, W);
+                 SHAPE(U, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.post_add must have the dtype of tensors.y and tensors.dy",
+                SHAPE(Y, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dpost_add must have the dtype of tensors.y and tensors.dy",
+                SHAPE(DY, halves[i], N, C, H, W); absent(POST_ADD));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.u must have the dtype of tensors.x", SHAPE(U, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dx must have the dtype of tensors.x", SHAPE(DX, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x, or one of them f32",
+                SHAPE(X, halves[i], N, C, H, W); SHAPE(Y, halves[1 - i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", absent(POST_ADD);
+                SHAPE(Y, halves[i], N, C, H, W); place(Y, X, 0));
+    }
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x, or one of them f32",
+            SHAPE(Y, NORMFUSE_F64, N, C, H, W));
+    REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dy must have the dtype of tensors.x, or one of them f32",
+            SHAPE(DY, NORMFUSE_F64, N, C, H, W));
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y has a dtype", f.t[Y].dtype.bits = 8);
     REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", place(Y, X, 1));
     REFUSED(CHANNEL, BACKWARD, OVERLAP, "overlaps", place(DX, RSTD, 0));
     ACCEPTED(CHANNEL, FORWARD, SHAPE(MEAN, NORMFUSE_F64, N * GROUPS, H * W); SHAPE(RSTD, NORMFUSE_F32, N * GROUPS * H * W));

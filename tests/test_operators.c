@@ -416,6 +416,9 @@ static struct test_case random_case(void)
         line->groups = options->seed / 9 % 2 || channels == 0 ? 1 : channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
         line->statistics = options->seed / 18 % 2 ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE;
         line->eps_kind = options->seed / 36 % 3 == 0 ? NORMFUSE_EPS_OF_NORM : NORMFUSE_EPS_ADDED;
+        line->has_y_type = options->seed / 108 % 3 == 0 && line->type != NORMFUSE_F64;
+        line->y_type = line->type == NORMFUSE_F32 ? NORMFUSE_F16 + options->seed / 324 % 2 : NORMFUSE_F32;
+        options->in_place = options->in_place && !line->has_y_type;
     }
     if (options->seed % 10 == 0 && !strstr(with, "device=cuda")) {
         line->activation = NORMFUSE_PRELU;

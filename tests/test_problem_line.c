@@ -58,6 +58,8 @@ static const struct {
     { "channel_norm 1x96x4 eps_kind=norm eps=1e-12 stat=rms groups=4 act=silu layout=nhwc dir=bwd +scale",
       "channel_norm 1x96x4 groups=4 stat=rms eps_kind=norm layout=nhwc act=silu eps=1e-12 dir=bwd +scale" },
     { "channel_norm 7x16 stat=rms", "channel_norm 7x16 stat=rms" },
+    { "channel_norm 7x16 y_dtype=f32 dtype=bf16", "channel_norm 7x16 dtype=bf16 y_dtype=f32" },
+    { "channel_norm 7x16 y_dtype=f32", "channel_norm 7x16" },
     { "affine 3x8x5 +mixed=outputs dir=bwd", "affine 3x8x5 dir=bwd +mixed=outputs" },
 };
 
@@ -92,6 +94,9 @@ static const struct {
     { "channel_norm 2x8x3 groups=3", "'groups=3'", "divide C, which is 8" },
     { "channel_norm 2x8x3 stat=mean", "'stat=mean'", "layer, rms" },
     { "channel_norm 2x8x3 eps_kind=l2", "'eps_kind=l2'", "added, norm" },
+    { "channel_norm 2x8x3 y_dtype=f64", "'y_dtype=f64'", "one of them f32" },
+    { "channel_norm 2x8x3 dtype=f16 y_dtype=bf16", "'y_dtype=bf16'", "one of them f32" },
+    { "group_norm 2x8x3 groups=2 y_dtype=f16", "'y_dtype=f16'", "does not take" },
     { "channel_norm 2x8x3 mode=eval", "'mode=eval'", "does not take" },
     { "channel_norm 1x0x1024 groups=1125899906842624", "'groups=1125899906842624'", "the statistics overflow" },
     { "group_norm 2x8x3 groups=2 stat=rms", "'stat=rms'", "does not take" },

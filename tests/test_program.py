@@ -588,6 +588,27 @@ def test_channel_norm(folder, words, layout):
     refuse(3, "not divisible by groups=5", "run", "channel_norm", "x.npy", "groups=5", f"layout={layout}", "-o", "y.npy")
 
 
+@pytest.mark.parametrize("x_type, y_type", [("f16", "f32"), ("bf16", "f32"), ("f32", "f16"), ("f32", "bf16")])
+def test_y_of_another_dtype(folder, x_type, y_type):
+    """Channel norm: the values are those of f64 files with the same numbers, rounded to the dtypes of x and y."""
+    rng = np.random.default_rng(5)
+    x, dy, post = (pack(rng.normal(0, 1, (3, 16, 9)), dtype) for dtype in (x_type, y_type, y_type))
+    for name, value, dtype in (("x", x, x_type), ("dy", dy, y_type), ("post", post, y_type)):
+        np.save(f"{name}.npy", value)
+        np.save(f"{name}64.npy", unpack(value, dtype))
+    outputs = [("output", y_type), ("dpost-add", y_type), ("dx", x_type)]
+    for wide, words in (("", [f"dtype={x_type}", f"y_dtype={y_type}"]), ("64", [])):
+        succeed("run", "channel_norm", f"x{wide}.npy", "act=silu", *words, "--post-add", f"post{wide}.npy", "--backward", f"dy{wide}.npy",
+                *(word for name, _ in outputs for word in (f"--{name}", f"{name}{wide}.npy")))
+    for name, dtype in outputs:
+        got, want = np.load(f"{name}.npy"), np.load(f"{name}64.npy")
+        assert got.dtype == np.dtype(NUMPY_TYPE[dtype]), name
+        assert np.abs(unpack(got, dtype) - want).max() < ROUNDOFF[dtype] * np.abs(want).max() + 100 * 2.0**-24, name
+    refuse(3, "--backward: the file holds f64, y_dtype is", "run", "channel_norm", "x.npy", *([f"dtype={x_type}", f"y_dtype={y_type}"]),
+           "--backward", "dy64.npy", "--dx", "dx.npy")
+    refuse(3, "not timed", "bench", "channel_norm", "2x16x9", f"dtype={x_type}", f"y_dtype={y_type}")
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=str)
 @pytest.mark.parametrize("words", [["group_norm", "groups=2"], ["instance_norm"], ["instance_norm", "running"], ["affine"],
                                    ["channel_norm"], ["channel_norm", "stat=rms"], ["batch_norm"], ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],

@@ -19,7 +19,7 @@ _normfuse()
     case $key in
         layout) words="nchw nhwc" ;;
         act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish relu6 prelu" ;;
-        dtype | weight_dtype) words=$types ;;
+        dtype | weight_dtype | y_dtype) words=$types ;;
         mode) words="train eval" ;;
         stat) words="layer rms" ;;
         eps_kind) words="added norm" ;;
@@ -53,14 +53,14 @@ _normfuse()
                 --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
                 --dbias --dscale --dshift --dpost-add --dpre-bias --dslope --threads --block-bytes --sync --quiet --help"
             words="$operators groups= layout= act= act_param= eps= stat= eps_kind= mode= momentum= seen= per= dtype=
-                weight_dtype= device="
+                weight_dtype= y_dtype= device="
             ;;
         check) options="--random --seed --min-bytes --max-bytes --list --threads --json --help" ;;
         bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --html --help" ;;
         compile) options="--random --seed --min-bytes --max-bytes --list --gpu --output --help" ;;
     esac
     if [[ $command == check || $command == bench || $command == compile ]]; then
-        words="$operators groups= layout= act= act_param= eps= stat= eps_kind= mode= per= dtype= weight_dtype= dir= device=
+        words="$operators groups= layout= act= act_param= eps= stat= eps_kind= mode= per= dtype= weight_dtype= y_dtype= dir= device=
             +pre_add +u +post_add +scale +one_slope +mixed"
     fi
     case $previous in

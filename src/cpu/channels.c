@@ -93,7 +93,7 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     bool in_place = false;
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         in_place |= out->data == inputs[i];
-    const int64_t type_bytes = (int64_t)plan->type_bytes, l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
+    const int64_t type_bytes = (int64_t)normfuse_type_bytes(plan->backward ? p->type : p->y_type), l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const int64_t row_bytes = type_bytes * (p->columns ? c : p->s);
     plan->stream = values * type_bytes > 2 * l2 && !in_place && (row_bytes % ALIGNMENT == 0 || row_bytes >= SHORT_ROW_BYTES);
 }
@@ -118,10 +118,11 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     const struct normfuse_problem *p = plan->p;
     const int64_t count = plan->positions, values = rows_of(plan, count) * pitch_of(plan, count) + room, sets = sets_of(plan, count) + room;
     const int64_t channels = p->c + room;
+    const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
     for (int i = 0; i < (plan->backward ? 4 : 2); i++)
         *of_values[i] = normfuse_take(arena, values, plan->real_bytes);
-    w->stage = normfuse_take(arena, values, plan->type_bytes);
+    w->stage = normfuse_take(arena, values, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
         *of_channels[i] = normfuse_take(arena, channels, plan->real_bytes);
@@ -142,10 +143,11 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
 
 /* Moves a tile, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
 static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
-                 void *values, bool is_load, bool onto, bool stream)
+                 int32_t type, void *values, bool is_load, bool onto, bool stream)
 {
     const struct normfuse_problem *p = plan->p;
-    const ptrdiff_t bytes = (ptrdiff_t)plan->type_bytes;
+    const struct normfuse_passes *const pass = plan->table->of[type];
+    const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(type);
     const int64_t pitch = pitch_of(plan, t->count), first = t->group * plan->group_channels;
     int64_t rows = rows_of(plan, t->count), width = p->columns ? p->c : t->count;
     const ptrdiff_t inner = p->columns ? v->channel : v->position, outer = p->columns ? v->position : v->channel;
@@ -161,28 +163,28 @@ static void move(const struct plan *plan, const struct small_worker *w, const st
         char *const to = (char *)values + (size_t)(r * pitch) * plan->real_bytes;
         if (is_load) {
             if (!direct)
-                normfuse_copy_strided(stage, 1, at, inner, width, plan->type_bytes);
-            plan->pass->load(stage, to, (size_t)width, onto, direct ? ahead : 0);
+                normfuse_copy_strided(stage, 1, at, inner, width, (size_t)bytes);
+            pass->load(stage, to, (size_t)width, onto, direct ? ahead : 0);
             if (!p->columns && !onto && width < pitch)
                 memset(to + (size_t)width * plan->real_bytes, 0, (size_t)(pitch - width) * plan->real_bytes);
         } else {
-            plan->pass->store(to, stage, (size_t)width, stream && direct);
+            pass->store(to, stage, (size_t)width, stream && direct);
             if (!direct)
-                normfuse_copy_strided(at, inner, stage, 1, width, plan->type_bytes);
+                normfuse_copy_strided(at, inner, stage, 1, width, (size_t)bytes);
         }
     }
 }
 
 static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
-                 void *to, bool onto)
+                 int32_t type, void *to, bool onto)
 {
-    move(plan, w, v, t, to, true, onto, false);
+    move(plan, w, v, t, type, to, true, onto, false);
 }
 
 static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
-                  void *from, bool stream)
+                  int32_t type, void *from, bool stream)
 {
-    move(plan, w, v, t, from, false, false, stream);
+    move(plan, w, v, t, type, from, false, false, stream);
 }
 
 /* biases: of the tile's sample, in the compute type. */
@@ -208,18 +210,18 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
 static void load_u(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    load(plan, w, &p->x, t, w->u, false);
+    load(plan, w, &p->x, t, p->type, w->u, false);
     if (!plan->add)
         return;
     if (p->pre_bias.data)
         add_bias(plan, w, t);
     if (p->pre_add.data)
-        load(plan, w, &p->pre_add, t, w->u, true);
+        load(plan, w, &p->pre_add, t, p->type, w->u, true);
     const size_t values = (size_t)(rows_of(plan, t->count) * pitch_of(plan, t->count));
     plan->pass->store(w->u, w->stage, values, false);
     plan->pass->load(w->stage, w->u, values, false, 0);
     if (p->u.data)
-        store(plan, w, &p->u, t, w->u, false);
+        store(plan, w, &p->u, t, p->type, w->u, false);
 }
 
 /* Of all channels, in the compute type. */
@@ -436,9 +438,9 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
         return;
     normalize(plan, w, t, NULL, w->z);
     if (p->post_add.data)
-        load(plan, w, &p->post_add, t, w->z, true);
+        load(plan, w, &p->post_add, t, p->y_type, w->z, true);
     activate(plan, w, t, NULL);
-    store(plan, w, &p->y, t, w->z, plan->stream);
+    store(plan, w, &p->y, t, p->y_type, w->z, plan->stream);
 }
 
 /* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel onto the
@@ -501,14 +503,14 @@ static void store_dx(const struct plan *plan, struct small_worker *w, const stru
         plan->channel->dx(&all);
     }
     if (p->du.data)
-        load(plan, w, &p->du, t, w->u, true);
-    store(plan, w, &p->dx, t, w->u, plan->stream);
+        load(plan, w, &p->du, t, p->type, w->u, true);
+    store(plan, w, &p->dx, t, p->type, w->u, plan->stream);
 }
 
 static void backward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    load(plan, w, &p->dy, t, w->gradient, false);
+    load(plan, w, &p->dy, t, p->y_type, w->gradient, false);
     load_u(plan, w, t);
     for (int64_t i = 0; i < valid_sets(plan, t); i++) {
         w->mean[i] = p->mean.data ? normfuse_load(statistic_of(plan, &p->mean, t, i), p->mean.type) : 0;
@@ -520,11 +522,11 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     normalize(plan, w, t, w->normalized, needs_z && !p->from_y ? w->z : NULL);
     if (needs_z) {
         if (p->post_add.data) /* y itself where that is given */
-            load(plan, w, &p->post_add, t, w->z, !p->from_y);
+            load(plan, w, &p->post_add, t, p->y_type, w->z, !p->from_y);
         activate(plan, w, t, w->gradient);
     }
     if (p->dpost_add.data)
-        store(plan, w, &p->dpost_add, t, w->gradient, false);
+        store(plan, w, &p->dpost_add, t, p->y_type, w->gradient, false);
     if (plan->apply || plan->sums_samples)
         sum_gradients(plan, w, t);
     if (plan->apply)
