@@ -15,8 +15,8 @@
 
 enum {
     COLUMN_TILE = 2048,       /* values of a tile: columns, and */
-    ROW_TILE = 12288,         /* rows, whose tiles have at least */
-    FEWEST_POSITIONS = 64,    /* so many positions: stretches of memory, and at most */
+    ROW_TILE = 12288,         /* rows, or twice that where a tile */
+    LONG_POSITIONS = 64,      /* had fewer positions: long stretches of memory; and at most */
     MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
     FORWARD_BLOCK = 16384,    /* values of a block without sums, and with them */
     BACKWARD_BLOCK = 65536,   /* so many, or */
@@ -59,6 +59,15 @@ static void unite_samples(struct plan *plan)
     p->n = 1;
 }
 
+/* Positions of a tile of rows, of d channels: whole cache lines of 16-bit values where there is room for them. */
+static int64_t positions_of_rows(int64_t d)
+{
+    const int64_t positions = ROW_TILE / d / LONG_POSITIONS * LONG_POSITIONS;
+    if (positions > 0)
+        return smaller(MOST_POSITIONS, positions);
+    return larger(POSITION_UNIT, smaller(LONG_POSITIONS, 2 * ROW_TILE / d / POSITION_UNIT * POSITION_UNIT));
+}
+
 void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
 {
     const struct normfuse_machine *machine = normfuse_machine_known();
@@ -68,9 +77,12 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->by_sample = is_by_sample(p);
     plan->add = p->pre_add.data || p->pre_bias.data;
     unite_samples(plan);
-    const int64_t s = plan->sample_positions, d = plan->group_channels;
-    plan->positions = p->columns ? larger(1, smaller(COLUMN_TILE / c, NORMFUSE_CHANNEL_CHUNK))
-                                 : larger(FEWEST_POSITIONS, smaller(MOST_POSITIONS, ROW_TILE / d / FEWEST_POSITIONS * FEWEST_POSITIONS));
+    const int64_t s = plan->sample_positions;
+    plan->positions = p->columns ? larger(1, smaller(COLUMN_TILE / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan->group_channels);
+    const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    plan->staged = plan->add;
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        plan->staged |= views[i]->data && (p->columns ? views[i]->channel : views[i]->position) != 1;
     const bool wanted = p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data;
     plan->sums_samples = plan->backward && wanted;
     plan->reduce = true;
@@ -116,13 +128,15 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
 {
     const int64_t room = 16; /* a vector is read and written behind each array */
     const struct normfuse_problem *p = plan->p;
-    const int64_t count = plan->positions, values = rows_of(plan, count) * pitch_of(plan, count) + room, sets = sets_of(plan, count) + room;
+    const int64_t count = smaller(plan->positions, p->s), values = rows_of(plan, count) * pitch_of(plan, count) + room, sets = sets_of(plan, count) + room;
     const int64_t channels = p->c + room;
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
-    for (int i = 0; i < (plan->backward ? 4 : 2); i++)
-        *of_values[i] = normfuse_take(arena, values, plan->real_bytes);
-    w->stage = normfuse_take(arena, values, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
+    for (int i = 0; i < (plan->backward ? 4 : 2); i++) {
+        const bool wanted = i != 1 || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
+        *of_values[i] = normfuse_take(arena, wanted ? values : 0, plan->real_bytes);
+    }
+    w->stage = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
         *of_channels[i] = normfuse_take(arena, channels, plan->real_bytes);
