@@ -133,9 +133,11 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
     for (int i = 0; i < (plan->backward ? 4 : 2); i++) {
-        const bool wanted = i != 1 || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
+        const bool wanted = i != 1 || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply && p->columns);
         *of_values[i] = normfuse_take(arena, wanted ? values : 0, plan->real_bytes);
     }
+    if (!plan->backward && !p->columns) /* vector by vector: nothing is read again */
+        w->z = w->u;
     w->stage = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)

@@ -108,7 +108,8 @@ struct normfuse_small_set_functions {
 };
 
 /* Norm over channels where the positions of a channel are adjacent: a tile in the compute type of `rows` channels, `pitch` apart,
- * of n positions each (channels.inl). A position is a lane of its own; pitch is n, rounded up to whole vectors of 16. */
+ * of n positions each (channels.inl). A position is a lane of its own; pitch is n, rounded up to whole vectors of 16. z, or dx, may
+ * be u. */
 struct normfuse_channels {
     size_t rows, n, pitch;
     const void *u, *gradient;
