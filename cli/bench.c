@@ -457,7 +457,7 @@ static void print_summary(const struct problems *problems, const struct bench_ro
 
 static int bench_main(const struct arguments *arguments)
 {
-    struct problems problems = problems_read(arguments, false);
+    struct problems problems = problems_read(arguments, false, false);
     const struct problem_line *lines = problems.lines;
     size_t count = problems.count;
     normfuse_information info = {.struct_bytes = sizeof info};

@@ -91,11 +91,17 @@ void bench_make_smalls(struct bench *bench)
             tensors->dslope = make_small(bench, BENCH_DSLOPE, line->weight_type, 1, &slopes, 0, 0);
     }
     if (bench_is_training(line)) {
-        const int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
+        int64_t statistics[2] = {sizes[0], line->op == GROUP_NORM ? line->groups : sizes[1]};
+        if (line->op == CHANNEL_NORM)
+            statistics[1] = line->groups;
+        for (int32_t axis = 2; axis < line->ndim && line->op == CHANNEL_NORM; axis++)
+            statistics[1] *= line->sizes[axis];
         bool batch = line->op == BATCH_NORM;
         normfuse_type rstd_type = line->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
-        tensors->mean =
-            make_small(bench, BENCH_MEAN, NORMFUSE_F64, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
+        normfuse_type mean_type = line->op == CHANNEL_NORM ? rstd_type : NORMFUSE_F64;
+        if (line->statistics != NORMFUSE_MEAN_SQUARE)
+            tensors->mean =
+                make_small(bench, BENCH_MEAN, mean_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 0, 0);
         tensors->rstd = make_small(bench, BENCH_RSTD, rstd_type, batch ? 1 : 2, batch ? sizes + 1 : statistics, 1, 0);
     }
     if (line->op == BATCH_NORM && (line->evaluate || !line->backward)) {
@@ -179,6 +185,8 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
     *bench = (struct bench){.line = *line};
     bench->exec.struct_bytes = sizeof bench->exec;
     bench->tensors.struct_bytes = sizeof bench->tensors;
+    if (problem_line_y_type(line) != line->type)
+        report_failure(name, "y_dtype= is not timed: the floor copies tensors of one dtype");
     size_t bytes = number_bytes(line->type);
     for (int32_t i = 0; i < line->ndim; i++)
         if (__builtin_mul_overflow(bytes, (size_t)line->sizes[i], &bytes) || bytes > PTRDIFF_MAX / 4)

@@ -117,7 +117,7 @@ static void print_summary(const struct problems *problems, const struct summary 
 
 static int check_main(const struct arguments *arguments)
 {
-    struct problems problems = problems_read(arguments, true);
+    struct problems problems = problems_read(arguments, true, false);
     bool json = arguments_has(arguments, OPTION_JSON);
     normfuse_information info = {.struct_bytes = sizeof info};
     normfuse_status status = normfuse_info(&info);

@@ -95,7 +95,7 @@ static int compile_main(const struct arguments *arguments)
 {
     const char *const gpu = arguments->values[OPTION_GPU], *const folder = arguments->values[OPTION_OUTPUT];
     normfuse_compiler_information before = {.struct_bytes = sizeof before}, after = before;
-    struct problems problems = problems_read(arguments, true);
+    struct problems problems = problems_read(arguments, true, true);
     if (gpu == NULL)
         report_usage("compile", "--gpu is missing: %s", described_gpu_names());
     if (folder != NULL && setenv("NORMFUSE_CACHE_DIR", folder, 1) != 0)

@@ -18,7 +18,7 @@ enum { WORD_BYTES = 256 };
 /* More words than every key once, the operator and the sizes. */
 enum { MAX_WORDS = 32 };
 
-static const char *const operator_names[] = { "group_norm", "instance_norm", "batch_norm", "affine" };
+static const char *const operator_names[] = { "group_norm", "instance_norm", "batch_norm", "affine", "channel_norm" };
 static const char *const type_names[] = { "f64", "f32", "f16", "bf16" };
 static const char *const activation_names[] = { "identity",   "relu",      "leaky_relu", "silu", "gelu",
                                                 "gelu_tanh", "hardswish", "elu",        "mish", "relu6",
@@ -26,6 +26,8 @@ static const char *const activation_names[] = { "identity",   "relu",      "leak
 static const char *const layout_names[] = { "nchw", "nhwc" };
 static const char *const mode_names[] = { "train", "eval" };
 static const char *const per_names[] = { "channel", "sample" };
+static const char *const statistics_names[] = { "layer", "rms" };
+static const char *const eps_kind_names[] = { "added", "norm" };
 static const char *const direction_names[] = { "fwd", "bwd" };
 static const char *const device_names[] = { "cpu", "cuda" };
 
@@ -83,6 +85,7 @@ struct problem_line problem_line_default(enum problem_operator op)
                                   .weight_type = NORMFUSE_F32,
                                   .activation = NORMFUSE_IDENTITY,
                                   .eps = default_eps,
+                                  .groups = op == CHANNEL_NORM,
                                   .device = NORMFUSE_CPU };
 }
 
@@ -162,7 +165,7 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
 #define CHOICE(names) parse_choice(names, COUNT(names), word, value, error, error_bytes)
     int choice;
     double number;
-    if (IS("groups") && line->op == GROUP_NORM) {
+    if (IS("groups") && (line->op == GROUP_NORM || line->op == CHANNEL_NORM)) {
         int64_t groups;
         if (!parse_size(value, value + strlen(value), &groups) || groups < 1) {
             complain(error, error_bytes, "'%.80s': groups must be a whole number above 0", word);
@@ -177,6 +180,11 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
         if ((choice = CHOICE(type_names)) < 0)
             return KEY_BAD;
         line->weight_type = (normfuse_type)choice;
+    } else if (IS("y_dtype") && line->op == CHANNEL_NORM) {
+        if ((choice = CHOICE(type_names)) < 0)
+            return KEY_BAD;
+        line->y_type = (normfuse_type)choice;
+        line->has_y_type = true;
     } else if (IS("layout")) {
         if ((choice = CHOICE(layout_names)) < 0)
             return KEY_BAD;
@@ -198,6 +206,14 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
         if ((choice = CHOICE(per_names)) < 0)
             return KEY_BAD;
         line->per_sample = choice == 1;
+    } else if (IS("stat") && line->op == CHANNEL_NORM) {
+        if ((choice = CHOICE(statistics_names)) < 0)
+            return KEY_BAD;
+        line->statistics = choice;
+    } else if (IS("eps_kind") && line->op == CHANNEL_NORM) {
+        if ((choice = CHOICE(eps_kind_names)) < 0)
+            return KEY_BAD;
+        line->eps_kind = choice;
     } else if (IS("eps") && line->op != AFFINE) {
         if (!parse_number(word, value, &number, error, error_bytes))
             return KEY_BAD;
@@ -211,7 +227,7 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
             return KEY_BAD;
         line->device = choice == 1 ? NORMFUSE_CUDA : NORMFUSE_CPU;
     } else {
-        bool exists = IS("groups") || IS("mode") || IS("per") || IS("eps");
+        bool exists = IS("groups") || IS("mode") || IS("per") || IS("eps") || IS("stat") || IS("eps_kind") || IS("y_dtype");
         complain(error, error_bytes, exists ? "'%.80s': %s does not take this key" : "'%.80s': not a key of %s", word,
                  problem_operator_name(line->op));
         return KEY_UNKNOWN;
@@ -337,13 +353,14 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
         return 0;
     if (!split.count) {
         complain(error, error_bytes, "a problem must start with an operator: group_norm, instance_norm, batch_norm, "
-                                     "affine");
+                                     "affine, channel_norm");
         return 0;
     }
     int op = find_name(operator_names, COUNT(operator_names), split.word[0]);
     if (op < 0) {
         complain(error, error_bytes,
-                 "'%.80s': a problem must start with an operator: group_norm, instance_norm, batch_norm, affine",
+                 "'%.80s': a problem must start with an operator: group_norm, instance_norm, batch_norm, affine, "
+                 "channel_norm",
                  split.word[0]);
         return 0;
     }
@@ -381,20 +398,30 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
         complain(error, error_bytes, "'%s': groups=N is required", split.word[0]);
         return 0;
     }
-    if (line->op == GROUP_NORM && line->sizes[1] % line->groups) {
+    if (line->op != INSTANCE_NORM && line->groups && line->sizes[1] % line->groups) {
         complain(error, error_bytes, "'groups=%lld': groups must divide C, which is %lld", (long long)line->groups,
                  (long long)line->sizes[1]);
         return 0;
     }
     int64_t bytes;
-    if (__builtin_mul_overflow(line->sizes[0], line->groups, &bytes) ||
-        __builtin_mul_overflow(bytes, (int64_t)sizeof(double), &bytes)) {
+    bool overflows = __builtin_mul_overflow(line->sizes[0], line->groups, &bytes) ||
+                     __builtin_mul_overflow(bytes, (int64_t)sizeof(double), &bytes);
+    for (int32_t axis = 2; axis < line->ndim && line->op == CHANNEL_NORM; axis++)
+        overflows |= __builtin_mul_overflow(bytes, line->sizes[axis], &bytes);
+    if (overflows) {
         complain(error, error_bytes, "'groups=%lld': the statistics overflow", (long long)line->groups);
         return 0;
     }
     if (line->has_act_param && !takes_act_param(line->activation)) {
         complain(error, error_bytes, "'act_param': only leaky_relu and elu take it, not %s",
                  problem_activation_name(line->activation));
+        return 0;
+    }
+    const normfuse_type y_type = problem_line_y_type(line);
+    if (y_type != line->type && (line->type == NORMFUSE_F64 || y_type == NORMFUSE_F64 ||
+                                 (line->type != NORMFUSE_F32 && y_type != NORMFUSE_F32))) {
+        complain(error, error_bytes, "'y_dtype=%s': it must be dtype, or one of them f32 and the other one 16 bits",
+                 problem_type_name(y_type));
         return 0;
     }
     if (line->pre_bias && line->sample_bias) {
@@ -410,8 +437,8 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
         complain(error, error_bytes, "'+u': +pre_add or +pre_bias is missing, without which u is x");
         return 0;
     }
-    if (line->scale_shift && line->op != GROUP_NORM && line->op != INSTANCE_NORM) {
-        complain(error, error_bytes, "'+scale': only group_norm and instance_norm take it, not %s",
+    if (line->scale_shift && (line->op == BATCH_NORM || line->op == AFFINE)) {
+        complain(error, error_bytes, "'+scale': only group_norm, instance_norm and channel_norm take it, not %s",
                  problem_operator_name(line->op));
         return 0;
     }
@@ -453,12 +480,18 @@ size_t problem_line_name(const struct problem_line *line, char *name, size_t byt
     size_t length = append(name, bytes, 0, "%s", problem_operator_name(line->op));
     for (int32_t i = 0; i < line->ndim; i++)
         length = append(name, bytes, length, "%c%lld", i ? 'x' : ' ', (long long)line->sizes[i]);
-    if (line->op == GROUP_NORM)
+    if (line->op == GROUP_NORM || (line->op == CHANNEL_NORM && line->groups != 1))
         length = append(name, bytes, length, " groups=%lld", (long long)line->groups);
+    if (line->statistics != NORMFUSE_MEAN_AND_VARIANCE)
+        length = append(name, bytes, length, " stat=%s", statistics_names[line->statistics]);
+    if (line->eps_kind != NORMFUSE_EPS_ADDED)
+        length = append(name, bytes, length, " eps_kind=%s", eps_kind_names[line->eps_kind]);
     if (line->type != NORMFUSE_F32)
         length = append(name, bytes, length, " dtype=%s", problem_type_name(line->type));
     if (line->weight_type != line->type)
         length = append(name, bytes, length, " weight_dtype=%s", problem_type_name(line->weight_type));
+    if (problem_line_y_type(line) != line->type)
+        length = append(name, bytes, length, " y_dtype=%s", problem_type_name(line->y_type));
     if (line->channels_last)
         length = append(name, bytes, length, " layout=nhwc");
     if (line->activation != NORMFUSE_IDENTITY)

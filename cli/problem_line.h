@@ -15,14 +15,16 @@
 /* Room for every problem_line_name. */
 enum { PROBLEM_NAME_BYTES = 512 };
 
-enum problem_operator { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
+enum problem_operator { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE, CHANNEL_NORM };
 
 struct problem_line {
     enum problem_operator op;
     int32_t ndim;
     int64_t sizes[NORMFUSE_MAX_AXES];
-    int64_t groups; /* group_norm: as given; instance_norm: C; others: 0 */
+    int64_t groups; /* group_norm, channel_norm: as given; instance_norm: C; others: 0 */
     normfuse_type type, weight_type;
+    bool has_y_type; /* channel_norm y_dtype: of y, dy, post_add and dpost_add */
+    normfuse_type y_type;
     bool channels_last;
     int32_t activation;
     bool has_act_param;
@@ -30,6 +32,7 @@ struct problem_line {
     bool evaluate;   /* batch_norm mode=eval */
     bool per_sample; /* affine per=sample */
     double eps;
+    int32_t statistics, eps_kind; /* channel_norm: stat=rms, eps_kind=norm */
     bool backward;
     int32_t device; /* NORMFUSE_CPU, NORMFUSE_CUDA */
     bool pre_add;     /* +pre_add */
@@ -37,7 +40,7 @@ struct problem_line {
     bool sample_bias; /* +pre_bias=sample: the same of [N, C] */
     bool write_u;     /* +u: the forward writes u; the backward is given u in place of what it is the sum of, and du */
     bool post_add;    /* +post_add: the backward writes dpost_add */
-    bool scale_shift; /* +scale: scale and shift; group and instance norm */
+    bool scale_shift; /* +scale: scale and shift; group, instance and channel norm */
     bool one_slope;   /* +one_slope: act=prelu has a slope [1], not [C] */
     /* Which tensors of x's sizes, but not x, have the other layout: +mixed: all; +mixed=inputs, +mixed=outputs. */
     bool mixed, mixed_inputs, mixed_outputs;
@@ -60,6 +63,11 @@ struct problem_line problem_line_default(enum problem_operator op);
 static inline bool problem_line_adds(const struct problem_line *line)
 {
     return line->pre_add || line->pre_bias || line->sample_bias;
+}
+
+static inline normfuse_type problem_line_y_type(const struct problem_line *line)
+{
+    return line->has_y_type ? line->y_type : line->type;
 }
 
 static inline bool problem_line_is_mixed(const struct problem_line *line)

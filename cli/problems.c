@@ -36,7 +36,7 @@ static struct problem_line *read_words(const struct arguments *arguments, size_t
     report_usage(command, "%s", error ? error : "no problem");
 }
 
-static void draw(const struct arguments *arguments, struct problems *problems, bool draws_pre_bias)
+static void draw(const struct arguments *arguments, struct problems *problems, bool draws_pre_bias, bool for_gpu)
 {
     enum { PROBLEMS_MOST = 10000000 };
     const char *command = arguments->command->name;
@@ -65,18 +65,20 @@ static void draw(const struct arguments *arguments, struct problems *problems, b
     for (size_t i = 0; i < problems->count; i++) {
         problems->lines[i] = random_problem((uint64_t)problems->seed, (int64_t)i, least, most);
         problems->lines[i].device = device;
+        if (!for_gpu && device == NORMFUSE_CPU)
+            random_channel_norm(&problems->lines[i], (uint64_t)problems->seed, (int64_t)i);
         random_prelu(&problems->lines[i], (uint64_t)problems->seed, (int64_t)i);
         if (draws_pre_bias)
             random_pre_bias(&problems->lines[i], (uint64_t)problems->seed, (int64_t)i);
     }
 }
 
-struct problems problems_read(const struct arguments *arguments, bool draws_pre_bias)
+struct problems problems_read(const struct arguments *arguments, bool draws_pre_bias, bool for_gpu)
 {
     struct problems problems = {.drawn = arguments_has(arguments, PROBLEMS_RANDOM),
                                 .seed = arguments_number(arguments, PROBLEMS_SEED, 0, INT64_MAX, 1)};
     if (problems.drawn)
-        draw(arguments, &problems, draws_pre_bias);
+        draw(arguments, &problems, draws_pre_bias, for_gpu);
     else if (arguments_has(arguments, PROBLEMS_MIN_BYTES) || arguments_has(arguments, PROBLEMS_MAX_BYTES))
         report_usage(arguments->command->name, "--min-bytes and --max-bytes need --random");
     else

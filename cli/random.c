@@ -207,6 +207,18 @@ void random_prelu(struct problem_line *line, uint64_t seed, int64_t index)
     line->one_slope = percent(&generator, 50);
 }
 
+void random_channel_norm(struct problem_line *line, uint64_t seed, int64_t index)
+{
+    struct generator generator = { mix(mix(seed + 0xE7037ED1A0B428DBu) + (uint64_t)index) };
+    if (!percent(&generator, 10) || line->sizes[1] < RANDOM_VALUES)
+        return;
+    line->op = CHANNEL_NORM;
+    line->evaluate = line->per_sample = false;
+    line->groups = percent(&generator, 75) ? 1 : draw_groups(&generator, line->sizes[1], 1);
+    line->statistics = percent(&generator, 50) ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE;
+    line->eps_kind = percent(&generator, 30) ? NORMFUSE_EPS_OF_NORM : NORMFUSE_EPS_ADDED;
+}
+
 void random_pre_bias(struct problem_line *line, uint64_t seed, int64_t index)
 {
     struct generator generator = { mix(mix(seed + 0xD1B54A32D192ED03u) + (uint64_t)index) };

@@ -71,13 +71,14 @@ static const struct option options[OPTION_COUNT] = {
     [OPTION_SUM_OUT] = {"sum-out", 0, "FILE", "Write u = x [+ pre_bias] [+ pre_add] as it was normalized, rounded to x's "
                         "dtype."},
     [OPTION_POST_ADD] = {"post-add", 0, "FILE", "Read a tensor like x that is added before the activation."},
-    [OPTION_SCALE] = {"scale", 0, "FILE", "Group and instance norm: read the scale of each sample and channel, [N, C]; "
-                      "the normalized value is multiplied by 1 + scale after weight and bias."},
-    [OPTION_SHIFT] = {"shift", 0, "FILE", "Group and instance norm: read the shift of each sample and channel, [N, C], "
-                      "added after the scale."},
+    [OPTION_SCALE] = {"scale", 0, "FILE", "Group, instance and channel norm: read the scale of each sample and channel, "
+                      "[N, C]; the normalized value is multiplied by 1 + scale after weight and bias."},
+    [OPTION_SHIFT] = {"shift", 0, "FILE", "Group, instance and channel norm: read the shift of each sample and channel, "
+                      "[N, C], added after the scale."},
     [OPTION_SLOPE] = {"slope", 0, "FILE", "act=prelu, which needs it: read the slope of each channel, [C], or of all, [1]. "
                       "Any of the dtypes."},
-    [OPTION_MEAN] = {"mean", 0, "FILE", "Write the means: [N, groups], batch norm [C]; f32, f64 for f64 x."},
+    [OPTION_MEAN] = {"mean", 0, "FILE", "Write the means: [N, groups], batch norm [C], channel norm [N, groups, spatial]; f32, "
+                     "f64 for f64 x."},
     [OPTION_RSTD] = {"rstd", 0, "FILE", "Write 1/sqrt(variance + eps), as the means."},
     [OPTION_RUNNING_MEAN] = {"running-mean", 0, "FILE", "Batch and instance norm: read the running mean, [C]; needed "
                              "with mode=eval, otherwise what the update starts from."},
@@ -107,7 +108,14 @@ static const struct option options[OPTION_COUNT] = {
 
 static const char sections[] =
     "KEYS\n"
-    "    groups=G           group_norm, required: number of groups, a divisor of C\n"
+    "    groups=G           group_norm, required: number of groups, a divisor of C;\n"
+    "                       channel_norm: of channels that are normalized together (1)\n"
+    "    stat=layer|rms     channel_norm: mean and variance (default), or the mean square\n"
+    "    eps_kind=added|norm\n"
+    "                       channel_norm: eps is added under the root (default), or the least\n"
+    "                       L2 norm\n"
+    "    y_dtype=...        channel_norm: what y, dy and post_add hold, where it is not x's: f32\n"
+    "                       where x has 16 bits, f16 or bf16 where it is f32\n"
     "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
     "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
     "                       hardswish, elu, mish, relu6, prelu (with --slope)\n"
@@ -146,7 +154,7 @@ const struct command run_command = {
     .name = "run",
     .summary = "run an operator on .npy files",
     .synopsis = "run group_norm X.npy groups=G [KEY=VALUE]... [OPTION]...\n"
-                "run instance_norm|batch_norm|affine X.npy [KEY=VALUE]... [OPTION]...\n",
+                "run instance_norm|batch_norm|affine|channel_norm X.npy [KEY=VALUE]... [OPTION]...\n",
     .description = "Normalizes the tensor in X.npy and writes what is asked for: the forward's outputs, with\n"
                    "--backward the gradients, or both in one run. Every output is optional; there must be one.\n"
                    "\n"
@@ -170,11 +178,11 @@ enum shape_kind {
     PARAMETER,   /* [C], or [N, C] with per=sample */
     EITHER,      /* [C], or [N, C] where pre_bias is */
     SHARED,      /* [C], or [1] where the slope is */
-    STATISTICS   /* [N, groups], or [C] */
+    STATISTICS   /* [N, groups], [C], or [N, groups, spatial] */
 };
 
-enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE };
-enum { ANY = GROUP | INSTANCE | BATCH | PLAIN, STATISTICAL = GROUP | INSTANCE | BATCH };
+enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE, CHANNEL = 1 << CHANNEL_NORM };
+enum { STATISTICAL = GROUP | INSTANCE | BATCH | CHANNEL, ANY = STATISTICAL | PLAIN, SCALED = GROUP | INSTANCE | CHANNEL };
 
 enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, PRE_BIAS, SLOPE, RUNNING_MEAN, RUNNING_VAR, INPUTS };
 enum output_id {
@@ -200,8 +208,8 @@ static const struct role input_roles[INPUTS] = {
     [DU] = {OPTION_DU, BIG, ANY, true, FIELD(du), 0},
     [WEIGHT] = {OPTION_WEIGHT, PARAMETER, ANY, false, FIELD(weight), 0},
     [BIAS] = {OPTION_BIAS, PARAMETER, ANY, false, FIELD(bias), 0},
-    [SCALE] = {OPTION_SCALE, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(scale), 0},
-    [SHIFT] = {OPTION_SHIFT, PER_SAMPLE, GROUP | INSTANCE, false, FIELD(shift), 0},
+    [SCALE] = {OPTION_SCALE, PER_SAMPLE, SCALED, false, FIELD(scale), 0},
+    [SHIFT] = {OPTION_SHIFT, PER_SAMPLE, SCALED, false, FIELD(shift), 0},
     [PRE_BIAS] = {OPTION_PRE_BIAS, EITHER, ANY, false, FIELD(pre_bias), 0},
     [SLOPE] = {OPTION_SLOPE, SHARED, ANY, false, FIELD(slope), 0},
     [RUNNING_MEAN] = {OPTION_RUNNING_MEAN, PER_CHANNEL, INSTANCE | BATCH, false, FIELD(running_mean), 0},
@@ -220,8 +228,8 @@ static const struct role output_roles[OUTPUTS] = {
     [DPOST_ADD] = {OPTION_DPOST_ADD, BIG, ANY, true, FIELD(dpost_add), X},
     [DWEIGHT] = {OPTION_DWEIGHT, PARAMETER, ANY, true, FIELD(dweight), WEIGHT},
     [DBIAS] = {OPTION_DBIAS, PARAMETER, ANY, true, FIELD(dbias), BIAS},
-    [DSCALE] = {OPTION_DSCALE, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dscale), SCALE},
-    [DSHIFT] = {OPTION_DSHIFT, PER_SAMPLE, GROUP | INSTANCE, true, FIELD(dshift), SHIFT},
+    [DSCALE] = {OPTION_DSCALE, PER_SAMPLE, SCALED, true, FIELD(dscale), SCALE},
+    [DSHIFT] = {OPTION_DSHIFT, PER_SAMPLE, SCALED, true, FIELD(dshift), SHIFT},
     [DPRE_BIAS] = {OPTION_DPRE_BIAS, EITHER, ANY, true, FIELD(dpre_bias), PRE_BIAS},
     [DSLOPE] = {OPTION_DSLOPE, SHARED, ANY, true, FIELD(dslope), SLOPE},
 };
@@ -285,7 +293,7 @@ static bool is_running_average(const struct run *run)
 
 static bool is_operator(const char *word, enum problem_operator *op)
 {
-    for (int i = GROUP_NORM; i <= AFFINE; i++)
+    for (int i = GROUP_NORM; i <= CHANNEL_NORM; i++)
         if (strcmp(word, problem_operator_name((enum problem_operator)i)) == 0) {
             *op = (enum problem_operator)i;
             return true;
@@ -374,7 +382,7 @@ static void read_words(struct run *run)
         }
     }
     if (!has_operator)
-        report_usage("run", "%s%s%sno operator: group_norm, instance_norm, batch_norm or affine",
+        report_usage("run", "%s%s%sno operator: group_norm, instance_norm, batch_norm, affine or channel_norm",
                      run->x_path ? "'" : "", run->x_path ? run->x_path : "", run->x_path ? "': " : "");
     if (!run->x_path)
         report_usage("run", "no input file: run %s X.npy", problem_operator_name(op));
@@ -404,6 +412,8 @@ static void read_files(struct run *run)
     const struct arguments *arguments = run->arguments;
     const char *name = problem_operator_name(run->line.op);
     bool backward = arguments_has(arguments, OPTION_BACKWARD);
+    if (arguments_has(arguments, OPTION_MEAN) && run->line.statistics == NORMFUSE_MEAN_SQUARE)
+        report_usage("run", "option '--mean': stat=rms has no mean");
     const char *paths[OUTPUTS];
     for (int side = 0; side < 2; side++)
         for (int i = 0; i < (side ? (int)OUTPUTS : (int)INPUTS); i++) {
@@ -464,13 +474,22 @@ static struct stream_shape shape_of(const struct run *run, enum shape_kind kind)
     shape = (struct stream_shape){.ndim = by_sample ? 2 : 1};
     if (by_sample)
         shape.sizes[0] = run->n;
-    shape.sizes[shape.ndim - 1] = kind == STATISTICS ? run->groups : kind == SHARED && run->line.one_slope ? 1 : run->c;
+    if (kind == STATISTICS && run->line.op == CHANNEL_NORM)
+        for (shape.ndim = 2; shape.ndim < run->inputs[X].shape.ndim; shape.ndim++)
+            shape.sizes[shape.ndim] = run->inputs[X].shape.sizes[shape.ndim];
+    shape.sizes[by_sample] = kind == STATISTICS ? run->groups : kind == SHARED && run->line.one_slope ? 1 : run->c;
     return shape;
 }
 
 static bool has_sample_axis(const struct run *run, enum shape_kind kind)
 {
     return kind == BIG || shape_of(run, kind).ndim == 2;
+}
+
+/* Of the files that are like x, or like y. */
+static normfuse_type big_type(const struct run *run, bool of_y)
+{
+    return of_y && run->line.has_y_type ? run->line.y_type : run->inputs[X].type;
 }
 
 static void open_x(struct run *run)
@@ -489,8 +508,9 @@ static void open_x(struct run *run)
     run->s = 1;
     for (int32_t i = 2; i < x->shape.ndim; i++)
         run->s *= x->shape.sizes[i];
-    run->groups = run->line.op == GROUP_NORM ? run->line.groups : run->c;
-    if (run->line.op == GROUP_NORM && (run->groups < 1 || run->c % run->groups != 0))
+    bool grouped = run->line.op == GROUP_NORM || run->line.op == CHANNEL_NORM;
+    run->groups = grouped ? run->line.groups : run->c;
+    if (grouped && (run->groups < 1 || run->c % run->groups != 0))
         report_failure(run->x_path, "x: C = %" PRId64 " is not divisible by groups=%" PRId64, run->c, run->groups);
     bool training = !run->line.evaluate;
     if (run->line.op == BATCH_NORM && training && run->n * run->s == 1)
@@ -510,7 +530,8 @@ static void open_input(struct run *run, enum input id)
     char wanted[128], found[128];
     snprintf(argument, sizeof run->arguments_named[id], "--%s", options[role->option].name);
     bool big = role->kind == BIG;
-    bool bf16 = x->type == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
+    bool of_y = id == POST_ADD || id == DY;
+    bool bf16 = (big ? big_type(run, of_y) : x->type) == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
     stream_input_open(input, run->arguments->values[role->option], argument, bf16,
                       big && run->line.channels_last);
     if (role->kind == EITHER)
@@ -523,9 +544,10 @@ static void open_input(struct run *run, enum input id)
         stream_shape_text(found, sizeof found, &input->shape);
         report_failure(input->path, "%s: the shape is %s, it must be %s", argument, found, wanted);
     }
-    if (big && input->type != x->type)
-        report_failure(input->path, "%s: the file holds %s, x holds %s; they must be of one dtype", argument,
-                       problem_type_name(input->type), problem_type_name(x->type));
+    if (big && input->type != big_type(run, of_y))
+        report_failure(input->path, "%s: the file holds %s, %s %s; they must be of one dtype", argument,
+                       problem_type_name(input->type), of_y && run->line.has_y_type ? "y_dtype is" : "x holds",
+                       problem_type_name(big_type(run, of_y)));
     if ((id == WEIGHT || id == BIAS) && run->has_weight_dtype && input->type != run->line.weight_type)
         report_failure(input->path, "%s: the file holds %s ('%s'), weight_dtype=%s was asked for", argument,
                        problem_type_name(input->type), input->file.header.descr,
@@ -541,6 +563,8 @@ static void open_output(struct run *run, enum output_id id)
     const char *descr = NULL;
     if (role->model < 0) {
         type = x->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+    } else if ((id == Y || id == DPOST_ADD) && big_type(run, true) != x->type) {
+        type = run->line.y_type;
     } else if (run->given & BIT(role->model)) {
         type = run->inputs[role->model].type;
         descr = run->inputs[role->model].file.header.descr;
@@ -634,7 +658,7 @@ static const normfuse_tensor *reserve_zeros(struct buffer *buffer, int32_t ndim,
 static const normfuse_tensor *reserve_statistic(struct run *run, struct buffer *buffer, normfuse_type type,
                                                 int64_t count)
 {
-    const int64_t sizes[2] = {count, run->groups};
+    const int64_t sizes[2] = {count, run->groups * (run->line.op == CHANNEL_NORM ? run->s : 1)};
     return run->line.op == BATCH_NORM ? reserve(buffer, type, 1, &run->c) : reserve(buffer, type, 2, sizes);
 }
 
@@ -643,6 +667,13 @@ static void reserve_statistics(struct run *run, int64_t count)
 {
     reserve_statistic(run, &run->mean, NORMFUSE_F64, count);
     reserve_statistic(run, &run->rstd, run->inputs[X].type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32, count);
+}
+
+static void set_statistics(struct run *run, normfuse_tensors *tensors)
+{
+    if (run->line.statistics != NORMFUSE_MEAN_SQUARE)
+        tensors->mean = &run->mean.tensor;
+    tensors->rstd = &run->rstd.tensor;
 }
 
 /* ---- calling the library ---------------------------------------------------------------------------------------- */
@@ -674,6 +705,8 @@ static normfuse_status invoke(const struct run *run, enum step step, const normf
         flags |= NORMFUSE_CUMULATIVE;
     if (line->op == AFFINE)
         return affine_call(line, flags, forward, tensors, exec, scratch_bytes);
+    if (line->op == CHANNEL_NORM)
+        return channel_norm_call(line, flags, forward, tensors, exec, scratch_bytes);
     if (line->op == BATCH_NORM) {
         const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch,
                                                    .flags = flags,
@@ -764,7 +797,9 @@ static void flush_outputs(struct run *run, unsigned outputs)
 
 static void write_statistics(struct run *run, int64_t count)
 {
-    int64_t values = run->line.op == BATCH_NORM ? run->c : count * run->groups;
+    int64_t values = run->line.op == BATCH_NORM     ? run->c
+                     : run->line.op == CHANNEL_NORM ? count * run->groups * run->s
+                                                    : count * run->groups;
     if (run->wanted & BIT(MEAN))
         stream_output_write_f64(&run->outputs[MEAN], run->mean.data, values);
     if (run->wanted & BIT(RSTD))
@@ -850,8 +885,7 @@ static void forward_block(struct run *run, int64_t first, int64_t count)
         tensors.stats = &run->stats.tensor;
     if (statistics) {
         reserve_statistics(run, count);
-        tensors.mean = &run->mean.tensor;
-        tensors.rstd = &run->rstd.tensor;
+        set_statistics(run, &tensors);
     }
     call(run, from_stats ? APPLY : FORWARD, &tensors, 0);
     flush_outputs(run, outputs);
@@ -904,8 +938,7 @@ static void backward_block(struct run *run, int64_t first, int64_t count)
     block_outputs(run, &tensors, GRADIENTS & ~summed, count);
     set_summed(run, &tensors, summed);
     if (run->line.op != AFFINE && !run->line.evaluate) {
-        tensors.mean = &run->mean.tensor;
-        tensors.rstd = &run->rstd.tensor;
+        set_statistics(run, &tensors);
     }
     call(run, BACKWARD, &tensors, summed & run->wanted ? NORMFUSE_ACCUMULATE : 0);
     flush_outputs(run, GRADIENTS & ~summed);

@@ -73,6 +73,7 @@ struct tally {
 struct set_record {
     struct reference_statistics statistics;
     double mean, rstd; /* what it is normalized with */
+    bool is_clamped;   /* rstd is the most that eps of a norm allows */
     struct tolerance_statistics tolerance;
 };
 
@@ -83,6 +84,8 @@ struct work {
     int64_t n, c, s;
     int64_t groups, group_channels, sets;
     bool set_is_group;   /* of one sample; otherwise of one channel over all samples */
+    bool set_is_position; /* a group's channels at one position; a group's positions are adjacent sets */
+    int64_t group_sets;   /* of a sample's group: 1, or its positions */
     bool has_statistics; /* made of x; not given and not absent */
     bool evaluates;
     bool gives_u; /* in x's place, without pre_add and pre_bias */
@@ -93,6 +96,7 @@ struct work {
     double momentum;
     /* gradients of whole channels: value and bound, [N, C] for groups, [C] otherwise */
     double *dweight, *dweight_error, *dbias, *dbias_error, *dslope, *dslope_error;
+    double *dscale, *dscale_error, *dshift, *dshift_error; /* of a sample's channels, where these have many sets */
     char *scratch;
     size_t scratch_bytes;
     double *statistics; /* of shards and parts */
@@ -276,7 +280,8 @@ static bool make_big(struct work *work, enum tensor_name name)
     int64_t more_samples = options->slice_batch ? 2 : 0, more_channels = options->slice_channels ? 3 : 0;
     int64_t channels = work->c + more_channels;
     int64_t elements = (expanded ? 1 : work->n + more_samples) * channels * work->s;
-    if (!make_buffer(buffer, work->line->type, elements, options->misaligned))
+    const bool of_y = name == Y || name == DY || name == POST_ADD || name == DPOST_ADD;
+    if (!make_buffer(buffer, of_y ? problem_line_y_type(work->line) : work->line->type, elements, options->misaligned))
         return false;
     bool channels_last = name == X ? work->line->channels_last
                                    : problem_line_channels_last(work->line, is_output(work, name));
@@ -517,8 +522,10 @@ static bool make_tensors(struct work *work)
     if (line->activation == NORMFUSE_PRELU)
         good = good && make_small(work, SLOPE, line->weight_type, NO_ROWS, slopes, true);
     if (work->has_statistics && (backward || !is_left_out(work, VERIFY_SAVED))) {
-        good = good && make_small(work, MEAN, mean_type, statistics_rows, work->groups, false);
-        good = good && make_small(work, RSTD, statistics_type, statistics_rows, work->groups, false);
+        const int64_t entries = work->groups * work->group_sets;
+        if (line->statistics != NORMFUSE_MEAN_SQUARE)
+            good = good && make_small(work, MEAN, mean_type, statistics_rows, entries, false);
+        good = good && make_small(work, RSTD, statistics_type, statistics_rows, entries, false);
     }
     if (work->evaluates || options->running) {
         good = good && make_small(work, RUNNING_MEAN, line->weight_type, NO_ROWS, work->c, true);
@@ -590,15 +597,22 @@ static bool make_tensors(struct work *work)
 
 /* Where a set's values are. */
 struct extent {
-    int64_t n, c, rows, channels, positions;
+    int64_t n, c, s, rows, channels, positions;
 };
 
 static struct extent extent_of(const struct work *work, int64_t set)
 {
+    const int64_t lot = set / work->group_sets;
     if (work->set_is_group)
-        return (struct extent){ set / work->groups, set % work->groups * work->group_channels, 1,
-                                work->group_channels, work->s };
-    return (struct extent){ 0, set, work->n, 1, work->s };
+        return (struct extent){ lot / work->groups, lot % work->groups * work->group_channels, set % work->group_sets, 1,
+                                work->group_channels, work->set_is_position ? 1 : work->s };
+    return (struct extent){ 0, set, 0, work->n, 1, work->s };
+}
+
+/* Where a norm group's saved statistics are: row and column. */
+static int64_t statistic_column(const struct work *work, int64_t set)
+{
+    return work->set_is_group ? set % (work->groups * work->group_sets) : set;
 }
 
 /* Of what is not a group norm. */
@@ -612,9 +626,15 @@ static struct tolerance_arithmetic arithmetic_of_channels(const struct work *wor
 static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
 {
     const bool ambiguous = work->c == 1 || work->s == 1;
+    if (work->set_is_position)
+        return tolerance_channels(work->line->type, work->line->channels_last, ambiguous, extent->channels,
+                                  work->n * work->s);
     struct tolerance_arithmetic arithmetic = arithmetic_of_channels(work, extent);
+    arithmetic.parameter_additions = arithmetic.additions;
+    arithmetic.parameter_joins = arithmetic.joins;
     if (work->set_is_group && !arithmetic.on_cuda)
         tolerance_small_sets(&arithmetic, work->line->channels_last && !ambiguous, extent->channels, extent->positions);
+    arithmetic.parameter_additions = arithmetic.additions;
     return arithmetic;
 }
 
@@ -627,13 +647,13 @@ static void load_set(const struct work *work, enum tensor_name name, const struc
             double *to = values + (row * extent->channels + channel) * extent->positions;
             int64_t n = extent->n + row, c = extent->c + channel;
             if (!buffer->overwritten) {
-                reference_load_strided(to, element(buffer, n, c, 0), buffer->type, extent->positions,
+                reference_load_strided(to, element(buffer, n, c, extent->s), buffer->type, extent->positions,
                                        buffer->position);
                 continue;
             }
             const struct sample sample = sample_of(work, name, n);
             for (int64_t s = 0; s < extent->positions; s++)
-                to[s] = reference_round(generated(work, &sample, c, s), buffer->type);
+                to[s] = reference_round(generated(work, &sample, c, extent->s + s), buffer->type);
         }
 }
 
@@ -642,7 +662,7 @@ static void load_u(const struct work *work, const struct extent *extent, double 
 {
     load_set(work, X, extent, u);
     bool adds = work->at[PRE_ADD] != NULL;
-    bool rounds = adds || work->at[U] || (work->line->op == BATCH_NORM && work->line->sample_bias && !work->evaluates);
+    bool rounds = adds || work->at[U] || work->set_is_position || (work->line->op == BATCH_NORM && work->line->sample_bias && !work->evaluates);
     if (!adds && !work->at[PRE_BIAS])
         return;
     if (adds)
@@ -657,10 +677,12 @@ static void load_u(const struct work *work, const struct extent *extent, double 
 
 static int64_t largest_set(const struct work *work)
 {
-    return work->set_is_group ? work->group_channels * work->s : work->n * work->s;
+    return work->set_is_position ? work->group_channels
+           : work->set_is_group  ? work->group_channels * work->s
+                                 : work->n * work->s;
 }
 
-/* A thread's share: every threads-th set. */
+/* A thread's share: every threads-th group of a sample, or set: gradients of a channel are one thread's. */
 struct share {
     struct work *work;
     bool (*each)(struct share *share, int64_t set);
@@ -682,8 +704,10 @@ static double *array(const struct share *share, int index)
 static void *run_share(void *argument)
 {
     struct share *share = argument;
-    for (int64_t set = share->index; set < share->work->sets; set += share->threads)
-        share->each(share, set);
+    const int64_t each = share->work->group_sets;
+    for (int64_t lot = share->index; each && lot < share->work->sets / each; lot += share->threads)
+        for (int64_t set = lot * each; set < (lot + 1) * each; set++)
+            share->each(share, set);
     return NULL;
 }
 
@@ -753,10 +777,14 @@ static bool make_statistics(struct share *share, int64_t set)
     if (!work->has_statistics)
         return true;
     load_u(work, &extent, u, array(share, 1));
-    record->statistics = reference_statistics(u, extent.rows * extent.channels, extent.positions);
+    const bool of_squares = work->line->statistics == NORMFUSE_MEAN_SQUARE;
+    record->statistics =
+        (of_squares ? reference_squares : reference_statistics)(u, extent.rows * extent.channels, extent.positions);
     record->mean = count ? record->statistics.mean : 0;
     double variance = count ? record->statistics.m2 / record->statistics.count : 0;
     record->rstd = reference_rstd(variance, work->line->eps);
+    if (work->line->eps_kind == NORMFUSE_EPS_OF_NORM)
+        record->rstd = reference_rstd_of_norm((double)count, count ? record->statistics.m2 : 0, work->line->eps);
     if (!work->line->backward) {
         bool columns = work->line->channels_last;
         struct tolerance_arithmetic arithmetic = arithmetic_of(work, &extent);
@@ -766,19 +794,27 @@ static bool make_statistics(struct share *share, int64_t set)
             data == VERIFY_CONSTANT ||
             (data == VERIFY_EXACT && work->s % 2 == 0 && !work->on_device && !work->options->sharded);
         /* on the CPU shards begin pieces where one call would not */
-        if (count > 0 && (work->on_device || !work->options->sharded))
+        if (count > 0 && !work->set_is_position && (work->on_device || !work->options->sharded))
             arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
                                                record->mean);
-        record->tolerance = tolerance_statistics(&arithmetic, record->statistics.count, record->mean,
-                                                 record->statistics.m2, work->line->eps);
+        record->tolerance =
+            work->set_is_position
+                ? tolerance_channel_statistics(&arithmetic, record->statistics.count, record->mean, record->statistics.m2,
+                                               work->line->eps, work->line->statistics, work->line->eps_kind)
+                : tolerance_statistics(&arithmetic, record->statistics.count, record->mean, record->statistics.m2,
+                                       work->line->eps);
         return true;
     }
-    int64_t row = work->set_is_group ? extent.n : 0, column = work->set_is_group ? set % work->groups : set;
+    int64_t row = work->set_is_group ? extent.n : 0, column = statistic_column(work, set);
     const struct buffer *mean = &work->buffers[MEAN], *rstd = &work->buffers[RSTD];
-    reference_store(element(mean, row, column, 0), mean->type, record->mean);
+    if (work->at[MEAN]) {
+        reference_store(element(mean, row, column, 0), mean->type, record->mean);
+        record->mean = reference_round(record->mean, mean->type);
+    }
     reference_store(element(rstd, row, column, 0), rstd->type, record->rstd);
-    record->mean = reference_round(record->mean, mean->type);
     record->rstd = reference_round(record->rstd, rstd->type);
+    record->is_clamped = work->line->eps_kind == NORMFUSE_EPS_OF_NORM && work->line->eps > 0 &&
+                         record->rstd >= reference_round(sqrt((double)count) / work->line->eps, rstd->type);
     return true;
 }
 
@@ -830,6 +866,8 @@ static normfuse_status invoke(const struct work *work, const struct library_call
                      (options->cumulative && !work->evaluates ? NORMFUSE_CUMULATIVE : 0);
     if (line->op == AFFINE)
         return affine_call(line, flags, forward, tensors, exec, scratch_bytes);
+    if (line->op == CHANNEL_NORM)
+        return channel_norm_call(line, flags, forward, tensors, exec, scratch_bytes);
     if (line->op == BATCH_NORM) {
         normfuse_batch_norm_options own = { .struct_bytes = sizeof own,
                                             .flags = flags,
@@ -1436,6 +1474,8 @@ static void open_set(struct share *share, int64_t set, struct view *view)
                                         .mean = record->mean,
                                         .rstd = record->rstd,
                                         .has_statistics = work->has_statistics,
+                                        .is_root_mean_square = work->line->statistics == NORMFUSE_MEAN_SQUARE,
+                                        .is_clamped = record->is_clamped,
                                         .set_values = (double)(extent->rows * extent->channels * extent->positions) };
     view->arithmetic = arithmetic_of(work, extent);
     view->affine = (struct tolerance_affine){ .mean = record->mean,
@@ -1472,13 +1512,14 @@ static bool compare_forward(struct share *share, int64_t set)
         for (int64_t row = 0; row < extent->rows; row++)
             for (int64_t channel = 0; channel < extent->channels; channel++)
                 for (int64_t s = 0; s < extent->positions; s++)
-                    compare(share, set, row, U, extent->n + row, extent->c + channel, s,
+                    compare(share, set, row, U, extent->n + row, extent->c + channel, extent->s + s,
                             u[(row * extent->channels + channel) * extent->positions + s], 0);
     const struct set_record *record = &work->records[set];
     int64_t count = extent->rows * extent->channels * extent->positions;
-    if (work->at[MEAN] && count) {
-        int64_t n = work->set_is_group ? extent->n : 0, column = work->set_is_group ? set % work->groups : set;
-        compare_stored(share, set, 0, MEAN, n, column, 0, record->mean, record->tolerance.mean);
+    if (work->at[RSTD] && count) {
+        int64_t n = work->set_is_group ? extent->n : 0, column = statistic_column(work, set);
+        if (work->at[MEAN])
+            compare_stored(share, set, 0, MEAN, n, column, 0, record->mean, record->tolerance.mean);
         compare_stored(share, set, 0, RSTD, n, column, 0, record->rstd,
                        fabs(record->rstd) * record->tolerance.rstd);
     }
@@ -1500,7 +1541,7 @@ static bool compare_forward(struct share *share, int64_t set)
                     error = tolerance_activation(&view.arithmetic, work->line->activation, view.set.slope[pair], z,
                                                  want, z_error(&view, pair * extent->positions + s, z));
                 }
-                compare_stored(share, set, row, Y, extent->n + row, extent->c + channel, s, want, error);
+                compare_stored(share, set, row, Y, extent->n + row, extent->c + channel, extent->s + s, want, error);
             }
         }
     return true;
@@ -1543,6 +1584,8 @@ static bool compare_backward(struct share *share, int64_t set)
     double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
     /* a chunk's sums, the product of dy and the slope, and the centring of u */
     double growth = tolerance_growth(view.arithmetic.additions + 3 + view.arithmetic.gradient_roundings, unit) + view.arithmetic.joins * double_unit;
+    double parameter_growth = tolerance_growth(view.arithmetic.parameter_additions + 3 + view.arithmetic.gradient_roundings, unit) +
+                              view.arithmetic.parameter_joins * double_unit;
     double shift_error = view.arithmetic.shift_unit * fabs(reference->mean);
     const double coefficients = view.arithmetic.coefficient_roundings * unit;
     for (int64_t row = 0; row < extent->rows && !work->options->bits_only; row++)
@@ -1572,16 +1615,22 @@ static bool compare_backward(struct share *share, int64_t set)
             }
             sum_size[pair] = size;
             centred_size[pair] = size_centred;
-            sum_error[pair] = 1.01 * (growth * size + error);
-            centred_error[pair] = 1.01 * (growth * size_centred + error_centred) + shift_error * sum_error[pair];
+            sum_error[pair] = 1.01 * (parameter_growth * size + error);
+            centred_error[pair] = 1.01 * (parameter_growth * size_centred + error_centred) + shift_error * sum_error[pair];
             slope_size[pair] = size_slope;
-            slope_sum_error[pair] = 1.01 * (growth * size_slope + error_slope);
+            slope_sum_error[pair] = 1.01 * (parameter_growth * size_slope + error_slope);
+            const double of_group = 1.01 * (growth * size + error);
             double factor = fabs(1 + reference->scale[pair]), weight = reference->weight[pair];
-            gain_sum_error += factor * fabs(weight) * sum_error[pair];
-            gain_centred_error += factor * fabs(weight) * centred_error[pair];
+            gain_sum_error += factor * fabs(weight) * of_group;
+            gain_centred_error += factor * fabs(weight) *
+                                  (1.01 * (growth * size_centred + error_centred) + shift_error * of_group);
             mean_dz += dbias[pair] * weight;
             mean_dz_normalized += dweight[pair] * weight;
         }
+    if (reference->is_clamped)
+        mean_dz_normalized = gain_centred_error = 0;
+    if (reference->is_root_mean_square)
+        mean_dz = gain_sum_error = 0;
     /* dx = gain*dz + q*(u - k) + r */
     double rstd = reference->rstd, q = 0, r = 0, q_error = 0, r_error = 0;
     if (work->has_statistics) {
@@ -1604,7 +1653,7 @@ static bool compare_backward(struct share *share, int64_t set)
                 for (int64_t s = 0; s < extent->positions; s++) {
                     int64_t index = pair * extent->positions + s;
                     if (work->at[DPOST_ADD])
-                        compare_stored(share, set, row, DPOST_ADD, n, c, s, dz[index], dz_error[index]);
+                        compare_stored(share, set, row, DPOST_ADD, n, c, extent->s + s, dz[index], dz_error[index]);
                     if (!work->at[DX])
                         continue;
                     double shifted = tolerance_shifted(&view.arithmetic, &view.affine, u[index] - reference->mean);
@@ -1619,13 +1668,13 @@ static bool compare_backward(struct share *share, int64_t set)
                         error += unit * fabs(want);
                     }
                     error = 1.01 * error + view.arithmetic.tiny * (4 + shifted + fabs(dz[index]));
-                    compare_stored(share, set, row, DX, n, c, s, want, error);
+                    compare_stored(share, set, row, DX, n, c, extent->s + s, want, error);
                 }
             }
     }
     /* of sums over all samples: in double, and in a thread that goes on from one to the next */
-    double samples = (double)work->n * double_unit;
-    if (work->set_is_group) {
+    double samples = (double)(work->n * work->group_sets) * double_unit;
+    if (work->set_is_group && !work->set_is_position) {
         bool columns = work->line->channels_last || work->s == 1;
         samples += tolerance_growth(tolerance_sample_additions(&view.arithmetic, columns, work->n, work->s), unit);
     }
@@ -1636,13 +1685,20 @@ static bool compare_backward(struct share *share, int64_t set)
         double noise = 16 * double_unit;
         double dweight_error = factor * rstd * (centred_error[pair] + noise * centred_size[pair]);
         double dbias_error = factor * (sum_error[pair] + noise * sum_size[pair]);
-        if (work->at[DSCALE])
-            compare_stored(share, set, 0, DSCALE, n, c, 0, dscale[pair],
-                           weight * rstd * (centred_error[pair] + noise * centred_size[pair]) +
-                               bias * (sum_error[pair] + noise * sum_size[pair]));
-        if (work->at[DSHIFT])
-            compare_stored(share, set, 0, DSHIFT, n, c, 0, dshift[pair], sum_error[pair]);
+        const double dscale_error = weight * rstd * (centred_error[pair] + noise * centred_size[pair]) +
+                                    bias * (sum_error[pair] + noise * sum_size[pair]);
         int64_t at = work->set_is_group ? n * work->c + c : c;
+        if (work->set_is_position) { /* sums over positions: compare_sample_gradients */
+            if (work->at[DSCALE])
+                work->dscale[at] += dscale[pair], work->dscale_error[at] += dscale_error;
+            work->dshift[at] += dshift[pair];
+            work->dshift_error[at] += sum_error[pair];
+        } else {
+            if (work->at[DSCALE])
+                compare_stored(share, set, 0, DSCALE, n, c, 0, dscale[pair], dscale_error);
+            if (work->at[DSHIFT])
+                compare_stored(share, set, 0, DSHIFT, n, c, 0, dshift[pair], sum_error[pair]);
+        }
         if (work->at[DSLOPE])
             work->dslope[at] += dslope[pair];
         /* one slope has the sums of all channels, in double */
@@ -1660,6 +1716,18 @@ static bool compare_backward(struct share *share, int64_t set)
         work->dbias_error[at] += dbias_error + samples * factor * sum_size[pair];
     }
     return true;
+}
+
+/* dscale and dshift where a sample's channel is of many sets. */
+static void compare_sample_gradients(struct share *share)
+{
+    struct work *work = share->work;
+    for (int64_t at = 0; at < work->n * work->c; at++) {
+        if (work->at[DSCALE])
+            compare_stored(share, -1, 0, DSCALE, at / work->c, at % work->c, 0, work->dscale[at], work->dscale_error[at]);
+        if (work->at[DSHIFT])
+            compare_stored(share, -1, 0, DSHIFT, at / work->c, at % work->c, 0, work->dshift[at], work->dshift_error[at]);
+    }
 }
 
 /* dweight and dbias of whole channels. */
@@ -1706,7 +1774,7 @@ static void compare_sum_of_dx(struct share *share)
     struct work *work = share->work;
     const struct buffer *dx = work->at[DX];
     const bool by_sample = work->line->sample_bias;
-    const struct extent extent = { 0, 0, by_sample ? 1 : work->n, 1, work->s };
+    const struct extent extent = { 0, 0, 0, by_sample ? 1 : work->n, 1, work->s };
     const struct tolerance_arithmetic arithmetic = arithmetic_of_channels(work, &extent);
     const double growth = tolerance_growth(arithmetic.additions + arithmetic.gradient_roundings, arithmetic.unit) +
                           (arithmetic.joins + (double)work->n) * double_unit;
@@ -1855,9 +1923,9 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+running is a training forward's of batch and instance norm";
     if (options->cumulative && !options->running)
         return "+cumulative needs +running";
-    if (options->in_place && (problem_line_is_mixed(line) || options->expanded))
-        return "+inplace needs one layout, and no sample that is every one's";
-    if (options->sharded && (line->op == AFFINE || evaluates || (grouped && line->ndim < 3)))
+    if (options->in_place && (problem_line_is_mixed(line) || options->expanded || problem_line_y_type(line) != line->type))
+        return "+inplace needs one layout and one dtype, and no sample that is every one's";
+    if (options->sharded && (line->op == AFFINE || line->op == CHANNEL_NORM || evaluates || (grouped && line->ndim < 3)))
         return "+sharded is of statistics, and of group norm with a spatial axis";
     if (options->accumulate && !line->backward && (line->op != BATCH_NORM || evaluates))
         return "+accumulate is backward's, and batch norm's in training";
@@ -1869,6 +1937,11 @@ static const char *impossible(const struct problem_line *line, const struct veri
 int64_t verify_sets(const struct problem_line *line)
 {
     bool grouped = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
+    int64_t positions = 1;
+    for (int32_t axis = 2; axis < line->ndim; axis++)
+        positions *= line->sizes[axis];
+    if (line->op == CHANNEL_NORM)
+        return line->sizes[0] * line->groups * positions;
     return grouped ? line->sizes[0] * line->groups : line->sizes[1];
 }
 
@@ -1882,7 +1955,7 @@ static enum verify_outcome verify_work(struct work *work)
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the tensors");
     if (backward) {
         int64_t entries = work->set_is_group ? work->n * work->c : work->c;
-        work->dweight = calloc((size_t)(6 * entries) + 1, sizeof(double));
+        work->dweight = calloc((size_t)(10 * entries) + 1, sizeof(double));
         if (!work->dweight)
             return conclude(result, VERIFY_NO_MEMORY, "no memory for the gradients");
         work->dweight_error = work->dweight + entries;
@@ -1890,6 +1963,10 @@ static enum verify_outcome verify_work(struct work *work)
         work->dbias_error = work->dbias + entries;
         work->dslope = work->dbias_error + entries;
         work->dslope_error = work->dslope + entries;
+        work->dscale = work->dslope_error + entries;
+        work->dscale_error = work->dscale + entries;
+        work->dshift = work->dscale_error + entries;
+        work->dshift_error = work->dshift + entries;
     }
     if ((backward || !options->bits_only) && !for_each_set(work, make_statistics, NULL))
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
@@ -1902,6 +1979,8 @@ static enum verify_outcome verify_work(struct work *work)
         return conclude(result, VERIFY_NO_MEMORY, "no memory for the reference");
     if (backward)
         compare_channel_gradients(&last);
+    if (backward && work->set_is_position)
+        compare_sample_gradients(&last);
     if (work->at[DPRE_BIAS])
         compare_sum_of_dx(&last);
     if (work->at[DSLOPE])
@@ -1952,7 +2031,9 @@ enum verify_outcome verify_problem(const struct problem_line *line, const struct
     work.s = 1;
     for (int32_t axis = 2; axis < line->ndim; axis++)
         work.s *= line->sizes[axis];
-    work.set_is_group = line->op == GROUP_NORM || line->op == INSTANCE_NORM;
+    work.set_is_position = line->op == CHANNEL_NORM;
+    work.set_is_group = line->op == GROUP_NORM || line->op == INSTANCE_NORM || work.set_is_position;
+    work.group_sets = work.set_is_position ? work.s : 1;
     work.groups = work.set_is_group ? line->groups : work.c;
     if (work.groups < 1 && work.c > 0)
         return conclude(result, VERIFY_IMPOSSIBLE, "groups is missing");

@@ -8,12 +8,13 @@
  *
  * group norm     mean, rstd over the C/groups channels and all positions of one sample; instance norm is groups = C
  * batch norm     mean, rstd over all samples and positions of one channel, or given running statistics
+ * channel norm   mean, rstd over the C/groups channels of one position: layer norm and RMS norm of channels
  * affine         no statistics: y = act(weight * u + bias [+ post_add])
  *
  * pre_bias is one value a channel, or one a sample and channel: the bias of a convolution before the norm, an embedding.
- * With pre_add, where u is written, and in the batch norm of a batch with a bias [N, C], u is a tensor: it is summed in
- * the compute type (f32; f64 for f64 x) in this order and rounded once. Else pre_bias is a part of the mean: u is not
- * rounded, and nothing more is read or written than without it.
+ * With pre_add, where u is written, in channel norm, and in the batch norm of a batch with a bias [N, C], u is a tensor:
+ * it is summed in the compute type (f32; f64 for f64 x) in this order and rounded once. Else pre_bias is a part of the
+ * mean: u is not rounded, and nothing more is read or written than without it.
  *
  * Tensors have the axes N, C and zero to three spatial axes, in this order. Their strides say how they lie in memory.
  * S below is the product of the spatial sizes. A norm group is the values that share a mean and a variance.
@@ -144,10 +145,11 @@ NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_
 /* The tensors of one call. Zero-initialize, set struct_bytes, and fill what the operator takes. A tensor that the
  * operator does not use must be NULL.
  *
- * Big tensors have x's shape and dtype and each its own strides: contiguous, channels-last, or a slice of either along
+ * Big tensors have x's shape and dtype (channel norm: see there) and each its own strides: contiguous, channels-last, or a slice of either along
  * N or C (any channel stride of at least S, any row stride of at least C, any batch stride).
  * Parameters are of any dtype and any strides: per channel [C], per (sample, channel) [N, C].
- * Statistics: [N, groups] (group norm) or [C] (batch norm), any shape with that many elements, row-major.
+ * Statistics: [N, groups] (group norm), [C] (batch norm) or [N, groups, positions] (channel norm), any shape with that
+ * many elements, row-major: whatever the layout of x, the positions of a group are adjacent.
  *
  * A tensor may have no element. Statistics of no value are mean 0, rstd 1/sqrt(eps), count 0. Sums and gradients over
  * no value are 0, or keep what they hold with NORMFUSE_ACCUMULATE. Running statistics keep theirs. Such a call needs no
@@ -164,8 +166,8 @@ typedef struct normfuse_tensors {
     const normfuse_tensor *post_add; /* added before the activation */
     const normfuse_tensor *weight;   /* [C] or, affine only, [N, C]; NULL: 1 */
     const normfuse_tensor *bias;     /* likewise; NULL: 0 */
-    const normfuse_tensor *scale;    /* group norm: [N, C]; NULL: 0 */
-    const normfuse_tensor *shift;    /* group norm: [N, C]; NULL: 0 */
+    const normfuse_tensor *scale;    /* group and channel norm: [N, C]; NULL: 0 */
+    const normfuse_tensor *shift;    /* group and channel norm: [N, C]; NULL: 0 */
     /* outputs of forward */
     const normfuse_tensor *y; /* in a backward an input, see below */
     const normfuse_tensor *u; /* x + pre_bias + pre_add as it was normalized; needs pre_add or pre_bias */
@@ -249,6 +251,30 @@ typedef struct normfuse_batch_norm_options {
     int64_t set_values;   /* ..._backward_apply: the values a channel has over all shards; 0: those of x */
 } normfuse_batch_norm_options;
 
+/* What channel norm normalizes with. Numbers are fixed and never reused. */
+typedef enum normfuse_statistics {
+    NORMFUSE_MEAN_AND_VARIANCE = 0, /* layer norm: (u - mean) * rstd, rstd of the mean square of u - mean */
+    NORMFUSE_MEAN_SQUARE = 1        /* RMS norm: u * rstd, rstd of the mean square of u; tensors.mean must be NULL */
+} normfuse_statistics;
+
+/* Where eps is, with D = C/groups and v = u - mean, or u. */
+typedef enum normfuse_eps_kind {
+    NORMFUSE_EPS_ADDED = 0,  /* rstd = 1/sqrt(sum of v^2 / D + eps) */
+    NORMFUSE_EPS_OF_NORM = 1 /* rstd = sqrt(D)/max(sqrt(sum of v^2), eps), the norm of v is clamped */
+} normfuse_eps_kind;
+
+typedef struct normfuse_channel_norm_options {
+    uint32_t struct_bytes; /* sizeof(normfuse_channel_norm_options) */
+    uint32_t flags;        /* NORMFUSE_HAS_ACT_PARAM, NORMFUSE_ACCUMULATE */
+    int64_t groups;        /* of channels, divides C; 1: all channels of a position are one norm group */
+    double eps;            /* any value; with NORMFUSE_EPS_OF_NORM 0 or above */
+    int32_t statistics;    /* normfuse_statistics */
+    int32_t eps_kind;      /* normfuse_eps_kind */
+    int32_t activation;    /* normfuse_activation; NORMFUSE_PRELU takes tensors.slope wherever y or dy is */
+    int32_t reserved;      /* 0 */
+    double act_param;
+} normfuse_channel_norm_options;
+
 typedef struct normfuse_affine_options {
     uint32_t struct_bytes; /* sizeof(normfuse_affine_options) */
     uint32_t flags;        /* NORMFUSE_HAS_ACT_PARAM, NORMFUSE_ACCUMULATE */
@@ -322,6 +348,28 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward(const normfuse_batch_n
 NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const normfuse_batch_norm_options *options,
                                                                         const normfuse_tensors *tensors,
                                                                         const normfuse_exec *exec, size_t *bytes);
+
+/* Channel norm: each position is normalized over its channels, or those of one group. On CPU tensors; calls with tensors
+ * on a CUDA device return NORMFUSE_UNSUPPORTED. Takes the tensors of group norm without running statistics; weight and
+ * bias are [C]. y, dy, post_add and dpost_add have one dtype: x's, or f32 where x has 16 bits, or 16 bits where x is f32;
+ * u, du, dx and pre_add have x's. With NORMFUSE_MEAN_SQUARE mean is 0: tensors.mean must be NULL, and a
+ * backward needs rstd alone.
+ *
+ * Backward, with g = dz * weight * (1 + scale), h = (u - mean) * rstd and means over the D channels of a norm group:
+ *   dx = rstd * (g - mean(g) - h * mean(g*h)) [+ du]            NORMFUSE_MEAN_SQUARE: without mean(g)
+ * Where NORMFUSE_EPS_OF_NORM clamped the norm rstd is a constant, and h * mean(g*h) is left out. That is where the given
+ * rstd is at least sqrt(D)/eps, rounded to rstd's dtype, and eps is above 0. A norm that equals eps within that rounding
+ * counts as clamped. */
+NORMFUSE_API normfuse_status normfuse_channel_norm_forward(const normfuse_channel_norm_options *options,
+                                                           const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_channel_norm_forward_scratch_bytes(const normfuse_channel_norm_options *options,
+                                                                         const normfuse_tensors *tensors,
+                                                                         const normfuse_exec *exec, size_t *bytes);
+NORMFUSE_API normfuse_status normfuse_channel_norm_backward(const normfuse_channel_norm_options *options,
+                                                            const normfuse_tensors *tensors, const normfuse_exec *exec);
+NORMFUSE_API normfuse_status normfuse_channel_norm_backward_scratch_bytes(const normfuse_channel_norm_options *options,
+                                                                          const normfuse_tensors *tensors,
+                                                                          const normfuse_exec *exec, size_t *bytes);
 
 /* Channel affine: y = act(weight*u + bias [+ post_add]), u = x [+ pre_bias] [+ pre_add]; weight and bias [C] or [N, C],
  * both alike. Backward writes dx, dweight = sum of dy' * u, dbias = sum of dy', dpost_add, dpre_bias, dslope. */

@@ -41,6 +41,9 @@ static normfuse_status check_backend(const struct normfuse_problem *problem)
 {
     if (problem->device.device_type == NORMFUSE_CPU)
         return NORMFUSE_OK;
+    if (problem->sets == NORMFUSE_SETS_POSITION)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: tensors.x is on a CUDA device, and channel norm is for the CPU",
+                               problem->name);
 #if defined(NORMFUSE_HAVE_CUDA)
     const struct normfuse_cuda_device *device;
     return normfuse_cuda_device(problem->name, problem->device.device_id, &device);
@@ -69,9 +72,11 @@ static normfuse_status part_run(const struct normfuse_problem *problem, const no
 }
 
 /* Backends take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of the
- * samples that count together. */
+ * samples that count together. Norm over channels rounds u itself. */
 static bool takes_pre_bias(const struct normfuse_problem *problem)
 {
+    if (problem->sets == NORMFUSE_SETS_POSITION)
+        return true;
     return problem->pre_add.data == NULL && problem->u.data == NULL &&
            (problem->sets != NORMFUSE_SETS_BATCH || !problem->biases_samples);
 }
@@ -91,6 +96,7 @@ static struct normfuse_problem affine_of(const struct normfuse_problem *problem,
                                      .sets = NORMFUSE_SETS_NONE,
                                      .phases = phases,
                                      .type = problem->type,
+                                     .y_type = problem->type,
                                      .columns = problem->columns,
                                      .activation = NORMFUSE_IDENTITY,
                                      .n = problem->n,
@@ -319,6 +325,15 @@ static normfuse_status batch_norm(enum normfuse_call call, const normfuse_batch_
     return answer(checked, &problem, call, exec, bytes, &caller);
 }
 
+static normfuse_status channel_norm(enum normfuse_call call, const normfuse_channel_norm_options *options,
+                                    const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
+{
+    const struct normfuse_caller caller = normfuse_enter();
+    struct normfuse_problem problem;
+    const normfuse_status checked = normfuse_channel_norm_problem(&problem, call, options, tensors);
+    return answer(checked, &problem, call, exec, bytes, &caller);
+}
+
 static normfuse_status affine(enum normfuse_call call, const normfuse_affine_options *options,
                               const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {
@@ -426,6 +441,32 @@ normfuse_status normfuse_batch_norm_backward_scratch_bytes(const normfuse_batch_
                                                            size_t *bytes)
 {
     return batch_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
+}
+
+normfuse_status normfuse_channel_norm_forward(const normfuse_channel_norm_options *options,
+                                              const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return channel_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
+}
+
+normfuse_status normfuse_channel_norm_backward(const normfuse_channel_norm_options *options,
+                                               const normfuse_tensors *tensors, const normfuse_exec *exec)
+{
+    return channel_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
+}
+
+normfuse_status normfuse_channel_norm_forward_scratch_bytes(const normfuse_channel_norm_options *options,
+                                                            const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                            size_t *bytes)
+{
+    return channel_norm(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
+}
+
+normfuse_status normfuse_channel_norm_backward_scratch_bytes(const normfuse_channel_norm_options *options,
+                                                             const normfuse_tensors *tensors, const normfuse_exec *exec,
+                                                             size_t *bytes)
+{
+    return channel_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
 }
 
 normfuse_status normfuse_affine_forward(const normfuse_affine_options *options, const normfuse_tensors *tensors,

@@ -94,7 +94,7 @@ static const struct {
 
 /* ---- what each call takes ------------------------------------------------------------------------------------- */
 
-enum operator { GROUP_NORM, BATCH_NORM, AFFINE };
+enum operator { GROUP_NORM, BATCH_NORM, AFFINE, CHANNEL_NORM };
 
 #define CALL_NAMES(operator)                                                                                           \
     {operator " forward",                                                                                              \
@@ -109,6 +109,7 @@ static const char *const call_names[][8] = {
     [GROUP_NORM] = CALL_NAMES("group_norm"),
     [BATCH_NORM] = CALL_NAMES("batch_norm"),
     [AFFINE] = CALL_NAMES("affine"),
+    [CHANNEL_NORM] = CALL_NAMES("channel_norm"),
 };
 
 #define PRE (BIT(PRE_ADD) | BIT(PRE_BIAS))
@@ -121,8 +122,10 @@ static const char *const call_names[][8] = {
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
 #define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD) | BIT(DPRE_BIAS) | BIT(DSLOPE))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
+/* Of batches and shards. */
+#define SHARED_STATISTICS (RUNNING | BIT(STATS) | BIT(SUMS))
 /* What affine does not take. */
-#define NORM_ONLY (SAVED | RUNNING | ADAPTIVE | BIT(STATS) | BIT(SUMS))
+#define NORM_ONLY (SAVED | ADAPTIVE | SHARED_STATISTICS)
 
 #define FORWARD_PHASES (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY)
 #define BACKWARD_PHASES (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)
@@ -460,14 +463,14 @@ static normfuse_status refuse_strides(const struct normfuse_problem *problem, co
 
 static normfuse_status locate_big(struct normfuse_view *view, struct range *range,
                                   const struct normfuse_problem *problem, const char *argument,
-                                  const normfuse_tensor *tensor, bool is_output)
+                                  const normfuse_tensor *tensor, int32_t type, bool is_output)
 {
     if (!view_of(view, problem, tensor))
         return refuse_strides(problem, argument);
     const int64_t sizes[AXES] = {problem->n, problem->c, problem->s};
     const ptrdiff_t strides[AXES] = {view->batch, view->channel, view->position};
     const normfuse_status status =
-        locate(&view->data, range, problem->name, argument, tensor, normfuse_type_bytes(problem->type), sizes, strides);
+        locate(&view->data, range, problem->name, argument, tensor, normfuse_type_bytes(type), sizes, strides);
     if (status == NORMFUSE_OK && is_output && !elements_are_apart(sizes, strides))
         return normfuse_refuse(NORMFUSE_OVERLAP, "%s: elements of %s, an output, overlap each other", problem->name,
                                argument);
@@ -524,7 +527,7 @@ static void choose_picture(struct normfuse_problem *problem, const struct normfu
 
 /* ---- a call --------------------------------------------------------------------------------------------------- */
 
-/* What the three options structs have in common; fields that an operator does not have are 0. */
+/* What the options structs have in common; fields that an operator does not have are 0. */
 struct settings {
     enum operator operator;
     enum normfuse_call call;
@@ -534,6 +537,7 @@ struct settings {
     int32_t activation, reserved;
     double act_param, momentum;
     int64_t batches_seen, set_values;
+    int32_t statistics, eps_kind;
 };
 
 static normfuse_status check_settings(struct normfuse_problem *problem, const struct settings *settings)
@@ -565,6 +569,15 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
     if (settings->operator == BATCH_NORM && (flags & NORMFUSE_EVALUATE) == 0 && !(settings->eps > 0))
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.eps is %g, training needs one above 0", name,
                                settings->eps);
+    if (settings->statistics < 0 || settings->statistics > NORMFUSE_MEAN_SQUARE)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.statistics is %" PRId32 ", the last known one is %d",
+                               name, settings->statistics, NORMFUSE_MEAN_SQUARE);
+    if (settings->eps_kind < 0 || settings->eps_kind > NORMFUSE_EPS_OF_NORM)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.eps_kind is %" PRId32 ", the last known one is %d",
+                               name, settings->eps_kind, NORMFUSE_EPS_OF_NORM);
+    if (settings->eps_kind == NORMFUSE_EPS_OF_NORM && !(settings->eps >= 0))
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: options.eps is %g, NORMFUSE_EPS_OF_NORM needs 0 or above",
+                               name, settings->eps);
     problem->accumulate = (flags & NORMFUSE_ACCUMULATE) != 0;
     problem->evaluate = (flags & NORMFUSE_EVALUATE) != 0;
     problem->activation = settings->activation;
@@ -572,6 +585,8 @@ static normfuse_status check_settings(struct normfuse_problem *problem, const st
                              ? settings->act_param
                              : normfuse_activation_table[settings->activation].default_param;
     problem->eps = settings->eps;
+    problem->statistics = settings->statistics;
+    problem->eps_kind = settings->eps_kind;
     problem->momentum =
         (flags & NORMFUSE_CUMULATIVE) != 0 ? 1.0 / ((double)settings->batches_seen + 1.0) : settings->momentum;
     return NORMFUSE_OK;
@@ -649,6 +664,11 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
         allowed &= ~NORM_ONLY, required &= ~SAVED;
     else if (settings->operator == BATCH_NORM)
         allowed &= ~ADAPTIVE;
+    else if (settings->operator == CHANNEL_NORM)
+        allowed &= ~SHARED_STATISTICS;
+    const bool has_mean = settings->statistics != NORMFUSE_MEAN_SQUARE;
+    if (!has_mean)
+        allowed &= ~BIT(MEAN), required &= ~BIT(MEAN);
     if (problem->evaluate) {
         allowed = (allowed & ~(SAVED | BIT(STATS) | BIT(SUMS))) | RUNNING;
         required = (required & ~SAVED) | RUNNING;
@@ -663,7 +683,8 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
                                slots[first_of(*present & (BIT(SLOPE) | BIT(DSLOPE)))].name);
 
     const normfuse_status status =
-        check_mask(problem->name, *present, allowed, required, problem->evaluate ? " with NORMFUSE_EVALUATE" : "");
+        check_mask(problem->name, *present, allowed, required,
+                   problem->evaluate ? " with NORMFUSE_EVALUATE" : has_mean ? "" : " with NORMFUSE_MEAN_SQUARE");
     if (status != NORMFUSE_OK)
         return status;
     if ((*present & BIT(U)) != 0 && (*present & PRE) == 0)
@@ -692,7 +713,7 @@ static normfuse_status check_groups(struct normfuse_problem *problem, const stru
 {
     const int64_t c = problem->c;
     problem->groups = c;
-    if (settings->operator != GROUP_NORM)
+    if (settings->operator != GROUP_NORM && settings->operator != CHANNEL_NORM)
         return NORMFUSE_OK;
     const int64_t groups = settings->groups;
     if (groups < 0 || (groups == 0 && c != 0))
@@ -715,6 +736,29 @@ static normfuse_status check_groups(struct normfuse_problem *problem, const stru
     return NORMFUSE_OK;
 }
 
+static int32_t type_of_big(const struct normfuse_problem *problem, enum slot slot)
+{
+    return slot == Y || slot == DY || slot == POST_ADD || slot == DPOST_ADD ? problem->y_type : problem->type;
+}
+
+/* The type of y and of what is like it: x's, but for channel norm's. */
+static normfuse_status take_y_type(struct normfuse_problem *problem, const struct settings *settings,
+                                   const normfuse_tensor *const *tensors)
+{
+    problem->y_type = problem->type;
+    const enum slot slot = tensors[DY] != NULL ? DY : Y;
+    if (settings->operator != CHANNEL_NORM || tensors[slot] == NULL)
+        return NORMFUSE_OK;
+    const normfuse_status status = check_type(&problem->y_type, problem->name, slots[slot].name, tensors[slot]->dtype);
+    const bool differs = status == NORMFUSE_OK && problem->y_type != problem->type;
+    /* one is f32, the other one has 16 bits */
+    if (differs && normfuse_type_bytes(problem->type) + normfuse_type_bytes(problem->y_type) != 6)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: %s must have the dtype of tensors.x, or one of them f32 and the other one 16 bits",
+                               problem->name, slots[slot].name);
+    return status;
+}
+
 static normfuse_status take_big(struct normfuse_problem *problem, struct range *range, enum slot slot,
                                 const normfuse_tensor *tensor, const normfuse_tensor *x, bool is_output)
 {
@@ -724,8 +768,9 @@ static normfuse_status take_big(struct normfuse_problem *problem, struct range *
     normfuse_status status = check_type(&type, problem->name, name, tensor->dtype);
     if (status != NORMFUSE_OK)
         return status;
-    if (type != problem->type)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must have the dtype of tensors.x", problem->name, name);
+    if (type != type_of_big(problem, slot))
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: %s must have the dtype of tensors.%s", problem->name, name,
+                               type_of_big(problem, slot) == problem->type ? "x" : "y and tensors.dy");
     if (tensor->ndim != x->ndim)
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, tensors.x has %d", problem->name, name,
                                (int)tensor->ndim, (int)x->ndim);
@@ -740,7 +785,7 @@ static normfuse_status take_big(struct normfuse_problem *problem, struct range *
     if (normfuse_is_empty(problem))
         view->data = tensor->data;
     else
-        status = locate_big(view, range, problem, name, tensor, is_output);
+        status = locate_big(view, range, problem, name, tensor, type, is_output);
     if (slot == X && !normfuse_is_empty(problem))
         choose_picture(problem, view);
     fit_picture(view, problem);
@@ -757,7 +802,7 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
     if (status != NORMFUSE_OK)
         return status;
     const bool batch = problem->sets == NORMFUSE_SETS_BATCH;
-    const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : 1;
+    const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : problem->sets == NORMFUSE_SETS_POSITION ? problem->s : 1;
     /* Without channels any number of groups is legal. */
     int64_t elements = slot == SUMS ? problem->c : problem->groups;
     if (__builtin_mul_overflow(elements, batch ? 1 : problem->n, &elements) ||
@@ -778,7 +823,7 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
         *(double **)((char *)problem + slots[slot].offset) = (double *)(void *)flat.data;
     else
         *(struct normfuse_parameter *)((char *)problem + slots[slot].offset) =
-            (struct normfuse_parameter){flat.data, batch ? 0 : problem->groups, 1, flat.type};
+            (struct normfuse_parameter){flat.data, batch || elements == 0 ? 0 : problem->groups * each, each, flat.type};
     return NORMFUSE_OK;
 }
 
@@ -808,7 +853,7 @@ static void lattice_of(const struct normfuse_problem *problem, enum slot slot, i
         strides[1] = view->channel;
         strides[2] = view->position;
         *data = view->data;
-        *type = problem->type;
+        *type = type_of_big(problem, slot);
     } else {
         const struct normfuse_parameter *const parameter = (const struct normfuse_parameter *)field;
         strides[0] = parameter->batch;
@@ -930,11 +975,13 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     if ((status = check_settings(problem, settings)) != NORMFUSE_OK ||
         (status = check_presence(problem, settings, tensors, &present, &outputs)) != NORMFUSE_OK ||
         (status = take_shape(problem, tensors[X])) != NORMFUSE_OK ||
+        (status = take_y_type(problem, settings, tensors)) != NORMFUSE_OK ||
         (status = check_groups(problem, settings, present)) != NORMFUSE_OK)
         return status;
 
     problem->sets = settings->operator == AFFINE || problem->evaluate ? NORMFUSE_SETS_NONE
                     : settings->operator == BATCH_NORM                ? NORMFUSE_SETS_BATCH
+                    : settings->operator == CHANNEL_NORM              ? NORMFUSE_SETS_POSITION
                                                                       : NORMFUSE_SETS_GROUP;
     problem->phases = calls[settings->call].phases;
     if (problem->sets == NORMFUSE_SETS_NONE)
@@ -1017,7 +1064,8 @@ normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, en
         &(const struct settings){GROUP_NORM, call, options->flags,
                                  NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
                                  options->groups, options->eps, options->activation, options->reserved,
-                                 options->act_param, options->momentum, options->batches_seen, options->set_values},
+                                 options->act_param, options->momentum, options->batches_seen, options->set_values,
+                                 NORMFUSE_MEAN_AND_VARIANCE, NORMFUSE_EPS_ADDED},
         tensors);
 }
 
@@ -1032,8 +1080,31 @@ normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, en
         &(const struct settings){BATCH_NORM, call, options->flags,
                                  NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
                                  0, options->eps, options->activation, options->reserved, options->act_param,
-                                 options->momentum, options->batches_seen, options->set_values},
+                                 options->momentum, options->batches_seen, options->set_values,
+                                 NORMFUSE_MEAN_AND_VARIANCE, NORMFUSE_EPS_ADDED},
         tensors);
+}
+
+normfuse_status normfuse_channel_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                              const normfuse_channel_norm_options *options,
+                                              const normfuse_tensors *tensors)
+{
+    const normfuse_status status = check_options(problem, CHANNEL_NORM, call, options, sizeof *options);
+    if (status != NORMFUSE_OK)
+        return status;
+    return build(problem,
+                 &(const struct settings){.operator = CHANNEL_NORM,
+                                          .call = call,
+                                          .flags = options->flags,
+                                          .known_flags = NORMFUSE_HAS_ACT_PARAM | NORMFUSE_ACCUMULATE,
+                                          .groups = options->groups,
+                                          .eps = options->eps,
+                                          .activation = options->activation,
+                                          .reserved = options->reserved,
+                                          .act_param = options->act_param,
+                                          .statistics = options->statistics,
+                                          .eps_kind = options->eps_kind},
+                 tensors);
 }
 
 normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,

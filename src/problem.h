@@ -19,7 +19,8 @@
 enum normfuse_sets {
     NORMFUSE_SETS_NONE,  /* statistics are given (running) or there are none (affine) */
     NORMFUSE_SETS_GROUP, /* the values of one sample and one group of channels */
-    NORMFUSE_SETS_BATCH  /* the values of one channel */
+    NORMFUSE_SETS_BATCH, /* the values of one channel */
+    NORMFUSE_SETS_POSITION /* the values of one position and one group of channels */
 };
 
 /* What a call does; forward is STATISTICS | APPLY, a sharded one does either. */
@@ -49,7 +50,8 @@ struct normfuse_problem {
     const char *name; /* "group_norm forward", for messages */
     enum normfuse_sets sets;
     int32_t phases;
-    int32_t type; /* of the big tensors */
+    int32_t type;   /* of the big tensors, but */
+    int32_t y_type; /* of y, dy, post_add and dpost_add: SETS_POSITION may have another one, of the same compute type */
     bool columns; /* the picture, chosen by x: views whose position (rows) or channel (columns) stride is 1 are walked in
                      place, others through a transposing copy of a tile */
     bool accumulate; /* stats, sums, dweight and dbias */
@@ -59,9 +61,10 @@ struct normfuse_problem {
     int32_t activation;
     double act_param;
     double eps;
+    int32_t statistics, eps_kind; /* SETS_POSITION */
     double momentum;
     int64_t n, c, s;
-    int64_t groups;     /* SETS_GROUP: as given; SETS_BATCH, SETS_NONE: c */
+    int64_t groups;     /* SETS_GROUP, SETS_POSITION: as given; SETS_BATCH, SETS_NONE: c */
     int64_t set_values; /* divisor of the backward's means */
 
     struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
@@ -70,7 +73,7 @@ struct normfuse_problem {
     bool weights_samples, biases_samples;
     struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
     struct normfuse_parameter slope, dslope; /* NORMFUSE_PRELU's, both [C] or both [1] */
-    /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0. With SETS_NONE and `evaluate` the statistics are
+    /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0; SETS_POSITION: (n, g, s) is s behind that. With SETS_NONE and `evaluate` the statistics are
      * running_mean and running_var. */
     bool evaluate;
     struct normfuse_parameter mean, rstd, running_mean, running_var;
@@ -101,6 +104,9 @@ normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, en
 normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
                                             const normfuse_batch_norm_options *options,
                                             const normfuse_tensors *tensors);
+normfuse_status normfuse_channel_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
+                                              const normfuse_channel_norm_options *options,
+                                              const normfuse_tensors *tensors);
 normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,
                                         const normfuse_affine_options *options, const normfuse_tensors *tensors);
 /* x alone, of which neither data nor statistics nor the number of samples matter: c, s, type, columns and device are

@@ -47,7 +47,7 @@ enum slot {
     SLOTS
 };
 
-enum operator { GROUP, BATCH, AFFINE };
+enum operator { GROUP, BATCH, AFFINE, CHANNEL }; /* the last two are not sharded */
 enum call { FORWARD, BACKWARD, STATISTICS, APPLY, BACKWARD_SUMS, BACKWARD_APPLY, FORWARD_SCRATCH, BACKWARD_SCRATCH };
 
 /* ---- a call that is legal until a test changes something ------------------------------------------------------- */
@@ -60,6 +60,7 @@ static struct fixture {
     normfuse_group_norm_options group;
     normfuse_batch_norm_options batch;
     normfuse_affine_options affine;
+    normfuse_channel_norm_options channel;
     normfuse_tensors tensors;
     normfuse_exec exec;
     normfuse_tensor t[SLOTS];
@@ -104,6 +105,7 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
     f.group = (normfuse_group_norm_options){.struct_bytes = sizeof f.group, .groups = groups, .eps = 1e-5};
     f.batch = (normfuse_batch_norm_options){.struct_bytes = sizeof f.batch, .eps = 1e-5};
     f.affine = (normfuse_affine_options){.struct_bytes = sizeof f.affine};
+    f.channel = (normfuse_channel_norm_options){.struct_bytes = sizeof f.channel, .groups = groups, .eps = 1e-5};
     f.tensors.struct_bytes = sizeof f.tensors;
     f.exec.struct_bytes = sizeof f.exec;
     const uint32_t forward_inputs =
@@ -123,8 +125,10 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
         [BACKWARD_SCRATCH] = backward_inputs | 1u << DU | gradients | 1u << DPOST_ADD | 1u << SUMS,
     };
     uint32_t mask = takes[call];
-    if (operator != GROUP)
+    if (operator == BATCH || operator == AFFINE)
         mask &= ~(1u << SCALE | 1u << SHIFT | 1u << DSCALE | 1u << DSHIFT);
+    if (operator == CHANNEL)
+        mask &= ~(1u << STATS | 1u << SUMS);
     if (operator == AFFINE)
         mask &= ~(1u << PRE_ADD | 1u << U | 1u << MEAN | 1u << RSTD | 1u << DU | 1u << STATS | 1u << SUMS);
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -134,8 +138,9 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
         if (is_big(slot))
             SHAPE(at, type, n, c, h, w);
         else if (slot == MEAN || slot == RSTD)
-            operator == GROUP ? SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, n, groups)
-                              : SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, c);
+            operator == GROUP     ? SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, n, groups)
+            : operator == CHANNEL ? SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, n, groups, h, w)
+                                  : SHAPE(at, type == NORMFUSE_F64 ? type : NORMFUSE_F32, c);
         else if (slot == STATS)
             operator == GROUP ? SHAPE(at, NORMFUSE_F64, n, groups, 3) : SHAPE(at, NORMFUSE_F64, c, 3);
         else if (slot == SUMS)
@@ -171,7 +176,7 @@ static void evaluate(void)
 /* The slope of `slopes` values, and its gradient where the call has one. */
 static void prelu(int64_t slopes)
 {
-    f.group.activation = f.batch.activation = f.affine.activation = NORMFUSE_PRELU;
+    f.group.activation = f.batch.activation = f.affine.activation = f.channel.activation = NORMFUSE_PRELU;
     if (f.call != STATISTICS)
         SHAPE(SLOPE, NORMFUSE_F32, slopes);
     if (f.call == BACKWARD || f.call == BACKWARD_SUMS || f.call == BACKWARD_SCRATCH)
@@ -196,6 +201,7 @@ static normfuse_status call_it(void)
     const normfuse_group_norm_options *const group = f.no_options ? NULL : &f.group;
     const normfuse_batch_norm_options *const batch = f.no_options ? NULL : &f.batch;
     const normfuse_affine_options *const affine = f.no_options ? NULL : &f.affine;
+    const normfuse_channel_norm_options *const channel = f.no_options ? NULL : &f.channel;
     if (f.call == FORWARD_SCRATCH || f.call == BACKWARD_SCRATCH) {
         const bool forward = f.call == FORWARD_SCRATCH;
         switch (f.operator) {
@@ -205,6 +211,9 @@ static normfuse_status call_it(void)
         case BATCH:
             return (forward ? normfuse_batch_norm_forward_scratch_bytes
                             : normfuse_batch_norm_backward_scratch_bytes)(batch, tensors, &f.exec, &asked_bytes);
+        case CHANNEL:
+            return (forward ? normfuse_channel_norm_forward_scratch_bytes
+                            : normfuse_channel_norm_backward_scratch_bytes)(channel, tensors, &f.exec, &asked_bytes);
         default:
             return (forward ? normfuse_affine_forward_scratch_bytes
                             : normfuse_affine_backward_scratch_bytes)(affine, tensors, &f.exec, &asked_bytes);
@@ -213,6 +222,8 @@ static normfuse_status call_it(void)
     switch (f.operator) {
     case GROUP: return group_calls[f.call](group, tensors, &f.exec);
     case BATCH: return batch_calls[f.call](batch, tensors, &f.exec);
+    case CHANNEL:
+        return (f.call == FORWARD ? normfuse_channel_norm_forward : normfuse_channel_norm_backward)(channel, tensors, &f.exec);
     default: return (f.call == FORWARD ? normfuse_affine_forward : normfuse_affine_backward)(affine, tensors, &f.exec);
     }
 }
@@ -273,6 +284,8 @@ static struct normfuse_problem problem_of_fixture(void)
     const normfuse_status status =
         f.operator == GROUP   ? normfuse_group_norm_problem(&problem, (enum normfuse_call)f.call, &f.group, &f.tensors)
         : f.operator == BATCH ? normfuse_batch_norm_problem(&problem, (enum normfuse_call)f.call, &f.batch, &f.tensors)
+        : f.operator == CHANNEL
+            ? normfuse_channel_norm_problem(&problem, (enum normfuse_call)f.call, &f.channel, &f.tensors)
                               : normfuse_affine_problem(&problem, (enum normfuse_call)f.call, &f.affine, &f.tensors);
     CHECK(status == NORMFUSE_OK, "%s", normfuse_last_error());
     return problem;
@@ -356,9 +369,9 @@ static void give_y(int32_t activation, double slope)
 {
     absent(POST_ADD);
     SHAPE(Y, NORMFUSE_F32, N, C, H, W);
-    f.group.activation = f.batch.activation = f.affine.activation = activation;
-    f.group.flags = f.batch.flags = f.affine.flags = NORMFUSE_HAS_ACT_PARAM;
-    f.group.act_param = f.batch.act_param = f.affine.act_param = slope;
+    f.group.activation = f.batch.activation = f.affine.activation = f.channel.activation = activation;
+    f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = NORMFUSE_HAS_ACT_PARAM;
+    f.group.act_param = f.batch.act_param = f.affine.act_param = f.channel.act_param = slope;
 }
 
 static void test_derivative_of_y(void)
@@ -457,6 +470,99 @@ static void test_presence(void)
         ACCEPTED(GROUP, BACKWARD, absent(backward[i]); if (backward[i] == DX) absent(DPRE_BIAS));
 }
 
+static void test_channel_norm(void)
+{
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options is NULL", f.no_options = true);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors is NULL", f.no_tensors = true);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.struct_bytes", f.channel.struct_bytes -= 8);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.struct_bytes", f.channel.struct_bytes += 8);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.flags", f.channel.flags = NORMFUSE_EVALUATE);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.flags", f.channel.flags = NORMFUSE_CUMULATIVE);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "ACCUMULATE", f.channel.flags = NORMFUSE_ACCUMULATE);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.reserved", f.channel.reserved = 1);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.activation", f.channel.activation = NORMFUSE_PRELU + 1);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.groups", f.channel.groups = 0);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "options.groups", f.channel.groups = -1);
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "options.groups is 3", f.channel.groups = 3);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.statistics is 2", f.channel.statistics = 2);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "options.statistics is -1", f.channel.statistics = -1);
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.eps_kind is 2", f.channel.eps_kind = 2);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "options.eps_kind is -1", f.channel.eps_kind = -1);
+    static const double bad_norms[] = {-1e-5, NAN, -INFINITY};
+    for (size_t i = 0; i < sizeof bad_norms / sizeof *bad_norms; i++)
+        REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "options.eps is", f.channel.eps_kind = NORMFUSE_EPS_OF_NORM;
+                f.channel.eps = bad_norms[i]);
+    ACCEPTED(CHANNEL, FORWARD, f.channel.eps_kind = NORMFUSE_EPS_OF_NORM; f.channel.eps = 0);
+    ACCEPTED(CHANNEL, FORWARD, f.channel.eps = -1);
+    for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++) {
+        if (call > BACKWARD && call < FORWARD_SCRATCH)
+            continue;
+        ACCEPTED(CHANNEL, (enum call)call, );
+        ACCEPTED(CHANNEL, (enum call)call, f.channel.statistics = NORMFUSE_MEAN_SQUARE; absent(MEAN));
+        REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.mean is not taken by this call with NORMFUSE_MEAN_SQUARE",
+                f.channel.statistics = NORMFUSE_MEAN_SQUARE);
+        REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.running_mean", add_running());
+        REFUSED(CHANNEL, (enum call)call, UNSUPPORTED, "channel norm is for the CPU", for (int slot = 0; slot < SLOTS; slot++)
+                f.t[slot].device.device_type = NORMFUSE_CUDA);
+    }
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.stats", SHAPE(STATS, NORMFUSE_F64, N, GROUPS, 3));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.sums", SHAPE(SUMS, NORMFUSE_F64, N, C, 2));
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.x", absent(X));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.mean is NULL", absent(MEAN));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.rstd is NULL", absent(RSTD));
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.rstd is NULL", absent(MEAN); absent(RSTD);
+            f.channel.statistics = NORMFUSE_MEAN_SQUARE);
+    REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.dy", absent(DY));
+    REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.u needs", absent(PRE_ADD); absent(PRE_BIAS));
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.mean has 4 elements, expected 60", SHAPE(MEAN, NORMFUSE_F32, N, GROUPS));
+    REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.rstd has 30 elements, expected 60", SHAPE(RSTD, NORMFUSE_F32, N, H, W));
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.weight", SHAPE(WEIGHT, NORMFUSE_F32, N, C));
+    REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.dscale", SHAPE(DSCALE, NORMFUSE_F32, C));
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.rstd must be f32", SHAPE(RSTD, NORMFUSE_F64, N, GROUPS, H, W));
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.mean is not row-major", f.axes[MEAN].strides[3] = 2);
+    static const normfuse_type halves[] = {NORMFUSE_F16, NORMFUSE_BF16};
+    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++) {
+        ACCEPTED(CHANNEL, FORWARD, SHAPE(Y, halves[i], N, C, H, W); SHAPE(POST_ADD, halves[i], N, C, H, W));
+        ACCEPTED(CHANNEL, BACKWARD, SHAPE(DY, halves[i], N, C, H, W); SHAPE(POST_ADD, halves[i], N, C, H, W);
+                 SHAPE(DPOST_ADD, halves[i], N, C, H, W));
+        ACCEPTED(CHANNEL, BACKWARD, give_y(NORMFUSE_RELU, 0); SHAPE(DY, halves[i], N, C, H, W); SHAPE(Y, halves[i], N, C, H, W);
+                 absent(DPOST_ADD));
+        ACCEPTED(CHANNEL, FORWARD, SHAPE(X, halves[i], N, C, H, W); SHAPE(PRE_ADD, halves[i], N, C, H, W);
+                 SHAPE(U, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.post_add must have the dtype of tensors.y and tensors.dy",
+                SHAPE(Y, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dpost_add must have the dtype of tensors.y and tensors.dy",
+                SHAPE(DY, halves[i], N, C, H, W); absent(POST_ADD));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.u must have the dtype of tensors.x", SHAPE(U, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dx must have the dtype of tensors.x", SHAPE(DX, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x, or one of them f32",
+                SHAPE(X, halves[i], N, C, H, W); SHAPE(Y, halves[1 - i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", absent(POST_ADD);
+                SHAPE(Y, halves[i], N, C, H, W); place(Y, X, 0));
+    }
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x, or one of them f32",
+            SHAPE(Y, NORMFUSE_F64, N, C, H, W));
+    REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dy must have the dtype of tensors.x, or one of them f32",
+            SHAPE(DY, NORMFUSE_F64, N, C, H, W));
+    REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y has a dtype", f.t[Y].dtype.bits = 8);
+    REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", place(Y, X, 1));
+    REFUSED(CHANNEL, BACKWARD, OVERLAP, "overlaps", place(DX, RSTD, 0));
+    ACCEPTED(CHANNEL, FORWARD, SHAPE(MEAN, NORMFUSE_F64, N * GROUPS, H * W); SHAPE(RSTD, NORMFUSE_F32, N * GROUPS * H * W));
+    static const enum slot forward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD};
+    for (size_t i = 0; i < sizeof forward / sizeof *forward; i++)
+        ACCEPTED(CHANNEL, FORWARD, absent(forward[i]));
+    static const enum slot backward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS,   SCALE,     SHIFT,
+                                         DU,      DX,       DWEIGHT,  DBIAS,  DSCALE, DSHIFT,    DPOST_ADD, DPRE_BIAS};
+    for (size_t i = 0; i < sizeof backward / sizeof *backward; i++)
+        ACCEPTED(CHANNEL, BACKWARD, absent(backward[i]); if (backward[i] == DX) absent(DPRE_BIAS));
+    /* Statistics of no channels are those of no values. */
+    fresh_of(CHANNEL, FORWARD, NORMFUSE_F32, N, 0, H, W, GROUPS);
+    f.channel.eps_kind = NORMFUSE_EPS_OF_NORM;
+    poison();
+    CHECK(call_it() == NORMFUSE_OK && ((float *)(void *)arena[RSTD])[N * GROUPS * H * W - 1] == 0,
+          "the norm of no values is at least eps: %s", normfuse_last_error());
+}
+
 static void test_slope(void)
 {
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.slope is NULL, but required", prelu(C); absent(SLOPE));
@@ -491,10 +597,10 @@ static void test_slope(void)
     REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.y is for relu", prelu(C); absent(POST_ADD);
             SHAPE(Y, NORMFUSE_F32, N, C, H, W));
     static const normfuse_type types[] = {NORMFUSE_F64, NORMFUSE_F32, NORMFUSE_F16, NORMFUSE_BF16};
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++)
             for (int i = 0; i < 8; i++) {
-                if (operator == AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
+                if (operator >= AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
                     continue;
                 const int64_t slopes = i % 2 ? 1 : C;
                 ACCEPTED((enum operator)operator, (enum call)call, prelu(slopes);
@@ -610,9 +716,9 @@ static void test_shapes(void)
     }
     /* Empty in each axis, every call. */
     for (int axis = 0; axis < 3; axis++)
-        for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int operator = GROUP; operator <= CHANNEL; operator++)
             for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++) {
-                if (operator == AFFINE && call >= STATISTICS && call <= BACKWARD_APPLY)
+                if (operator >= AFFINE && call >= STATISTICS && call <= BACKWARD_APPLY)
                     continue;
                 fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, axis == 0 ? 0 : N, axis == 1 ? 0 : C,
                          axis == 2 ? 0 : H, W, GROUPS);
@@ -622,7 +728,7 @@ static void test_shapes(void)
                         f.t[slot].data = NULL;
                 expect_accepted(__LINE__);
                 /* Running statistics: to be updated, or of an evaluation */
-                if (operator == AFFINE || call == STATISTICS || call == BACKWARD_SUMS || call == BACKWARD_APPLY)
+                if (operator >= AFFINE || call == STATISTICS || call == BACKWARD_SUMS || call == BACKWARD_APPLY)
                     continue;
                 for (int evaluates = 0; evaluates < (call == APPLY ? 1 : 2); evaluates++) {
                     if (!evaluates && (call == BACKWARD || call == BACKWARD_SCRATCH))
@@ -666,7 +772,7 @@ static void test_shapes(void)
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             fresh_of(sums[i].operator, sums[i].call, NORMFUSE_F32, 0, C, H, W, GROUPS);
-            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
             poison();
             memset(before, accumulate ? 0x3d : 0, sizeof before);
             CHECK(call_it() == NORMFUSE_OK && memcmp(arena[sums[i].slot], before, sums[i].bytes) == 0,
@@ -1023,7 +1129,7 @@ static bool holds(enum slot slot, double value)
  * counts of 0; nothing where it accumulates. And no byte else. */
 static void expect_empty(int line)
 {
-    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags : f.affine.flags;
+    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags : f.operator == AFFINE ? f.affine.flags : f.channel.flags;
     const bool continues = (flags & NORMFUSE_ACCUMULATE) != 0, forward = f.call == FORWARD;
     poison();
     memcpy(before, arena, sizeof arena);
@@ -1055,18 +1161,18 @@ static void test_empty(void)
 {
     static const int64_t sizes[][4] = {{0, C, H, W}, {N, C, 0, W}, {N, 0, H, W}, {0, 0, 0, 0}, {N, C, H, 0}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int operator = GROUP; operator <= AFFINE; operator++)
-            for (int call = FORWARD; call <= (operator == AFFINE ? BACKWARD : BACKWARD_SUMS); call++)
+        for (int operator = GROUP; operator <= CHANNEL; operator++)
+            for (int call = FORWARD; call <= (operator >= AFFINE ? BACKWARD : BACKWARD_SUMS); call++)
                 for (int option = 0; option < 3; option++) {
                     const int64_t *const of = sizes[i];
                     if (call == APPLY)
                         continue;
                     fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, of[0], of[1], of[2], of[3], GROUPS);
                     if (option == 1 && call != FORWARD)
-                        f.group.flags = f.batch.flags = f.affine.flags = NORMFUSE_ACCUMULATE;
+                        f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = NORMFUSE_ACCUMULATE;
                     if (option == 1 && call == FORWARD && operator == BATCH)
                         add_running(); /* and nothing to update it with */
-                    if (option == 2 && (call > BACKWARD || operator == AFFINE))
+                    if (option == 2 && (call > BACKWARD || operator >= AFFINE))
                         continue;
                     if (option == 2)
                         evaluate();
@@ -1113,10 +1219,10 @@ static void test_empty(void)
 /* NORMFUSE_ACCUMULATE of a backward: dweight, dbias and dpre_bias are added to, what else there is is written. */
 static void test_accumulate(void)
 {
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             fresh((enum operator)operator, BACKWARD);
-            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
             memset(arena, 0, sizeof arena);
             static const enum slot ones[] = {X, DY, WEIGHT, RSTD};
             for (size_t i = 0; i < sizeof ones / sizeof *ones; i++)
@@ -1130,7 +1236,7 @@ static void test_accumulate(void)
                   "operator %d, accumulate %d: %s", operator, accumulate, normfuse_last_error());
             if (operator == AFFINE) /* where dx is 1 */
                 CHECK(holds(DPRE_BIAS, before_it + N * H * W), "accumulate %d: dpre_bias", accumulate);
-            if (operator == GROUP)
+            if (operator == GROUP || operator == CHANNEL)
                 CHECK(holds(DSHIFT, H * W), "accumulate %d: dshift", accumulate);
         }
     /* Gradients [N, C] of one sample are not [C]. */
@@ -1156,14 +1262,14 @@ static void test_accumulate(void)
 /* dslope is added to, or written: by channel or for all. */
 static void test_slope_gradient(void)
 {
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int form = 0; form < 8; form++) {
             const bool accumulate = form & 1, one = form & 2, sums = form & 4;
-            if (operator == AFFINE && sums)
+            if (operator >= AFFINE && sums)
                 continue;
             fresh((enum operator)operator, sums ? BACKWARD_SUMS : BACKWARD);
             prelu(one ? 1 : C);
-            f.group.flags = f.batch.flags = f.affine.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
+            f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = accumulate ? NORMFUSE_ACCUMULATE : 0;
             memset(arena, 0, sizeof arena);
             for (int j = 0; j < N * C * H * W; j++) {
                 ((float *)(void *)arena[DY])[j] = 2;
@@ -1190,10 +1296,10 @@ static void test_vast_and_empty(void)
                   {1, 0, INT64_C(1) << 56, INT64_C(1) << 62}};
     int called = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int operator = GROUP; operator <= AFFINE; operator++)
+        for (int operator = GROUP; operator <= CHANNEL; operator++)
             for (int call = FORWARD; call <= BACKWARD_SCRATCH; call++)
                 for (int channels_last = 0; channels_last < 2; channels_last++) {
-                    if (operator == AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
+                    if (operator >= AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
                         continue;
                     fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F64, shapes[i].n, shapes[i].c, shapes[i].s,
                              1, shapes[i].groups);
@@ -1263,12 +1369,20 @@ static void test_vast_scratch(void)
     CHECK(ask_scratch(INT64_C(1) << 56, 2, 1, INT32_MAX) == NORMFUSE_OK && asked_bytes != 0, "%s", normfuse_last_error());
 }
 
-/* The bound of docs/promises.md. */
+/* The bounds of docs/promises.md: what a thread has for each channel, and two threads for all of a call. */
+static double of_channel(enum operator operator)
+{
+    return operator == CHANNEL ? 1024 : 256;
+}
+static double of_two_threads(enum operator operator)
+{
+    return operator == CHANNEL ? 4 << 20 : 1 << 20;
+}
 static double most_scratch(enum operator operator, double n, double c, double s, double groups, double threads)
 {
     const double elements = n * c * s, norm_groups = operator == GROUP ? n * groups : operator == BATCH ? c : n;
     threads = fmax(1, fmin(threads, floor(elements / 32768)));
-    return elements / 4 + 128 * c + threads * ((704 << 10) + 256 * c) +
+    return elements / 4 + 128 * c + threads * ((704 << 10) + of_channel(operator) * c) +
            4 * norm_groups * (threads + 2);
 }
 
@@ -1317,7 +1431,7 @@ static void test_most_scratch(void)
         }
         if (elements > INT64_C(1) << 34)
             continue;
-        const enum operator operator = (enum operator)(i % 3);
+        const enum operator operator = (enum operator)(i / 2 % 4);
         if (operator == BATCH && sizes[0] * sizes[2] == 1)
             continue;
         const int64_t c = sizes[1], groups = i % 4 == 0 ? c : i % 4 == 1 && c % 32 == 0 ? 32 : 1;
@@ -1335,7 +1449,7 @@ static void test_most_scratch(void)
             f.exec.threads = 2;
             const double bytes = (double)elements * (double)normfuse_type_bytes(problem.type);
             const size_t of_two = normfuse_cpu_scratch_bytes(&problem, &f.exec);
-            CHECK((double)of_two <= more * (bytes / 16 + (1 << 20)), "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
+            CHECK((double)of_two <= more * (bytes / 16 + of_two_threads(operator)), "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
                   (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups, of_two, bytes);
         }
         asked++;
@@ -1358,6 +1472,7 @@ static void test_share_of_scratch(void)
                   {AFFINE, {32, 512, 784}, 1},     {AFFINE, {3136, 2048, 1}, 1},  {AFFINE, {256, 65536, 1}, 1},  {GROUP, {128, 256, 784}, 32},
                   {GROUP, {1, 128, 262144}, 32},   {GROUP, {88, 1824, 39}, 1824}, {GROUP, {3, 836, 5928}, 1},    {GROUP, {1, 512, 16384}, 32},
                   {GROUP, {4096, 4096, 1}, 1},     {GROUP, {1024, 8192, 1}, 1},    {GROUP, {64, 1280, 64}, 32},   {GROUP, {2, 1280, 1024}, 32},
+                  {CHANNEL, {1, 96, 400000}, 1},   {CHANNEL, {4, 768, 4096}, 1},   {CHANNEL, {8192, 2048, 1}, 1},  {CHANNEL, {64, 384, 3136}, 8},
                   {GROUP, {16, 2048, 256}, 2048},  {GROUP, {1, 8192, 1024}, 32},  {GROUP, {8, 64, 4096}, 64},    {GROUP, {20000, 77, 1}, 7}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int form = 0; form < 16; form++) {
@@ -1366,7 +1481,7 @@ static void test_share_of_scratch(void)
             const double bytes = (double)(sizes[0] * sizes[1] * sizes[2]) * (type == NORMFUSE_BF16 ? 2 : 4);
             const normfuse_status status = ask_scratch_of_all(shapes[i].operator, form & 2 ? BACKWARD_SCRATCH : FORWARD_SCRATCH, type, form & 4,
                                                               sizes, shapes[i].groups, form & 8, 2);
-            const double most = (f.tensors.dslope != NULL ? 1.5 : 1) * (bytes / 16 + (1 << 20));
+            const double most = (f.tensors.dslope != NULL ? 1.5 : 1) * (bytes / 16 + of_two_threads(shapes[i].operator));
             struct normfuse_problem problem = problem_of_fixture();
             problem.stats = problem.sums = NULL; /* those of sharded halves */
             for (int adds = 1; adds >= 0; adds--) { /* pre_add, or pre_bias: a backend has one of them */
@@ -1384,7 +1499,7 @@ static void test_share_of_scratch(void)
 
 static void test_scratch(void)
 {
-    for (int operator = GROUP; operator <= AFFINE; operator++)
+    for (int operator = GROUP; operator <= CHANNEL; operator++)
         for (int backward = 0; backward < 2; backward++) {
             fresh_of((enum operator)operator, backward ? BACKWARD : FORWARD, NORMFUSE_F32, N, C, H, W, GROUPS);
             size_t bytes = SIZE_MAX;
@@ -1395,6 +1510,9 @@ static void test_scratch(void)
                 : operator == BATCH
                     ? (backward ? normfuse_batch_norm_backward_scratch_bytes
                                 : normfuse_batch_norm_forward_scratch_bytes)(&f.batch, &f.tensors, NULL, &bytes)
+                : operator == CHANNEL
+                    ? (backward ? normfuse_channel_norm_backward_scratch_bytes
+                                : normfuse_channel_norm_forward_scratch_bytes)(&f.channel, &f.tensors, NULL, &bytes)
                     : (backward ? normfuse_affine_backward_scratch_bytes
                                 : normfuse_affine_forward_scratch_bytes)(&f.affine, &f.tensors, NULL, &bytes);
             if (!CHECK(status == NORMFUSE_OK && bytes <= sizeof scratch, "scratch_bytes: %s", normfuse_last_error()))
@@ -1409,6 +1527,8 @@ static void test_scratch(void)
                       "too little scratch: %s", normfuse_last_error());
             CHECK((operator == GROUP   ? normfuse_group_norm_forward_scratch_bytes(&f.group, &f.tensors, NULL, NULL)
                    : operator == BATCH ? normfuse_batch_norm_forward_scratch_bytes(&f.batch, &f.tensors, NULL, NULL)
+                   : operator == CHANNEL
+                       ? normfuse_channel_norm_forward_scratch_bytes(&f.channel, &f.tensors, NULL, NULL)
                                        : normfuse_affine_forward_scratch_bytes(&f.affine, &f.tensors, NULL, NULL)) ==
                       NORMFUSE_BAD_ARGUMENT,
                   "bytes NULL");
@@ -1864,6 +1984,7 @@ int main(void)
     test_options();
     test_presence();
     test_derivative_of_y();
+    test_channel_norm();
     test_slope();
     test_slope_gradient();
     test_shapes();

@@ -409,7 +409,17 @@ static struct test_case random_case(void)
         options->left_out = (unsigned)random_bits() & 0xFF;
     if (!line->backward && (line->op == AFFINE || evaluates))
         options->left_out &= ~(unsigned)VERIFY_Y;
-    /* By what is drawn already, so that other cases stay as they are; it has no CUDA kernels. */
+    /* By what is drawn already, so that other cases stay as they are; both have no CUDA kernels. */
+    if (options->seed % 9 == 0 && !strstr(with, "device=cuda")) {
+        line->op = CHANNEL_NORM;
+        line->evaluate = line->per_sample = options->evaluate = options->running = options->cumulative = options->sharded = false;
+        line->groups = options->seed / 9 % 2 || channels == 0 ? 1 : channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
+        line->statistics = options->seed / 18 % 2 ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE;
+        line->eps_kind = options->seed / 36 % 3 == 0 ? NORMFUSE_EPS_OF_NORM : NORMFUSE_EPS_ADDED;
+        line->has_y_type = options->seed / 108 % 3 == 0 && line->type != NORMFUSE_F64;
+        line->y_type = line->type == NORMFUSE_F32 ? NORMFUSE_F16 + options->seed / 324 % 2 : NORMFUSE_F32;
+        options->in_place = options->in_place && !line->has_y_type;
+    }
     if (options->seed % 10 == 0 && !strstr(with, "device=cuda")) {
         line->activation = NORMFUSE_PRELU;
         line->has_act_param = options->from_y = false;
@@ -441,6 +451,8 @@ static void add_drawn(int64_t count, uint64_t seed)
     begin_source(text);
     for (int64_t i = 0; i < count; i++) {
         struct problem_line line = random_problem(seed, i, RANDOM_LEAST_BYTES, MOST_BYTES);
+        if (!strstr(with, "device=cuda"))
+            random_channel_norm(&line, seed, i);
         random_prelu(&line, seed, i);
         random_pre_bias(&line, seed, i);
         problem_line_name(&line, text, sizeof text);
@@ -562,6 +574,10 @@ static const char *const bit_cases[] = {
     "batch_norm 9x31x13x11 dtype=bf16 act=prelu +post_add",
     "affine 6x50x31 per=sample act=prelu",
     "affine 1x3x40001 dtype=f64 act=prelu +one_slope",
+    "channel_norm 2x48x61x67 act=silu stat=rms eps_kind=norm dtype=bf16",
+    "channel_norm 3x130x41x43 groups=2 act=prelu +scale",
+    "channel_norm 2001x77 +pre_bias",
+    "channel_norm 1x3x100003 dtype=f64",
 };
 
 static void add_word(char *text, size_t bytes, const char *word)
@@ -613,6 +629,7 @@ static void test_batch_independence(void)
     static const char *const cases[] = {
         "group_norm 5x12x29x3 groups=4 act=gelu", "group_norm 6x6x700 groups=3 dtype=bf16",
         "instance_norm 4x9x77", "group_norm 7x32x49 groups=2 +scale +pre_add",
+        "channel_norm 5x12x29x3 groups=4 act=gelu +scale", "channel_norm 6x40x700 stat=rms dtype=bf16", "channel_norm 9x300",
         "group_norm 3x2x70001 groups=1", "group_norm 7x12x5x3 groups=4 act=prelu",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -624,7 +641,7 @@ static void test_batch_independence(void)
             if (!CHECK(parse_case(text, &test, error, sizeof error), "%s: %s", text, error))
                 continue;
             test.options.bits_only = true;
-            int64_t samples = test.line.sizes[0], groups = test.line.groups;
+            int64_t samples = test.line.sizes[0], groups = verify_sets(&test.line) / samples;
             uint64_t *whole = calloc((size_t)(2 * samples * groups), sizeof *whole), *alone = whole + samples * groups;
             uint64_t hash;
             if (!CHECK(whole, "no memory"))
@@ -650,6 +667,7 @@ static void test_bad_values_stay(void)
         "group_norm 2x12x29 groups=4 act={silu,relu,mish}", "group_norm 2x6x30x7 groups=3 dtype={bf16,f16,f64}",
         "instance_norm 2x5x77 act=elu", "batch_norm 3x7x31 act={gelu,hardswish}", "batch_norm 65x33",
         "group_norm 1x4x5000 groups=2", "batch_norm 2x3x4000 dtype=f16",
+        "channel_norm 2x12x29 groups=4 act={silu,relu}", "channel_norm 2x140x70 dtype={bf16,f64}",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int form = 0; form < 8; form++) {
@@ -701,6 +719,9 @@ static void test_accumulated_bits(void)
         "batch_norm 70x5x11 dir=bwd act=prelu", "batch_norm 37x130x9 dtype=bf16 dir=bwd act=prelu", "batch_norm 3x2x40001 dir=bwd act=prelu",
         "group_norm 70x6x11 groups=2 dir=bwd act=prelu", "group_norm 9x32x300 groups=8 dir=bwd act=prelu +scale +one_slope",
         "group_norm 300x24 groups=2 dir=bwd act=prelu +one_slope", "affine 900x7 dir=bwd act=prelu", "affine 120000x7 dtype=f64 dir=bwd act=prelu",
+        "channel_norm 70x6x11 groups=2 dir=bwd", "channel_norm 9x32x300 dir=bwd act=gelu stat=rms", "channel_norm 900x7 dir=bwd", "channel_norm 600x2000 dir=bwd",
+        "channel_norm 5x40x9000 dir=bwd act=prelu", "channel_norm 70x24x11 groups=3 dir=bwd act=prelu +scale +one_slope", "channel_norm 37x130x9 dtype=bf16 dir=bwd",
+        "channel_norm 3x7x20011 dir=bwd +scale",
         "batch_norm 300x700x7 mode=eval dir=bwd act=prelu", "instance_norm 33x5x100 dir=bwd act=prelu",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

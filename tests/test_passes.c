@@ -302,6 +302,8 @@ static void compare_small_sets(const struct normfuse_table *table)
                     .columns = {room[0], room[1], room[2]}};
                 const struct normfuse_small_set_functions *f = &(side ? table : &normfuse_table_scalar)->small_sets[wide];
                 const size_t whole = (all + 15) / 16 * 16;
+                if (shapes[i].rows == 1)
+                    f->squares(&s);
                 f->moments(&s);
                 f->normalize(&s);
                 memset((char *)v[3] + all * bytes, 0, (whole - all) * bytes);
@@ -320,6 +322,64 @@ static void compare_small_sets(const struct normfuse_table *table)
             for (int j = 0; j < SMALL_PER_SET; j++)
                 CHECK(memcmp(per_set[0][j], per_set[1][j], sets * bytes) == 0, "%s %s: %zu x %zu x %zu x %zu, of sets %d", table->isa,
                       type_names[type], shapes[i].samples, shapes[i].rows, shapes[i].sets, shapes[i].n, j);
+        }
+}
+
+enum { LANES_MOST = 512, ROWS_MOST = 130, LANE_ARRAYS = 10 };
+
+/* Norm over channels whose positions are adjacent; what lies behind the positions differs, and must not matter. */
+static void compare_channels(const struct normfuse_table *table)
+{
+    static const struct {
+        size_t rows, n;
+    } shapes[] = {{1, 1}, {3, 5}, {5, 16}, {2, 17}, {96, 48}, {7, 33}, {128, 80}, {130, 100}, {4, 511}, {3, 512}};
+    static double values[2][4][ROWS_MOST * 128], per_row[2][4][ROWS_MOST + 16], per_lane[2][LANE_ARRAYS][LANES_MOST];
+    for (int wide = 0; wide < 2; wide++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            const int type = wide ? NORMFUSE_F64 : NORMFUSE_F32;
+            const size_t bytes = wide ? 8 : 4, rows = shapes[i].rows, n = shapes[i].n, pitch = (n + 15) / 16 * 16;
+            for (int side = 0; side < 2; side++) {
+                const uint64_t seed = random_state;
+                for (int j = 0; j < 4; j++)
+                    for (size_t r = 0; r < rows; r++) {
+                        char *const row = (char *)values[side][j] + r * pitch * bytes;
+                        real_fill(row, type, n, 0.5, 2);
+                        memset(row + n * bytes, side ? 0xff : 0, (pitch - n) * bytes); /* NaN or 0 */
+                    }
+                for (int j = 0; j < 4; j++)
+                    real_fill(per_row[side][j], type, rows, 0.5, 1);
+                for (int j = 0; j < LANE_ARRAYS; j++) {
+                    real_fill(per_lane[side][j], type, n, 0.5, 1);
+                    memset((char *)per_lane[side][j] + n * bytes, side ? 0xff : 0, (pitch - n) * bytes);
+                }
+                if (!side)
+                    random_state = seed;
+                double(*v)[ROWS_MOST * 128] = values[side], (*r)[ROWS_MOST + 16] = per_row[side], (*p)[LANES_MOST] = per_lane[side];
+                struct normfuse_channels s = {
+                    .rows = rows, .n = n, .pitch = pitch, .u = v[0], .gradient = v[1], .normalized = v[2], .z = v[3], .dx = v[0],
+                    .weight = r[0], .bias = r[1], .sum_bias = r[2], .sum_weight = r[3], .sum = p[0], .shift = p[1],
+                    .rstd = p[2], .rest = p[3], .slope = p[4], .offset = p[5]};
+                const struct normfuse_channel_functions *f = &(side ? table : &normfuse_table_scalar)->channels[wide];
+                f->moments(&s);
+                s.sum = p[6];
+                s.square = p[7];
+                f->moments(&s);
+                f->normalize(&s);
+                s.sum = p[8];
+                s.square = p[9];
+                f->sums(&s);
+                f->dx(&s);
+            }
+            for (int j = 0; j < 4; j++) {
+                for (size_t r = 0; r < rows; r++)
+                    CHECK(memcmp((char *)values[0][j] + r * pitch * bytes, (char *)values[1][j] + r * pitch * bytes, n * bytes) == 0,
+                          "%s %s: %zu channels of %zu, array %d, row %zu", table->isa, type_names[type], rows, n, j, r);
+                CHECK(memcmp(per_row[0][j], per_row[1][j], rows * bytes) == 0, "%s %s: %zu channels of %zu, of rows %d", table->isa,
+                      type_names[type], rows, n, j);
+            }
+            for (int j = 0; j < LANE_ARRAYS; j++)
+                CHECK(memcmp(per_lane[0][j], per_lane[1][j], n * bytes) == 0, "%s %s: %zu channels of %zu, of positions %d", table->isa,
+                      type_names[type], rows, n, j);
         }
 }
 
@@ -468,6 +528,7 @@ int main(void)
             compare_columns(*t);
             compare_moves(*t);
             compare_small_sets(*t);
+            compare_channels(*t);
             compare_conversions(*t);
         }
     }

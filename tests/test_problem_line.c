@@ -54,6 +54,12 @@ static const struct {
     { "batch_norm 3x8x5 +pre_bias=sample +pre_add", "batch_norm 3x8x5 +pre_add +pre_bias=sample" },
     { "batch_norm 3x8x5 +mixed +post_add", "batch_norm 3x8x5 +post_add +mixed" },
     { "affine 3x8x5 layout=nhwc +mixed=inputs", "affine 3x8x5 layout=nhwc +mixed=inputs" },
+    { "channel_norm 1x96x4x8x8 groups=1 stat=layer eps_kind=added", "channel_norm 1x96x4x8x8" },
+    { "channel_norm 1x96x4 eps_kind=norm eps=1e-12 stat=rms groups=4 act=silu layout=nhwc dir=bwd +scale",
+      "channel_norm 1x96x4 groups=4 stat=rms eps_kind=norm layout=nhwc act=silu eps=1e-12 dir=bwd +scale" },
+    { "channel_norm 7x16 stat=rms", "channel_norm 7x16 stat=rms" },
+    { "channel_norm 7x16 y_dtype=f32 dtype=bf16", "channel_norm 7x16 dtype=bf16 y_dtype=f32" },
+    { "channel_norm 7x16 y_dtype=f32", "channel_norm 7x16" },
     { "affine 3x8x5 +mixed=outputs dir=bwd", "affine 3x8x5 dir=bwd +mixed=outputs" },
 };
 
@@ -85,6 +91,16 @@ static const struct {
     { "group_norm 2x8x3 groups=", "'groups='", "above 0" },
     { "group_norm 2x8x3 groups=2 groups=4", "'groups=4'", "given twice" },
     { "batch_norm 2x8x3 groups=2", "'groups=2'", "does not take" },
+    { "channel_norm 2x8x3 groups=3", "'groups=3'", "divide C, which is 8" },
+    { "channel_norm 2x8x3 stat=mean", "'stat=mean'", "layer, rms" },
+    { "channel_norm 2x8x3 eps_kind=l2", "'eps_kind=l2'", "added, norm" },
+    { "channel_norm 2x8x3 y_dtype=f64", "'y_dtype=f64'", "one of them f32" },
+    { "channel_norm 2x8x3 dtype=f16 y_dtype=bf16", "'y_dtype=bf16'", "one of them f32" },
+    { "group_norm 2x8x3 groups=2 y_dtype=f16", "'y_dtype=f16'", "does not take" },
+    { "channel_norm 2x8x3 mode=eval", "'mode=eval'", "does not take" },
+    { "channel_norm 1x0x1024 groups=1125899906842624", "'groups=1125899906842624'", "the statistics overflow" },
+    { "group_norm 2x8x3 groups=2 stat=rms", "'stat=rms'", "does not take" },
+    { "affine 2x8x3 eps_kind=norm", "'eps_kind=norm'", "does not take" },
     { "instance_norm 2x8x3 groups=8", "'groups=8'", "does not take" },
     { "affine 2x8x3 eps=1", "'eps=1'", "does not take" },
     { "affine 2x8x3 mode=eval", "'mode=eval'", "does not take" },
@@ -291,6 +307,38 @@ static void test_random_pre_bias(void)
     check(misshapen == 0, "pre_bias", "the problem is another one");
 }
 
+/* 10 % of 10,000 draws that have enough channels are channel norms, with the shares that random.c says; the others, and the rest of
+ * those, are what they were. */
+static void test_random_channel_norm(void)
+{
+    enum { DRAWS = 10000 };
+    int64_t may = 0, drawn = 0, of_squares = 0, of_norm = 0, grouped = 0, changed = 0;
+    for (int64_t i = 0; i < DRAWS; i++) {
+        const struct problem_line before = random_problem(7, i, 65536, 268435456);
+        struct problem_line line = before;
+        random_channel_norm(&line, 7, i);
+        may += line.sizes[1] >= RANDOM_VALUES;
+        if (line.op != CHANNEL_NORM) {
+            changed += memcmp(&line, &before, sizeof line) != 0;
+            continue;
+        }
+        drawn++;
+        of_squares += line.statistics == NORMFUSE_MEAN_SQUARE;
+        of_norm += line.eps_kind == NORMFUSE_EPS_OF_NORM;
+        grouped += line.groups > 1;
+        changed += line.groups < 1 || line.sizes[1] % line.groups || line.sizes[1] / line.groups < RANDOM_VALUES ||
+                   line.evaluate || line.per_sample || memcmp(line.sizes, before.sizes, sizeof line.sizes) != 0 ||
+                   line.type != before.type || line.activation != before.activation || line.backward != before.backward;
+    }
+    char text[120];
+    snprintf(text, sizeof text, "%d of %d, %d stat=rms, %d eps_kind=norm, %d of groups", (int)drawn, (int)may, (int)of_squares,
+             (int)of_norm, (int)grouped);
+    const double wide = 4 * sqrt(0.09 * (double)may);
+    check(fabs((double)drawn - 0.1 * (double)may) < wide && of_squares > drawn * 2 / 5 && of_squares < drawn * 3 / 5 &&
+              of_norm > drawn / 4 && of_norm < drawn * 2 / 5 && grouped > drawn / 10 && grouped < drawn * 3 / 10, "channel_norm", text);
+    check(changed == 0, "channel_norm", "the problem is another one");
+}
+
 /* The problem is what it was, but for the activation; the share of 10,000 draws is 5 %, half of it with one slope. */
 static void test_random_prelu(void)
 {
@@ -407,6 +455,7 @@ int main(void)
     test_random_list(true);
     test_random_pre_bias();
     test_random_prelu();
+    test_random_channel_norm();
     test_random_shares();
     test_random_limits();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);

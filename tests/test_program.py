@@ -534,9 +534,84 @@ def test_nan_stays_in_its_group(folder):
     assert np.array_equal(y[0], clean[0]) and np.array_equal(y[1, :2], clean[1, :2])
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("words", [[], ["stat=rms"], ["stat=rms", "eps_kind=norm"], ["groups=3"], ["stat=rms", "groups=3"],
+                                   ["stat=rms", "eps_kind=norm", "eps=5"]], ids=" ".join)
+def test_channel_norm(folder, words, layout):
+    """f64 against NumPy, and by finite differences of its own; in one block of samples and in many."""
+    rng = np.random.default_rng(3)
+    n, c, spatial = 5, 12, (3, 7)
+    axes = (0, 2, 3, 1) if layout == "nhwc" else (0, 1, 2, 3)
+    x, dy = rng.normal(0.5, 1, (2, n, c, *spatial))
+    weight, bias = rng.normal(1, 0.3, (2, c))
+    scale, shift = rng.normal(0, 0.3, (2, n, c))
+    for name, value in (("x", x.transpose(axes)), ("dy", dy.transpose(axes)), ("weight", weight), ("bias", bias), ("scale", scale), ("shift", shift)):
+        np.save(f"{name}.npy", value)
+    keys = dict(word.split("=") for word in words)
+    groups, eps = int(keys.get("groups", 1)), float(keys.get("eps", 1e-5))
+    wide = lambda p: np.expand_dims(p, (2, 3) if p.ndim == 2 else (0, 2, 3))
+
+    def normalize(u):
+        values = u.reshape(n, groups, c // groups, *spatial)
+        mean = values.mean(2, keepdims=True) * (keys.get("stat") != "rms")
+        squares = ((values - mean) ** 2).sum(2, keepdims=True)
+        d = c // groups
+        rstd = math.sqrt(d) / np.maximum(np.sqrt(squares), eps) if keys.get("eps_kind") == "norm" else 1 / np.sqrt(squares / d + eps)
+        return ((values - mean) * rstd).reshape(u.shape), mean[:, :, 0], rstd[:, :, 0]
+
+    def forward(u, weight, bias, scale, shift):
+        z = (normalize(u)[0] * wide(weight) + wide(bias)) * (1 + wide(scale)) + wide(shift)
+        return z / (1 + np.exp(-z))
+
+    inputs = {"x": x, "weight": weight, "bias": bias, "scale": scale, "shift": shift}
+    names = ["dx", "dweight", "dbias", "dscale", "dshift", "rstd"] + ["mean"] * (keys.get("stat") != "rms")
+    for block in ([], ["--block-bytes", "8K"]):
+        succeed("run", "channel_norm", "x.npy", *words, "act=silu", f"layout={layout}", "-o", "y.npy", "--backward", "dy.npy", *block,
+                *(word for name in inputs if name != "x" for word in (f"--{name}", f"{name}.npy")),
+                *(word for name in names for word in (f"--{name}", f"{name}.npy")))
+        back = np.argsort(axes)
+        # a few hundred roundings of values of order 10
+        assert np.abs(np.load("y.npy").transpose(back) - forward(*inputs.values())).max() < 1e-12
+        _, mean, rstd = normalize(x)
+        assert np.load("rstd.npy").shape == rstd.shape and np.abs(np.load("rstd.npy") / rstd - 1).max() < 1e-12
+        assert "mean" not in names or np.abs(np.load("mean.npy") - mean).max() < 1e-12
+        for name, value in inputs.items():
+            gradient = np.load(f"d{name}.npy")
+            gradient = gradient.transpose(back) if name == "x" else gradient
+            direction = rng.normal(0, 1, value.shape)
+            step = 1e-6  # errs by step^2 times third derivatives, and 2^-53 / step, of sums of some thousand values
+            above, below = (np.sum(dy * forward(*(other + sign * step * direction if key == name else other
+                                                  for key, other in inputs.items()))) for sign in (1, -1))
+            assert abs((above - below) / (2 * step) - np.sum(gradient * direction)) < 1e-6, name
+    if "stat=rms" in words:
+        refuse(2, "stat=rms has no mean", "run", "channel_norm", "x.npy", *words, "--mean", "mean.npy")
+    refuse(3, "not divisible by groups=5", "run", "channel_norm", "x.npy", "groups=5", f"layout={layout}", "-o", "y.npy")
+
+
+@pytest.mark.parametrize("x_type, y_type", [("f16", "f32"), ("bf16", "f32"), ("f32", "f16"), ("f32", "bf16")])
+def test_y_of_another_dtype(folder, x_type, y_type):
+    """Channel norm: the values are those of f64 files with the same numbers, rounded to the dtypes of x and y."""
+    rng = np.random.default_rng(5)
+    x, dy, post = (pack(rng.normal(0, 1, (3, 16, 9)), dtype) for dtype in (x_type, y_type, y_type))
+    for name, value, dtype in (("x", x, x_type), ("dy", dy, y_type), ("post", post, y_type)):
+        np.save(f"{name}.npy", value)
+        np.save(f"{name}64.npy", unpack(value, dtype))
+    outputs = [("output", y_type), ("dpost-add", y_type), ("dx", x_type)]
+    for wide, words in (("", [f"dtype={x_type}", f"y_dtype={y_type}"]), ("64", [])):
+        succeed("run", "channel_norm", f"x{wide}.npy", "act=silu", *words, "--post-add", f"post{wide}.npy", "--backward", f"dy{wide}.npy",
+                *(word for name, _ in outputs for word in (f"--{name}", f"{name}{wide}.npy")))
+    for name, dtype in outputs:
+        got, want = np.load(f"{name}.npy"), np.load(f"{name}64.npy")
+        assert got.dtype == np.dtype(NUMPY_TYPE[dtype]), name
+        assert np.abs(unpack(got, dtype) - want).max() < ROUNDOFF[dtype] * np.abs(want).max() + 100 * 2.0**-24, name
+    refuse(3, "--backward: the file holds f64, y_dtype is", "run", "channel_norm", "x.npy", *([f"dtype={x_type}", f"y_dtype={y_type}"]),
+           "--backward", "dy64.npy", "--dx", "dx.npy")
+    refuse(3, "not timed", "bench", "channel_norm", "2x16x9", f"dtype={x_type}", f"y_dtype={y_type}")
+
+
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=str)
 @pytest.mark.parametrize("words", [["group_norm", "groups=2"], ["instance_norm"], ["instance_norm", "running"], ["affine"],
-                                   ["batch_norm"], ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],
+                                   ["channel_norm"], ["channel_norm", "stat=rms"], ["batch_norm"], ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],
                          ids=" ".join)
 def test_empty(folder, words, shape):
     np.save("x.npy", np.zeros(shape, np.float32))
@@ -559,7 +634,8 @@ def write_empty(shape):
 
 
 @pytest.mark.parametrize("shape", [(2**36, 4, 0), (2**50, 0, 4), (2**62 - 1, 0), (0, 4096)], ids=str)
-@pytest.mark.parametrize("op", [["affine"], ["group_norm", "groups=1"], ["instance_norm"], ["batch_norm"]], ids=" ".join)
+@pytest.mark.parametrize("op", [["affine"], ["group_norm", "groups=1"], ["instance_norm"], ["batch_norm"], ["channel_norm"]],
+                         ids=" ".join)
 def test_many_samples_without_elements(folder, op, shape):
     """128 bytes, whose samples are too many to look at one by one."""
     write_empty(shape)
@@ -1362,7 +1438,7 @@ SMALL = ["--min-bytes", "16KiB", "--max-bytes", "64k"]
 
 def test_random_lists(folder):
     """One list for both commands, but for pre_bias, which check alone draws, on every instruction set; the longer begins
-    as the shorter does, and it is the same for each device."""
+    as the shorter does, and it is the same for each device, but for channel norms, which are the CPU's."""
     listed, checked = (succeed(command, "--random", "50", "--list") for command in ("bench", "check"))
     assert checked == succeed("check", "--random", "50", "--seed", "1", "--list", env={**os.environ, "NORMFUSE_MAX_ISA": "scalar"})
     more = [set(words.split()) - set(line.split()) for line, words in zip(listed.splitlines(), checked.splitlines())]
@@ -1373,7 +1449,10 @@ def test_random_lists(folder):
     assert not succeed("bench", "--random", "50", "--seed", "2", "--list").startswith(listed[:40])
     on_device = succeed("bench", "--random", "50", "device=cuda", "--list").splitlines()
     assert 1 <= listed.count("act=prelu") <= 8
-    assert [line.replace(" device=cuda", "") for line in on_device] == listed.splitlines()
+    pairs = [pair for pair in zip((line.replace(" device=cuda", "") for line in on_device), listed.splitlines())
+             if not pair[1].startswith("channel_norm")]
+    assert [cuda for cuda, _ in pairs] == [cpu for _, cpu in pairs] and 35 <= len(pairs) <= 49
+    assert not any(line.startswith("channel_norm") for line in on_device)
     assert all(" device=cuda" in line for line in on_device)
     open("drawn.txt", "w").write(listed)
     assert succeed("check", "@drawn.txt", "--list") == listed

@@ -163,6 +163,10 @@ static void test_statistics(void)
     check(statistics.m2 == 3, "m2", statistics.m2, 3);
     check(reference_rstd(0.25 - 0.0625, 0.0625) == 2, "rstd", reference_rstd(0.1875, 0.0625), 2);
     check(isinf(reference_rstd(0, 0)) && isnan(reference_rstd(0, -1)), "rstd, IEEE", 0, 0);
+    statistics = reference_squares((const double[]){ 3, -4 }, 1, 2);
+    check(statistics.mean == 0 && statistics.m2 == 25, "squares", statistics.m2, 25);
+    check(reference_rstd_of_norm(4, 25, 1) == 0.4, "rstd of a norm", reference_rstd_of_norm(4, 25, 1), 0.4);
+    check(reference_rstd_of_norm(4, 25, 8) == 0.25, "rstd of a clamped norm", reference_rstd_of_norm(4, 25, 8), 0.25);
     check(reference_running(4, 8, 0.25) == 5, "running", reference_running(4, 8, 0.25), 5);
 }
 
@@ -182,6 +186,7 @@ enum { MOST_VALUES = 64 };
 struct trial {
     struct reference_set set;
     double eps;
+    bool of_norm; /* eps is that of reference_rstd_of_norm */
     double u[MOST_VALUES], post_add[MOST_VALUES], dy[MOST_VALUES], du[MOST_VALUES];
     double weight[MOST_VALUES], bias[MOST_VALUES], scale[MOST_VALUES], shift[MOST_VALUES], slope[MOST_VALUES];
 };
@@ -192,9 +197,11 @@ static void set_statistics(struct trial *trial)
     if (!set->has_statistics)
         return;
     struct reference_statistics statistics =
-        reference_statistics(trial->u, set->rows, set->channels * set->positions);
+        (set->is_root_mean_square ? reference_squares : reference_statistics)(trial->u, set->rows,
+                                                                              set->channels * set->positions);
     set->mean = statistics.mean;
-    set->rstd = reference_rstd(statistics.m2 / statistics.count, trial->eps);
+    set->rstd = trial->of_norm ? reference_rstd_of_norm(statistics.count, statistics.m2, trial->eps)
+                               : reference_rstd(statistics.m2 / statistics.count, trial->eps);
 }
 
 /* The scalar whose gradients the backward gives: sum of dy * y + sum of du * u. */
@@ -245,10 +252,14 @@ static void compare(struct trial *trial, double *values, int64_t count, const do
     set_statistics(trial);
 }
 
-static void test_gradients(int64_t rows, int64_t channels, int64_t positions, int activation, bool has_statistics,
+/* What a norm group is normalized with. */
+enum kind { GIVEN, MEAN_AND_VARIANCE, MEAN_SQUARE, NORM, NORM_OF_CENTRED, CLAMPED, CLAMPED_CENTRED, KINDS };
+
+static void test_gradients(int64_t rows, int64_t channels, int64_t positions, int activation, enum kind kind,
                            bool with_options)
 {
-    struct trial trial = { .eps = 0.1 };
+    const bool has_statistics = kind != GIVEN;
+    struct trial trial = { .eps = kind >= CLAMPED ? 100 : 0.1, .of_norm = kind >= NORM };
     struct reference_set *set = &trial.set;
     int64_t count = rows * channels * positions, pairs = rows * channels;
     random_state = (uint64_t)(activation * 100 + count);
@@ -274,6 +285,8 @@ static void test_gradients(int64_t rows, int64_t channels, int64_t positions, in
                                        .mean = 0.3,
                                        .rstd = 1.7,
                                        .has_statistics = has_statistics,
+                                       .is_root_mean_square = kind == MEAN_SQUARE || kind == NORM || kind == CLAMPED,
+                                       .is_clamped = kind >= CLAMPED,
                                        .set_values = (double)count };
         if (with_options) {
             set->post_add = trial.post_add;
@@ -309,11 +322,15 @@ int main(void)
     test_activations();
     test_statistics();
     for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++) {
-        for (int with_statistics = 0; with_statistics < 2; with_statistics++) {
-            test_gradients(1, 3, 5, activation, with_statistics, true);
-            test_gradients(3, 1, 7, activation, with_statistics, true);
-            test_gradients(1, 1, 11, activation, with_statistics, false);
-            test_gradients(2, 3, 4, activation, with_statistics, true);
+        for (int kind = GIVEN; kind <= MEAN_AND_VARIANCE; kind++) {
+            test_gradients(1, 3, 5, activation, (enum kind)kind, true);
+            test_gradients(3, 1, 7, activation, (enum kind)kind, true);
+            test_gradients(1, 1, 11, activation, (enum kind)kind, false);
+            test_gradients(2, 3, 4, activation, (enum kind)kind, true);
+        }
+        for (int kind = MEAN_SQUARE; kind < KINDS; kind++) {
+            test_gradients(1, 13, 1, activation, (enum kind)kind, true);
+            test_gradients(1, 5, 1, activation, (enum kind)kind, false);
         }
     }
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);

@@ -5,7 +5,7 @@
 _normfuse()
 {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local word command="" operators="group_norm instance_norm batch_norm affine" words options
+    local word command="" operators="group_norm instance_norm batch_norm affine channel_norm" words options
     local types="f64 f32 f16 bf16"
     COMPREPLY=()
 
@@ -19,8 +19,10 @@ _normfuse()
     case $key in
         layout) words="nchw nhwc" ;;
         act) words="identity relu leaky_relu silu gelu gelu_tanh hardswish elu mish relu6 prelu" ;;
-        dtype | weight_dtype) words=$types ;;
+        dtype | weight_dtype | y_dtype) words=$types ;;
         mode) words="train eval" ;;
+        stat) words="layer rms" ;;
+        eps_kind) words="added norm" ;;
         per) words="channel sample" ;;
         dir) words="fwd bwd" ;;
         device) words="cpu cuda" ;;
@@ -50,16 +52,16 @@ _normfuse()
             options="--output --weight --bias --pre-add --pre-bias --sum-out --post-add --scale --shift --slope --mean --rstd
                 --running-mean --running-var --new-running-mean --new-running-var --backward --du --dx --dweight
                 --dbias --dscale --dshift --dpost-add --dpre-bias --dslope --threads --block-bytes --sync --quiet --help"
-            words="$operators groups= layout= act= act_param= eps= mode= momentum= seen= per= dtype= weight_dtype=
-                device="
+            words="$operators groups= layout= act= act_param= eps= stat= eps_kind= mode= momentum= seen= per= dtype=
+                weight_dtype= y_dtype= device="
             ;;
         check) options="--random --seed --min-bytes --max-bytes --list --threads --json --help" ;;
         bench) options="--random --seed --min-bytes --max-bytes --list --json --warm --samples --threads --html --help" ;;
         compile) options="--random --seed --min-bytes --max-bytes --list --gpu --output --help" ;;
     esac
     if [[ $command == check || $command == bench || $command == compile ]]; then
-        words="$operators groups= layout= act= act_param= eps= mode= per= dtype= weight_dtype= dir= device= +pre_add
-            +u +post_add +scale +one_slope +mixed"
+        words="$operators groups= layout= act= act_param= eps= stat= eps_kind= mode= per= dtype= weight_dtype= y_dtype= dir= device=
+            +pre_add +u +post_add +scale +one_slope +mixed"
     fi
     case $previous in
         --threads | --block-bytes | --samples | --seed | --random | --min-bytes | --max-bytes | --gpu | -g | -n | -r | -s) return ;;

@@ -589,6 +589,8 @@ void normfuse_store_empty(const struct plan *plan)
         if (!(p->phases & NORMFUSE_PHASE_APPLY) && p->stats) {
             if (!p->accumulate)
                 memset(p->stats, 0, samples * (size_t)plan->groups * 3 * sizeof *p->stats);
+        } else if (p->sets == NORMFUSE_SETS_POSITION) {
+            normfuse_channels_store_empty(p);
         } else if (!plan->none) {
             store_empty_statistics(plan);
         }

@@ -116,6 +116,8 @@ static void run_thread(void *context, int64_t t)
     const struct normfuse_caller caller = normfuse_enter();
     struct plan *plan = context;
     const struct normfuse_problem *p = plan->p;
+    if (plan->channel)
+        normfuse_channels_begin(plan, &plan->workers[t].small);
     if (!plan->teams_of_one) {
         if (plan->reduce)
             walk_together(plan, (int32_t)t);
@@ -127,6 +129,10 @@ static void run_thread(void *context, int64_t t)
             if (task >= plan->tasks)
                 break;
             struct worker *w = &plan->workers[t];
+            if (plan->channel) {
+                normfuse_channels_walk(plan, &w->small, task);
+                continue;
+            }
             if (plan->batch) {
                 walk_alone(plan, w, task * plan->bundles_per_task,
                            smaller(plan->bundles, (task + 1) * plan->bundles_per_task));
@@ -193,7 +199,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     if (machine->verbose_dispatch)
         fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan.table->isa, plan.threads,
                 plan.threads == 1 ? "thread" : "threads",
-                plan.small_sets ? ", many norm groups at a time" : plan.teams_of_one ? ", one bundle a thread" : plan.reduce ? ", threads share bundles" : ", pieces",
+                plan.channel ? ", norm over channels" : plan.small_sets ? ", many norm groups at a time" : plan.teams_of_one ? ", one bundle a thread" : plan.reduce ? ", threads share bundles" : ", pieces",
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
     normfuse_read_parameters(&plan);
@@ -224,7 +230,10 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
         else
             normfuse_threads_run(plan.threads, run_thread, &plan);
     }
-    normfuse_finish_samples(&plan);
+    if (plan.channel)
+        normfuse_channels_finish(&plan);
+    else
+        normfuse_finish_samples(&plan);
     if (plan.sums_slopes)
         normfuse_finish_slopes(&plan);
     free(allocated);

@@ -51,6 +51,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #include "cpu/activate.inl"
 #if !defined(NORMFUSE_REST_OF)
 #include "cpu/small_sets.inl"
+#include "cpu/channels.inl"
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
@@ -87,6 +88,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #include "cpu/activate.inl"
 #undef OF_DOUBLE
 #include "cpu/small_sets.inl"
+#include "cpu/channels.inl"
 #define T double
 #define DT f64
 #define INLINE_FORMS(FORM) FORM(NORMFUSE_IDENTITY) FORM(NORMFUSE_RELU)
@@ -115,9 +117,11 @@ const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
     {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
 #define SMALL(name, rt) CAT3(small_##name, rt, ISA)
 #define SMALL_SETS(rt)                                                                                                   \
-    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt), SMALL(activate_gradient, rt),          \
+    {SMALL(moments, rt), SMALL(squares, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt), SMALL(activate_gradient, rt),          \
      SMALL(prelu, rt)}
 const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32), SMALL_SETS(f64)};
+#define CHANNELS(rt) {CAT3(channels_moments, rt, ISA), CAT3(channels_normalize, rt, ISA), CAT3(channels_sums, rt, ISA), CAT3(channels_dx, rt, ISA)}
+const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {CHANNELS(f32), CHANNELS(f64)};
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) PASS(load) PASS(store)};
@@ -142,6 +146,7 @@ const struct normfuse_table CAT(normfuse_table_, ISA) = {
     .fence = fence,
     .columns = CAT(normfuse_columns_, NORMFUSE_REST_OF),
     .small_sets = CAT(normfuse_small_sets_, NORMFUSE_REST_OF),
+    .channels = CAT(normfuse_channels_, NORMFUSE_REST_OF),
     .of = {[NORMFUSE_F64] = &CAT(normfuse_passes_f64_, NORMFUSE_REST_OF),
            [NORMFUSE_F32] = &CAT(normfuse_passes_f32_, NORMFUSE_REST_OF),
            [NORMFUSE_F16] = &CAT(normfuse_passes_f16_, NORMFUSE_REST_OF),

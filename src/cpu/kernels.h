@@ -90,6 +90,8 @@ enum { NORMFUSE_SMALL_CHUNK = 4096 }; /* longest f32 sum: 128 additions a lane *
 struct normfuse_small_set_functions {
     /* shift = mean of the set as a sum gives it; sum, square: of u - shift and (u - shift)^2 */
     void (*moments)(const struct normfuse_small_sets *);
+    /* sets of one row: sum, square: of u and u^2 */
+    void (*squares)(const struct normfuse_small_sets *);
     /* normalized = (u - shift)*rstd + rest; z = normalized*weight + bias; either may be NULL */
     void (*normalize)(const struct normfuse_small_sets *);
     /* sum_bias += gradient, sum_weight += gradient*normalized over rows and samples; per set sum of gradient*weight, square of
@@ -105,6 +107,30 @@ struct normfuse_small_set_functions {
     void (*prelu)(const void *slope, void *z, void *gradient, void *sum_slope, size_t rows, size_t n);
 };
 
+/* Norm over channels where the positions of a channel are adjacent: a tile in the compute type of `rows` channels, `pitch` apart,
+ * of n positions each (channels.inl). A position is a lane of its own; pitch is n, rounded up to whole vectors of 16. z, or dx, may
+ * be u. */
+struct normfuse_channels {
+    size_t rows, n, pitch;
+    const void *u, *gradient;
+    void *normalized, *z, *dx;
+    const void *weight, *bias;          /* per row */
+    void *sum_bias, *sum_weight;        /* per row */
+    void *sum, *square;                 /* per position */
+    const void *shift, *rstd, *rest, *slope, *offset; /* per position */
+};
+
+enum { NORMFUSE_CHANNEL_CHUNK = 128 }; /* most rows of one f32 sum */
+
+struct normfuse_channel_functions {
+    /* sum and square of u - shift and (u - shift)^2 over the rows; square NULL: of u alone */
+    void (*moments)(const struct normfuse_channels *);
+    /* as the same functions of small sets */
+    void (*normalize)(const struct normfuse_channels *);
+    void (*sums)(const struct normfuse_channels *);
+    void (*dx)(const struct normfuse_channels *);
+};
+
 /* Sums per column, from the compute type to double: columns.inl. */
 struct normfuse_column_functions {
     void (*accumulate)(const void *from, double *to, size_t columns, size_t rows);
@@ -118,6 +144,7 @@ struct normfuse_table {
     void (*fence)(void);              /* orders streaming stores before what follows */
     const struct normfuse_column_functions *columns; /* [2]: compute type float, double */
     const struct normfuse_small_set_functions *small_sets; /* [2] likewise */
+    const struct normfuse_channel_functions *channels;     /* [2] likewise */
     const struct normfuse_passes *of[4];             /* by normfuse_type */
 };
 
@@ -132,6 +159,7 @@ const struct normfuse_table *normfuse_table_chosen(void);
 /* What one table has of another. */
 extern const struct normfuse_column_functions normfuse_columns_avx512[2];
 extern const struct normfuse_small_set_functions normfuse_small_sets_avx512[2];
+extern const struct normfuse_channel_functions normfuse_channels_avx512[2];
 extern const struct normfuse_passes normfuse_passes_f64_avx512, normfuse_passes_f32_avx512, normfuse_passes_f16_avx512;
 
 extern const struct normfuse_table normfuse_table_scalar, normfuse_table_avx2, normfuse_table_avx512,

@@ -41,8 +41,7 @@ static void cut(int64_t segments, int64_t length, int64_t target, int64_t align,
     *pieces = *parts > 1 ? segments * *parts : divide_up(segments, *segments_per_piece);
 }
 
-/* Samples, a power of two, whose weight gradients are summed before they are joined. */
-static int64_t samples_of_block(int64_t c, int64_t s, size_t type_bytes)
+int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes)
 {
     const int64_t values = larger(c * s, 1);
     const int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(type_bytes == 2 ? BLOCK_ROWS : BLOCK_ROWS / 2, larger(s, 1)));
@@ -57,7 +56,8 @@ static int64_t spreading(const struct normfuse_problem *p)
 {
     const bool shared = !p->weights_samples;
     const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
-    return !p->columns && p->sets != NORMFUSE_SETS_GROUP && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
+    const bool by_channel = p->sets == NORMFUSE_SETS_BATCH || p->sets == NORMFUSE_SETS_NONE;
+    return !p->columns && by_channel && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
 }
 
 /* Channels of a bundle under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */
@@ -91,11 +91,11 @@ int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns)
 {
     int64_t parts, part, segments, pieces;
     if (columns)
-        return larger(samples_of_piece(c, s, 1), samples_of_block(c, s, 2));
+        return larger(samples_of_piece(c, s, 1), normfuse_samples_of_block(c, s, 2));
     cut(1, s, PIECE_VALUES, 64, &parts, &part, &segments, &pieces);
     if ((s > 1 && s <= SPREAD_WIDTH) || (s == 1 && c == 1))
         segments = larger(segments, samples_of_piece(c, s, s)); /* both are powers of two */
-    return larger(segments, samples_of_block(c, s, 2));
+    return larger(segments, normfuse_samples_of_block(c, s, 2));
 }
 
 static bool same_view(const struct normfuse_view *a, const struct normfuse_view *b) { return a->data == b->data; }
@@ -122,7 +122,7 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->constant = plan->none && !(p->pre_bias.data && p->biases_samples) && !p->weights_samples && !p->scale.data && !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
     const bool is_shared = plan->constant && !has_sample_parameters(p) && (p->columns || plan->spread > 1) &&
-                           (p->s <= SPREAD_WIDTH || samples_of_block(p->c, p->s, 4) > 1);
+                           (p->s <= SPREAD_WIDTH || normfuse_samples_of_block(p->c, p->s, 4) > 1);
     plan->batch = p->sets == NORMFUSE_SETS_BATCH || is_shared;
     plan->backward = (p->phases & (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)) != 0;
     plan->add = p->pre_add.data != NULL;
@@ -186,6 +186,10 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     plan->pass = plan->table->of[p->type];
     plan->column = &plan->table->columns[p->type == NORMFUSE_F64];
     plan->small = &plan->table->small_sets[p->type == NORMFUSE_F64];
+    if (p->sets == NORMFUSE_SETS_POSITION) {
+        normfuse_channels_plan(plan, exec);
+        return;
+    }
     plan->bundle_channels = plan->batch || plan->none ? channels_of_bundle(p->c, spread, plan->batch ? p->n * p->s : p->s) : channels_of_groups(p->c, plan->group_channels);
     plan->folded = p->columns ? rows_folded(plan->bundle_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
@@ -235,7 +239,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     }
     plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !p->weights_samples && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
                                                           : plan->updates_running);
-    plan->block_samples = plan->sums_samples || plan->sums_slopes ? samples_of_block(p->c, p->s, plan->type_bytes)
+    plan->block_samples = plan->sums_samples || plan->sums_slopes ? normfuse_samples_of_block(p->c, p->s, plan->type_bytes)
                                              : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
@@ -310,14 +314,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Hands out aligned pieces of one block; with base NULL only counts. */
-struct arena {
-    char *base;
-    size_t used;
-    bool overflows;
-};
-
-static void *take(struct arena *arena, int64_t count, size_t bytes)
+void *normfuse_take(struct arena *arena, int64_t count, size_t bytes)
 {
     const size_t at = arena->used;
     size_t all;
@@ -339,16 +336,16 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         struct bundle_state *state = &team->state[i];
         if (i >= plan->bundles)
             break; /* one bundle fills one state */
-        state->partials = take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
+        state->partials = normfuse_take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
         void **arrays[] = {&state->c.k, &state->c.a, &state->c.b, &state->c.p, &state->c.q, &state->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
-            *arrays[j] = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
+            *arrays[j] = normfuse_take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
         if (plan->p->slope.data)
-            state->c.slope = take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
+            state->c.slope = normfuse_take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }
-    team->kept = take(arena, plan->kept_values, plan->real_bytes);
-    team->u = take(arena, plan->held_u, plan->type_bytes);
-    team->sums = take(arena, 2 * plan->bundle_channels, 8);
+    team->kept = normfuse_take(arena, plan->kept_values, plan->real_bytes);
+    team->u = normfuse_take(arena, plan->held_u, plan->type_bytes);
+    team->sums = normfuse_take(arena, 2 * plan->bundle_channels, 8);
 }
 
 static void lay_out_small_worker(const struct plan *plan, struct small_worker *w, struct arena *arena)
@@ -358,25 +355,25 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
     const int64_t values = columns * plan->small_rows * plan->small_samples;
     void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
     for (int i = 0; i < (plan->backward ? 4 : 2); i++)
-        *of_values[i] = take(arena, values + room, plan->real_bytes);
-    w->stage = take(arena, plan->staged ? values : 0, plan->type_bytes);
+        *of_values[i] = normfuse_take(arena, values + room, plan->real_bytes);
+    w->stage = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes);
     void **of_columns[] = {&w->weight, &w->bias, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 4 : 2); i++)
-        *of_columns[i] = take(arena, columns + room, plan->real_bytes);
+        *of_columns[i] = normfuse_take(arena, columns + room, plan->real_bytes);
     for (int i = 0; plan->small_rows > 1 && i < 3; i++)
-        w->columns[i] = take(arena, columns + room, plan->real_bytes);
-    w->bias_so_far = take(arena, plan->backward ? columns + room : 0, 8);
-    w->weight_so_far = take(arena, plan->backward ? columns + room : 0, 8);
-    w->prelu_slope = take(arena, plan->p->slope.data ? columns + room : 0, plan->real_bytes);
-    w->sum_slope = take(arena, plan->sums_slopes ? columns + room : 0, plan->real_bytes);
-    w->slope_so_far = take(arena, plan->sums_slopes ? columns + room : 0, 8);
+        w->columns[i] = normfuse_take(arena, columns + room, plan->real_bytes);
+    w->bias_so_far = normfuse_take(arena, plan->backward ? columns + room : 0, 8);
+    w->weight_so_far = normfuse_take(arena, plan->backward ? columns + room : 0, 8);
+    w->prelu_slope = normfuse_take(arena, plan->p->slope.data ? columns + room : 0, plan->real_bytes);
+    w->sum_slope = normfuse_take(arena, plan->sums_slopes ? columns + room : 0, plan->real_bytes);
+    w->slope_so_far = normfuse_take(arena, plan->sums_slopes ? columns + room : 0, 8);
     void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
     for (int i = 0; i < (plan->backward ? 7 : 5); i++)
-        *of_sets[i] = take(arena, sets + room, plan->real_bytes);
-    w->mean = take(arena, sets, 8);
-    w->m2 = take(arena, sets, 8);
-    w->double_rstd = take(arena, sets, 8);
-    w->bases = take(arena, plan->p->pre_bias.data ? sets : 0, 8);
+        *of_sets[i] = normfuse_take(arena, sets + room, plan->real_bytes);
+    w->mean = normfuse_take(arena, sets, 8);
+    w->m2 = normfuse_take(arena, sets, 8);
+    w->double_rstd = normfuse_take(arena, sets, 8);
+    w->bases = normfuse_take(arena, plan->p->pre_bias.data ? sets : 0, 8);
 }
 
 size_t normfuse_plan_lay_out(struct plan *plan, char *base)
@@ -384,14 +381,18 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     struct arena arena = {base, 0, false};
     const struct normfuse_problem *p = plan->p;
     const int64_t columns = p->columns ? plan->bundle_channels * plan->spread : 0, width = columns * plan->folded;
-    plan->weight = take(&arena, p->weight.batch ? 0 : p->c, 8);
-    plan->bias = take(&arena, p->bias.batch ? 0 : p->c, 8);
-    plan->sample_sums = take(&arena, plan->sums_samples ? plan->blocks * p->c * 2 : 0, 8);
-    plan->slope_sums = take(&arena, plan->sums_slopes ? (plan->batch ? 1 : plan->blocks) * p->c : 0, 8);
-    plan->workers = take(&arena, plan->threads, sizeof *plan->workers);
+    plan->weight = normfuse_take(&arena, p->weight.batch ? 0 : p->c, 8);
+    plan->bias = normfuse_take(&arena, p->bias.batch ? 0 : p->c, 8);
+    plan->sample_sums = normfuse_take(&arena, plan->sums_samples ? (plan->blocks + (plan->channel ? 1 : 0)) * p->c * 2 : 0, 8);
+    plan->slope_sums = normfuse_take(&arena, plan->sums_slopes ? (plan->batch ? 1 : plan->blocks) * p->c : 0, 8);
+    plan->workers = normfuse_take(&arena, plan->threads, sizeof *plan->workers);
     for (int32_t i = 0; i < plan->threads; i++) {
         struct worker local, *worker = base ? &plan->workers[i] : &local;
         memset(worker, 0, sizeof *worker);
+        if (plan->channel) {
+            normfuse_channels_lay_out(plan, &worker->small, &arena);
+            continue;
+        }
         if (plan->small_sets) {
             lay_out_small_worker(plan, &worker->small, &arena);
             continue;
@@ -401,15 +402,15 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
         const int64_t sums = p->columns ? width : CHUNK_VALUES;
         if (plan->reduce) {
             const int64_t at_once = p->pre_bias.data ? MAX_BUNDLED : plan->bundle_groups;
-            worker->shift = take(&arena, p->columns ? width : at_once, plan->real_bytes);
-            worker->sum = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
-            worker->square = take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
-            worker->slope_sum = take(&arena, plan->sums_slopes ? sums : 0, plan->real_bytes);
-            worker->slopes = take(&arena, plan->sums_slopes ? columns : 0, 8);
-            worker->mean = take(&arena, columns, 8);
-            worker->m2 = take(&arena, columns, 8);
-            worker->sum64 = take(&arena, columns, 8);
-            worker->square64 = take(&arena, columns, 8);
+            worker->shift = normfuse_take(&arena, p->columns ? width : at_once, plan->real_bytes);
+            worker->sum = normfuse_take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
+            worker->square = normfuse_take(&arena, p->columns || plan->backward ? sums : at_once, plan->real_bytes);
+            worker->slope_sum = normfuse_take(&arena, plan->sums_slopes ? sums : 0, plan->real_bytes);
+            worker->slopes = normfuse_take(&arena, plan->sums_slopes ? columns : 0, 8);
+            worker->mean = normfuse_take(&arena, columns, 8);
+            worker->m2 = normfuse_take(&arena, columns, 8);
+            worker->sum64 = normfuse_take(&arena, columns, 8);
+            worker->square64 = normfuse_take(&arena, columns, 8);
         }
         /* bundles go through a copy of u where that is not written out */
         const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle_groups > 1 ? plan->bundle_channels * p->s : 0);
@@ -420,14 +421,14 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
                                is_copied(plan, &p->pre_add) || is_copied(plan, &p->y) || is_copied(plan, &p->dx),
                                is_copied(plan, &p->dpost_add)};
         for (int j = 0; j < 6; j++)
-            worker->stage[j] = take(&arena, plan->staged && copied[j] ? stage : 0, plan->type_bytes);
+            worker->stage[j] = normfuse_take(&arena, plan->staged && copied[j] ? stage : 0, plan->type_bytes);
     }
     if (!plan->teams_of_one) {
         if (plan->reduce)
             lay_out_team(plan, &plan->shared, &arena);
-        plan->claims = take(&arena, plan->reduce ? (plan->bundles + 1) * plan->threads : 0, 4);
-        plan->finished = take(&arena, plan->reduce ? plan->bundles + 1 : 0, 4);
-        plan->ready = take(&arena, plan->reduce ? plan->bundles + 1 : 0, 4);
+        plan->claims = normfuse_take(&arena, plan->reduce ? (plan->bundles + 1) * plan->threads : 0, 4);
+        plan->finished = normfuse_take(&arena, plan->reduce ? plan->bundles + 1 : 0, 4);
+        plan->ready = normfuse_take(&arena, plan->reduce ? plan->bundles + 1 : 0, 4);
     }
     return arena.overflows || arena.used > SIZE_MAX - ALIGNMENT ? SIZE_MAX : arena.used + ALIGNMENT;
 }

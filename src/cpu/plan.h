@@ -6,6 +6,7 @@
  *   pieces.c      the reduce and the apply part of a piece: tiles, passes, chunks and their joins
  *   bundles.c     what a bundle needs before and gives after: coefficients, statistics, gradients of parameters
  *   small_sets.c  norm groups of few values, many at a time
+ *   channels.c    norm over the channels of a position
  *   driver.c      schedules pieces on threads */
 #ifndef NORMFUSE_CPU_PLAN_H
 #define NORMFUSE_CPU_PLAN_H
@@ -95,6 +96,7 @@ struct small_worker {
     void *shift, *sum, *square, *rstd, *rest, *slope, *offset;
     double *mean, *m2, *double_rstd;
     double *bases; /* with pre_bias: what u of a set is less */
+    void *biases;  /* norm over channels: pre_bias of each channel */
     char *stage; /* of the tensors' type: u while it is rounded */
 };
 
@@ -122,6 +124,8 @@ struct plan {
     const struct normfuse_passes *pass;
     const struct normfuse_column_functions *column;
     const struct normfuse_small_set_functions *small;
+    const struct normfuse_channel_functions *channel; /* not NULL: norm over channels (channels.c), which of what follows uses what
+                                                         is said there */
     bool backward, reduce, apply, dependent; /* dependent: apply needs what reduce gives */
     bool batch, none, is_double;             /* sets are channels; there are no sets; compute type is double */
     bool add;                                /* u = x + pre_add; pre_bias is a part of the mean */
@@ -159,6 +163,10 @@ struct plan {
     int64_t small_repeat;              /* values of a row that one channel has */
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
+    int64_t positions;        /* norm over channels: most of a tile, */
+    int64_t sample_positions; /* of a sample as given: blocks are block_samples samples, or each of its `parts` of `part` positions, */
+    int64_t statistic_step;   /* from a position's statistics to the next one's, */
+    bool by_sample;           /* and whether samples have parameters or gradients of their own */
     int64_t set_values;
     int64_t kept_values; /* of a bundle whose dy' the backward's sums leave for dx, where an activation costs more than that; 0: none */
     int64_t held_u;      /* of a bundle whose u, a sum that is not written out, the reduce part leaves for the apply part; 0: none */
@@ -336,6 +344,15 @@ static inline void repeat_folded(const struct plan *plan, void *array, int64_t c
 }
 
 /* plan.c */
+/* Hands out aligned pieces of one block; with base NULL only counts. */
+struct arena {
+    char *base;
+    size_t used;
+    bool overflows;
+};
+void *normfuse_take(struct arena *arena, int64_t count, size_t bytes);
+/* Samples, a power of two, whose weight gradients are summed before they are joined. */
+int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes);
 /* What a call is to do: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread);
 /* All of it; the problem is not empty. */
@@ -355,6 +372,21 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
 bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *const *views, size_t count);
 /* Small sets [first, last) of samples [begin, end), which are whole blocks. */
 void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first, int64_t last);
+
+/* The means and rstds of `sets` norm groups as elements are normalized with them: (u - shift)*rstd + rest, the shift being the mean in
+ * the compute type. */
+void normfuse_small_store_statistics(const struct plan *plan, struct small_worker *w, int64_t sets);
+
+/* channels.c */
+/* The rest of a plan that says what is to be done. */
+void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec);
+void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, struct arena *arena);
+/* Before a thread's first block; one block; after all of them. */
+void normfuse_channels_begin(const struct plan *plan, struct small_worker *w);
+void normfuse_channels_walk(const struct plan *plan, struct small_worker *w, int64_t block);
+void normfuse_channels_finish(const struct plan *plan);
+/* The statistics of an empty problem. */
+void normfuse_channels_store_empty(const struct normfuse_problem *p);
 
 /* bundles.c */
 /* Weight and bias per channel, in double: once, before the threads. */

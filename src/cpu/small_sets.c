@@ -275,8 +275,7 @@ static struct moments moments_of(const struct plan *plan, const struct small_wor
     return (struct moments){(double)(plan->small_rows * plan->small_width), k + sum * inverse, m2 < 0 ? 0 : m2};
 }
 
-/* What elements of sets are normalized with: (u - shift)*rstd + rest, the shift being the mean in the compute type. */
-static void store_statistics(const struct plan *plan, struct small_worker *w, int64_t sets)
+void normfuse_small_store_statistics(const struct plan *plan, struct small_worker *w, int64_t sets)
 {
     const double *restrict mean = w->mean, *restrict rstd = w->double_rstd;
     if (plan->is_double) {
@@ -320,7 +319,7 @@ static void finish_sets(const struct plan *plan, struct small_worker *w, const s
     }
     for (int64_t i = 0; i < sets; i++) /* by vectors */
         rstd[i] = 1 / sqrt(m2[i] * inverse + eps);
-    store_statistics(plan, w, sets);
+    normfuse_small_store_statistics(plan, w, sets);
     for (int64_t n = 0, i = 0; n < t->samples; n++, i += t->sets) {
         store_row(&p->mean, t->n + n, t->first, mean + i, t->sets);
         store_row(&p->rstd, t->n + n, t->first, rstd + i, t->sets);
@@ -357,7 +356,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
         return;
     if (p->pre_bias.data) {
         load_u(plan, w, t, true);
-        store_statistics(plan, w, t->samples * t->sets);
+        normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     }
     s.z = w->z;
     plan->small->normalize(&s);
@@ -378,7 +377,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     load_u(plan, w, t, true);
-    store_statistics(plan, w, t->samples * t->sets);
+    normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
     s.z = needs_z && !p->from_y ? w->z : NULL;

@@ -109,6 +109,22 @@ struct reference_statistics reference_statistics(const double *u, int64_t rows, 
     return (struct reference_statistics){ (double)count, (double)mean, (double)m2 };
 }
 
+struct reference_statistics reference_squares(const double *u, int64_t rows, int64_t positions)
+{
+    long double total = 0;
+    for (int64_t i = 0; i < rows * positions; i++)
+        total += (long double)u[i] * u[i];
+    return (struct reference_statistics){ (double)(rows * positions), 0, (double)total };
+}
+
+double reference_rstd_of_norm(double count, double m2, double eps)
+{
+    double norm = sqrt(m2);
+    if (norm < eps)
+        norm = eps;
+    return sqrt(count) / norm;
+}
+
 double reference_rstd(double variance, double eps)
 {
     return 1 / sqrt(variance + eps);
@@ -202,6 +218,10 @@ void reference_backward(const struct reference_set *set, const struct reference_
         mean = (double)(sum / set->set_values);
         mean_normalized = (double)(sum_normalized / set->set_values);
     }
+    if (set->is_root_mean_square)
+        mean = 0;
+    if (set->is_clamped)
+        mean_normalized = 0;
     for (int64_t pair = 0; pair < pairs; pair++) {
         double gain = parameter_at(set->weight, pair, 1) * (1 + parameter_at(set->scale, pair, 0));
         for (int64_t i = 0; i < set->positions; i++) {

@@ -302,6 +302,55 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
     return tolerance;
 }
 
+/* numerics.md, "norm over channels". */
+struct tolerance_arithmetic tolerance_channels(normfuse_type type, bool columns, bool ambiguous, int64_t channels,
+                                               int64_t positions)
+{
+    enum { CHUNK = 4096, LANES = 32, TREE = 5, CHUNK_ROWS = 128, CHUNK_POSITIONS = 128, TILE_POSITIONS = 512, TILE_TREE = 4 };
+    struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
+    const double lanes = arithmetic.is_double ? LANES / 2 : LANES;
+    const double of_columns = ceil(fmin((double)channels, CHUNK) / lanes) + TREE + 1;
+    const double of_rows = fmin((double)channels, CHUNK_ROWS);
+    const double gradients_of_columns = fmin((double)positions, CHUNK_POSITIONS);
+    const double gradients_of_rows = fmin((double)positions, TILE_POSITIONS / (lanes / 2) + TILE_TREE);
+    arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
+    arithmetic.tiny = arithmetic.is_double ? 0x1p-1074 : 0x1p-149;
+    arithmetic.additions = ambiguous ? fmax(of_columns, of_rows) : columns ? of_columns : of_rows;
+    arithmetic.parameter_additions = ambiguous ? fmax(gradients_of_columns, gradients_of_rows)
+                                     : columns ? gradients_of_columns
+                                               : gradients_of_rows;
+    arithmetic.shift_additions = arithmetic.additions;
+    arithmetic.shift_ratio = 1;
+    arithmetic.joins = 4 + (double)channels / CHUNK_ROWS;
+    arithmetic.parameter_joins = 4 + (double)positions;
+    arithmetic.shift_unit = arithmetic.is_double ? 0 : arithmetic.unit;
+    arithmetic.coefficient_roundings = 3;
+    arithmetic.gradient_roundings = 4;
+    return arithmetic;
+}
+
+struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_arithmetic *arithmetic, double count,
+                                                         double mean, double m2, double eps, int32_t statistics,
+                                                         int32_t eps_kind)
+{
+    struct tolerance_statistics tolerance = { 0, 0, 0 };
+    if (statistics == NORMFUSE_MEAN_SQUARE)
+        tolerance.m2 = m2 * (tolerance_growth(arithmetic->additions + 1, arithmetic->unit) + arithmetic->joins * double_unit);
+    else
+        tolerance = tolerance_statistics(arithmetic, count, mean, m2, eps);
+    /* What is under the root, or its square where the norm is taken, and what of it may be lost. */
+    const bool of_norm = eps_kind == NORMFUSE_EPS_OF_NORM;
+    const double exact = of_norm ? fmax(m2, eps * eps) : m2 / count + eps;
+    const double low = of_norm ? fmax(m2 - tolerance.m2, eps * eps) : (m2 - tolerance.m2) / count + eps;
+    const double high = of_norm ? fmax(m2 + tolerance.m2, eps * eps) : (m2 + tolerance.m2) / count + eps;
+    tolerance.rstd = 6 * double_unit;
+    if (exact > 0 && tolerance.m2 > 0)
+        tolerance.rstd += low > 0 ? fmax(sqrt(exact / low) - 1, 1 - sqrt(exact / high)) : (double)INFINITY;
+    else if (tolerance.m2 > 0 && high >= 0)
+        tolerance.rstd = (double)INFINITY;
+    return tolerance;
+}
+
 /* ---- elements ------------------------------------------------------------------------------------------------- */
 
 /* How far k may be from the mean that it stands for. */

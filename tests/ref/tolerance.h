@@ -32,6 +32,7 @@ struct tolerance_arithmetic {
     double gradient_roundings;    /* of a product on its way into the backward's sums, beside dy times the slope, the centring of u
                                      and the product itself */
     bool small_sets;              /* gradients of parameters are sums of rows of several samples */
+    double parameter_additions, parameter_joins; /* the same as additions and joins, of gradients of parameters */
 };
 
 /* device: NORMFUSE_CPU or NORMFUSE_CUDA. A norm group of `rows` rows (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
@@ -42,6 +43,10 @@ struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type t
 /* A group norm on the CPU: what is different where its sets are small, `channels` channels of `positions` values. Changes nothing
  * for others. */
 void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions);
+
+/* Norm over `channels` channels of each of `positions` positions of all samples. */
+struct tolerance_arithmetic tolerance_channels(normfuse_type type, bool columns, bool ambiguous, int64_t channels,
+                                               int64_t positions);
 
 /* Roundings that sums over all samples have beside `additions`: on CUDA those of a channel go on in a thread from one
  * sample of few positions to the next, on the CPU those of small sets from one sample to the next. */
@@ -59,6 +64,11 @@ struct tolerance_statistics {
 };
 struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmetic *arithmetic, double count,
                                                  double mean, double m2, double eps);
+
+/* Of a norm group of `count` channels of a position. */
+struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_arithmetic *arithmetic, double count,
+                                                         double mean, double m2, double eps, int32_t statistics,
+                                                         int32_t eps_kind);
 
 /* The affine of one channel of one sample: z = gain * (u - mean) + offset [+ post_add]. */
 struct tolerance_affine {

@@ -1,0 +1,683 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * channels.c - norm over the channels of a position. A tile of positions goes to the compute type in the L1 or L2 cache; its
+ * statistics, or sums, and what is made of them are computed there, so that tensors are read once and written once.
+ *
+ *   columns   a position is a row of C adjacent values: its groups are the sets of small_sets.inl
+ *   rows      a position is a lane of rows of adjacent positions, one for each of the D channels of a group: channels.inl
+ *
+ * Blocks of positions are cut by shape alone. Gradients of parameters are summed tile by tile, then in double over a block, and
+ * over the blocks in their order. */
+#include "cpu/plan.h"
+
+#include "cpu/machine.h"
+#include "cpu/threads.h"
+
+enum {
+    COLUMN_TILE = 2048,       /* values of a tile: columns, and */
+    ROW_TILE = 12288,         /* rows, or twice that where a tile */
+    LONG_POSITIONS = 64,      /* had fewer positions: long stretches of memory; and at most */
+    MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
+    FORWARD_BLOCK = 16384,    /* values of a block without sums, and with them */
+    BACKWARD_BLOCK = 65536,   /* so many, or */
+    BACKWARD_POSITIONS = 256, /* positions: partial sums, 16 bytes a channel, are 1/64 of f32 values */
+    POSITION_UNIT = 16        /* lanes of a vector, or two */
+};
+
+/* Positions [s, s + count) of sample n; rows: of one group. */
+struct channel_tile {
+    int64_t n, s, count, group;
+};
+
+/* ---- the plan ---------------------------------------------------------------------------------------------------------- */
+
+/* Whether samples have parameters, or gradients of them, of their own. */
+static bool is_by_sample(const struct normfuse_problem *p)
+{
+    return p->scale.data || p->shift.data || has_sample_parameters(p) || (p->pre_bias.data && p->pre_bias.batch != 0);
+}
+
+/* Takes all samples as one whose positions they are, where every tensor is so in memory. Blocks stay what they are. */
+static void unite_samples(struct plan *plan)
+{
+    struct normfuse_problem *p = &plan->seen;
+    struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    const size_t count = sizeof views / sizeof *views;
+    plan->statistic_step = 1;
+    plan->sample_positions = p->s;
+    if (plan->by_sample || (p->s > 1 && (!p->columns || p->groups > 1)))
+        return;
+    for (size_t i = 0; i < count && p->s > 1; i++)
+        if (views[i]->data && views[i]->batch != p->s * views[i]->position)
+            return;
+    if (p->s == 1) {
+        for (size_t i = 0; i < count; i++)
+            views[i]->position = views[i]->batch;
+        plan->statistic_step = p->groups;
+    }
+    p->s *= p->n;
+    p->n = 1;
+}
+
+/* Positions of a tile of rows, of d channels: whole cache lines of 16-bit values where there is room for them. */
+static int64_t positions_of_rows(int64_t d)
+{
+    const int64_t positions = ROW_TILE / d / LONG_POSITIONS * LONG_POSITIONS;
+    if (positions > 0)
+        return smaller(MOST_POSITIONS, positions);
+    return larger(POSITION_UNIT, smaller(LONG_POSITIONS, 2 * ROW_TILE / d / POSITION_UNIT * POSITION_UNIT));
+}
+
+void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
+{
+    const struct normfuse_machine *machine = normfuse_machine_known();
+    const struct normfuse_problem *const p = &plan->seen;
+    const int64_t samples = p->n, c = p->c, values = samples * c * p->s;
+    plan->channel = &plan->table->channels[plan->is_double];
+    plan->by_sample = is_by_sample(p);
+    plan->add = p->pre_add.data || p->pre_bias.data;
+    unite_samples(plan);
+    const int64_t s = plan->sample_positions;
+    plan->positions = p->columns ? larger(1, smaller(COLUMN_TILE / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan->group_channels);
+    const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    plan->staged = plan->add;
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++)
+        plan->staged |= views[i]->data && (p->columns ? views[i]->channel : views[i]->position) != 1;
+    const bool wanted = p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data;
+    plan->sums_samples = plan->backward && wanted;
+    plan->reduce = true;
+    plan->apply = plan->backward ? p->dx.data != NULL : p->y.data != NULL;
+    plan->bundles = 1;
+    plan->teams_of_one = true;
+    const int64_t block = plan->backward ? larger(BACKWARD_BLOCK / c, BACKWARD_POSITIONS) : FORWARD_BLOCK / c;
+    plan->part = round_up(larger(1, block), plan->positions);
+    plan->parts = divide_up(s, plan->part);
+    /* divides normfuse_cpu_sample_quantum */
+    plan->block_samples = plan->parts > 1 ? 1 : plan->backward ? normfuse_samples_of_block(c, s, plan->type_bytes) : larger(1, plan->part / s);
+    plan->blocks = divide_up(samples, plan->block_samples) * plan->parts;
+    plan->tasks = plan->blocks;
+
+    /* How it is run changes no bits. */
+    const int64_t requested = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
+    plan->threads = (int32_t)larger(1, smaller(smaller(requested, NORMFUSE_MAX_THREADS), values / PIECE_VALUES));
+    const struct normfuse_view *const out = plan->backward ? &p->dx : &p->y;
+    const char *const inputs[] = {p->x.data, p->dy.data, p->pre_add.data, p->post_add.data, p->du.data};
+    bool in_place = false;
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        in_place |= out->data == inputs[i];
+    const int64_t type_bytes = (int64_t)normfuse_type_bytes(plan->backward ? p->type : p->y_type), l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
+    const int64_t row_bytes = type_bytes * (p->columns ? c : p->s);
+    plan->stream = values * type_bytes > 2 * l2 && !in_place && (row_bytes % ALIGNMENT == 0 || row_bytes >= SHORT_ROW_BYTES);
+}
+
+/* Values of a tile, of a row of it, and its norm groups, at most. */
+static int64_t pitch_of(const struct plan *plan, int64_t count)
+{
+    return plan->p->columns ? plan->p->c : round_up(count, POSITION_UNIT);
+}
+static int64_t rows_of(const struct plan *plan, int64_t count)
+{
+    return plan->p->columns ? count : plan->group_channels;
+}
+static int64_t sets_of(const struct plan *plan, int64_t count)
+{
+    return plan->p->columns ? count * plan->groups : pitch_of(plan, count);
+}
+
+void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, struct arena *arena)
+{
+    const int64_t room = 16; /* a vector is read and written behind each array */
+    const struct normfuse_problem *p = plan->p;
+    const int64_t count = smaller(plan->positions, p->s), values = rows_of(plan, count) * pitch_of(plan, count) + room, sets = sets_of(plan, count) + room;
+    const int64_t channels = p->c + room;
+    const size_t y_bytes = normfuse_type_bytes(p->y_type);
+    void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
+    for (int i = 0; i < (plan->backward ? 4 : 2); i++) {
+        const bool wanted = i != 1 || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply && p->columns);
+        *of_values[i] = normfuse_take(arena, wanted ? values : 0, plan->real_bytes);
+    }
+    if (!plan->backward && !p->columns) /* vector by vector: nothing is read again */
+        w->z = w->u;
+    w->stage = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
+    void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
+    for (int i = 0; i < (plan->backward ? 5 : 3); i++)
+        *of_channels[i] = normfuse_take(arena, channels, plan->real_bytes);
+    w->bias_so_far = normfuse_take(arena, plan->backward ? channels : 0, 8);
+    w->weight_so_far = normfuse_take(arena, plan->backward ? channels : 0, 8);
+    w->prelu_slope = normfuse_take(arena, p->slope.data ? larger(channels, sets) : 0, plan->real_bytes);
+    w->sum_slope = normfuse_take(arena, plan->sums_slopes ? larger(channels, sets) : 0, plan->real_bytes);
+    w->slope_so_far = normfuse_take(arena, plan->sums_slopes ? channels : 0, 8);
+    void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
+    for (int i = 0; i < (plan->backward ? 7 : 5); i++)
+        *of_sets[i] = normfuse_take(arena, sets, plan->real_bytes);
+    w->mean = normfuse_take(arena, sets, 8);
+    w->m2 = normfuse_take(arena, sets, 8);
+    w->double_rstd = normfuse_take(arena, sets, 8);
+}
+
+/* ---- between tensors and the tile ---------------------------------------------------------------------------------------- */
+
+/* Moves a tile, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
+static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
+                 int32_t type, void *values, bool is_load, bool onto, bool stream)
+{
+    const struct normfuse_problem *p = plan->p;
+    const struct normfuse_passes *const pass = plan->table->of[type];
+    const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(type);
+    const int64_t pitch = pitch_of(plan, t->count), first = t->group * plan->group_channels;
+    int64_t rows = rows_of(plan, t->count), width = p->columns ? p->c : t->count;
+    const ptrdiff_t inner = p->columns ? v->channel : v->position, outer = p->columns ? v->position : v->channel;
+    const bool direct = inner == 1 || width == 1;
+    if (p->columns && direct && outer == width) {
+        width *= rows;
+        rows = 1;
+    }
+    const char *const start = v->data + (t->n * v->batch + first * v->channel + t->s * v->position) * bytes;
+    const ptrdiff_t ahead = p->columns ? width * rows * bytes : width * bytes; /* the tile behind this one */
+    for (int64_t r = 0; r < rows; r++) {
+        char *const at = (char *)start + r * outer * bytes, *const stage = direct ? at : w->stage;
+        char *const to = (char *)values + (size_t)(r * pitch) * plan->real_bytes;
+        if (is_load) {
+            if (!direct)
+                normfuse_copy_strided(stage, 1, at, inner, width, (size_t)bytes);
+            pass->load(stage, to, (size_t)width, onto, direct ? ahead : 0);
+            if (!p->columns && !onto && width < pitch)
+                memset(to + (size_t)width * plan->real_bytes, 0, (size_t)(pitch - width) * plan->real_bytes);
+        } else {
+            pass->store(to, stage, (size_t)width, stream && direct);
+            if (!direct)
+                normfuse_copy_strided(at, inner, stage, 1, width, (size_t)bytes);
+        }
+    }
+}
+
+static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
+                 int32_t type, void *to, bool onto)
+{
+    move(plan, w, v, t, type, to, true, onto, false);
+}
+
+static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
+                  int32_t type, void *from, bool stream)
+{
+    move(plan, w, v, t, type, from, false, false, stream);
+}
+
+/* biases: of the tile's sample, in the compute type. */
+static void add_bias(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+{
+    const int64_t pitch = pitch_of(plan, t->count), rows = rows_of(plan, t->count), first = t->group * plan->group_channels;
+    const bool columns = plan->p->columns;
+    for (int64_t r = 0; r < rows; r++) {
+        if (plan->is_double) {
+            const double *biases = (const double *)w->biases + first;
+            double *u = (double *)w->u + r * pitch;
+            for (int64_t i = 0; i < pitch; i++)
+                u[i] += columns ? biases[i] : biases[r];
+        } else {
+            const float *biases = (const float *)w->biases + first;
+            float *u = (float *)w->u + r * pitch;
+            for (int64_t i = 0; i < pitch; i++)
+                u[i] += columns ? biases[i] : biases[r];
+        }
+    }
+}
+
+static void load_u(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    load(plan, w, &p->x, t, p->type, w->u, false);
+    if (!plan->add)
+        return;
+    if (p->pre_bias.data)
+        add_bias(plan, w, t);
+    if (p->pre_add.data)
+        load(plan, w, &p->pre_add, t, p->type, w->u, true);
+    const size_t values = (size_t)(rows_of(plan, t->count) * pitch_of(plan, t->count));
+    plan->pass->store(w->u, w->stage, values, false);
+    plan->pass->load(w->stage, w->u, values, false, 0);
+    if (p->u.data)
+        store(plan, w, &p->u, t, p->type, w->u, false);
+}
+
+/* Of all channels, in the compute type. */
+static void fill_parameters(const struct plan *plan, struct small_worker *w, int64_t n)
+{
+    const struct normfuse_problem *p = plan->p;
+    for (int64_t c = 0; c < p->c; c++) {
+        const double gain = 1 + load_parameter(&p->scale, n, c, 0);
+        store_real(plan, w->weight, c, weight_of(plan, n, c) * gain);
+        store_real(plan, w->bias, c, bias_of(plan, n, c) * gain + load_parameter(&p->shift, n, c, 0));
+        if (p->pre_bias.data)
+            store_real(plan, w->biases, c, load_parameter(&p->pre_bias, n, c, 0));
+        if (p->slope.data && p->columns)
+            store_real(plan, w->prelu_slope, c, load_parameter(&p->slope, 0, c, 0));
+    }
+}
+
+static void *real_at(const struct plan *plan, void *array, int64_t i)
+{
+    return (char *)array + (size_t)i * plan->real_bytes;
+}
+
+static struct normfuse_small_sets small_sets_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+{
+    return (struct normfuse_small_sets){
+        .samples = (size_t)t->count, .rows = 1, .sets = (size_t)plan->groups, .n = (size_t)plan->group_channels,
+        .u = w->u, .weight = w->weight, .bias = w->bias, .shift = w->shift, .sum = w->sum, .square = w->square,
+        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+}
+
+/* At most NORMFUSE_CHANNEL_CHUNK channels of a tile from `row` on. */
+static struct normfuse_channels chunk_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, int64_t row)
+{
+    const int64_t pitch = pitch_of(plan, t->count), c = t->group * plan->group_channels + row;
+    return (struct normfuse_channels){
+        .rows = (size_t)smaller(NORMFUSE_CHANNEL_CHUNK, plan->group_channels - row), .n = (size_t)t->count, .pitch = (size_t)pitch,
+        .u = real_at(plan, w->u, row * pitch), .gradient = plan->backward ? real_at(plan, w->gradient, row * pitch) : NULL,
+        .normalized = plan->backward ? real_at(plan, w->normalized, row * pitch) : NULL,
+        .weight = real_at(plan, w->weight, c), .bias = real_at(plan, w->bias, c),
+        .sum_bias = plan->backward ? real_at(plan, w->sum_bias, c) : NULL,
+        .sum_weight = plan->backward ? real_at(plan, w->sum_weight, c) : NULL, .sum = w->sum, .square = w->square, .shift = w->shift,
+        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+}
+
+/* ---- statistics ------------------------------------------------------------------------------------------------------------ */
+
+/* w->sum and w->square, of the compute type, to w->mean and w->m2, or onto them. */
+static void gather(const struct plan *plan, struct small_worker *w, int64_t sets, bool onto, bool squares)
+{
+    if (!onto) {
+        memset(w->mean, 0, (size_t)sets * 8);
+        memset(w->m2, 0, (size_t)sets * 8);
+    }
+    plan->column->accumulate(w->sum, w->mean, (size_t)sets, 1);
+    if (squares)
+        plan->column->accumulate(w->square, w->m2, (size_t)sets, 1);
+}
+
+/* The shift of each norm group, and sums of u - shift and of its square in w->mean and w->m2. */
+static void sum_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    const bool centred = plan->p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    const int64_t sets = sets_of(plan, t->count);
+    if (!centred)
+        memset(w->shift, 0, (size_t)sets * plan->real_bytes);
+    if (plan->p->columns) {
+        const struct normfuse_small_sets s = small_sets_of(plan, w, t);
+        (centred ? plan->small->moments : plan->small->squares)(&s);
+        gather(plan, w, sets, false, true);
+        return;
+    }
+    for (int sweep = centred ? 0 : 1; sweep < 2; sweep++) {
+        for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
+            struct normfuse_channels chunk = chunk_of(plan, w, t, row);
+            if (sweep == 0)
+                chunk.square = NULL;
+            plan->channel->moments(&chunk);
+            gather(plan, w, sets, row > 0, sweep == 1);
+        }
+        for (int64_t i = 0; sweep == 0 && i < sets; i++) {
+            const double mean = w->mean[i] / (double)plan->group_channels;
+            store_real(plan, w->shift, i, isfinite((float)mean) || (plan->is_double && isfinite(mean)) ? mean : 0);
+        }
+    }
+}
+
+/* The same of set i in double, about its mean: the slow way for values that f32 cannot square. */
+static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, int64_t i)
+{
+    const int64_t d = plan->group_channels, step = plan->p->columns ? 1 : pitch_of(plan, t->count);
+    const float *u = (const float *)w->u + (plan->p->columns ? i * d : i);
+    struct moments m = {(double)d, 0, 0};
+    for (int sweep = plan->p->statistics == NORMFUSE_MEAN_AND_VARIANCE ? 0 : 1; sweep < 2; sweep++) {
+        double sum = 0;
+        for (int64_t j = 0; j < d; j++) {
+            const double v = (double)u[j * step] - m.mean;
+            sum += sweep ? v * v : v;
+        }
+        *(sweep ? &m.m2 : &m.mean) = sweep ? sum : sum / m.count;
+    }
+    return m;
+}
+
+static char *statistic_of(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_tile *t, int64_t i)
+{
+    const int64_t position = plan->p->columns ? i / plan->groups : i, group = plan->p->columns ? i % plan->groups : t->group;
+    return q->data + (t->n * q->batch + group * q->channel + (t->s + position) * plan->statistic_step) *
+                         (ptrdiff_t)normfuse_type_bytes(q->type);
+}
+
+static int64_t valid_sets(const struct plan *plan, const struct channel_tile *t)
+{
+    return plan->p->columns ? t->count * plan->groups : t->count;
+}
+
+/* Lanes behind the last position: of no meaning, but numbers. */
+static void clear_rest(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    for (int64_t i = valid_sets(plan, t); i < sets_of(plan, t->count); i++)
+        w->mean[i] = w->double_rstd[i] = 0;
+}
+
+static double rstd_of(const struct normfuse_problem *p, double count, double m2)
+{
+    if (p->eps_kind == NORMFUSE_EPS_ADDED)
+        return 1 / sqrt((count > 0 ? m2 / count : 0) + p->eps);
+    const double norm = sqrt(m2);
+    return sqrt(count) / (norm < p->eps ? p->eps : norm);
+}
+
+static void finish_statistics(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    const double count = (double)plan->group_channels, inverse = 1 / count;
+    const int64_t sets = valid_sets(plan, t);
+    for (int64_t i = 0; i < sets; i++) {
+        const double k = load_real(plan, w->shift, i), sum = w->mean[i], square = w->m2[i];
+        const double m2 = centred ? square - sum * sum * inverse : square;
+        struct moments m = {count, centred ? k + sum * inverse : 0, m2 < 0 ? 0 : m2};
+        if (!plan->is_double && (centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90)))
+            m = moments_in_double(plan, w, t, i);
+        w->mean[i] = m.mean;
+        w->m2[i] = m.m2;
+    }
+    for (int64_t i = 0; i < sets; i++)
+        w->double_rstd[i] = rstd_of(p, count, w->m2[i]);
+    for (int64_t i = 0; i < sets && p->mean.data; i++)
+        normfuse_store(statistic_of(plan, &p->mean, t, i), p->mean.type, w->mean[i]);
+    for (int64_t i = 0; i < sets && p->rstd.data; i++)
+        normfuse_store(statistic_of(plan, &p->rstd, t, i), p->rstd.type, w->double_rstd[i]);
+    clear_rest(plan, w, t);
+    normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
+
+static void normalize(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *normalized, void *z)
+{
+    if (plan->p->columns) {
+        struct normfuse_small_sets s = small_sets_of(plan, w, t);
+        s.normalized = normalized;
+        s.z = z;
+        plan->small->normalize(&s);
+        return;
+    }
+    struct normfuse_channels all = chunk_of(plan, w, t, 0);
+    all.rows = (size_t)plan->group_channels;
+    all.normalized = normalized;
+    all.z = z;
+    plan->channel->normalize(&all);
+}
+
+/* prelu of rows: the slope of each is another one. */
+static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *gradient)
+{
+    const struct normfuse_parameter *slope = &plan->p->slope;
+    const int64_t pitch = pitch_of(plan, t->count), first = t->group * plan->group_channels;
+    for (int64_t row = 0; row < plan->group_channels; row++) {
+        const double value = load_parameter(slope, 0, first + row, 0);
+        for (int64_t i = 0; i < pitch; i++)
+            store_real(plan, w->prelu_slope, i, value);
+        if (plan->sums_slopes)
+            memset(w->sum_slope, 0, (size_t)pitch * plan->real_bytes);
+        plan->small->prelu(w->prelu_slope, real_at(plan, w->z, row * pitch), gradient ? real_at(plan, gradient, row * pitch) : NULL,
+                           plan->sums_slopes ? w->sum_slope : NULL, 1, (size_t)t->count);
+        for (int64_t i = 0; plan->sums_slopes && i < t->count; i++)
+            w->slope_so_far[first + row] += load_real(plan, w->sum_slope, i);
+    }
+}
+
+/* z through the activation, or with a gradient that. */
+static void activate(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *gradient)
+{
+    const struct normfuse_problem *p = plan->p;
+    const size_t values = (size_t)round_up(rows_of(plan, t->count) * pitch_of(plan, t->count), 16);
+    if (p->slope.data && p->columns)
+        plan->small->prelu(w->prelu_slope, w->z, gradient, plan->sums_slopes ? w->sum_slope : NULL, (size_t)t->count, (size_t)p->c);
+    else if (p->slope.data)
+        prelu_rows(plan, w, t, gradient);
+    else if (gradient)
+        plan->small->activate_gradient(p->activation, p->act_param, gradient, w->z, values);
+    else
+        plan->small->activate(p->activation, p->act_param, w->z, values);
+}
+
+static void forward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    load_u(plan, w, t);
+    sum_tile(plan, w, t);
+    finish_statistics(plan, w, t);
+    if (!plan->apply)
+        return;
+    normalize(plan, w, t, NULL, w->z);
+    if (p->post_add.data)
+        load(plan, w, &p->post_add, t, p->y_type, w->z, true);
+    activate(plan, w, t, NULL);
+    store(plan, w, &p->y, t, p->y_type, w->z, plan->stream);
+}
+
+/* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel onto the
+ * sums of the tile (columns) or the block (rows). */
+static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    const int64_t sets = sets_of(plan, t->count);
+    if (plan->p->columns) {
+        struct normfuse_small_sets s = small_sets_of(plan, w, t);
+        s.normalized = w->normalized;
+        s.gradient = w->gradient;
+        s.sum_bias = w->sum_bias;
+        s.sum_weight = w->sum_weight;
+        plan->small->sums(&s);
+        gather(plan, w, sets, false, true);
+        return;
+    }
+    for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
+        const struct normfuse_channels chunk = chunk_of(plan, w, t, row);
+        plan->channel->sums(&chunk);
+        gather(plan, w, sets, row > 0, true);
+    }
+    const int64_t first = t->group * plan->group_channels;
+    for (int64_t c = first; c < first + plan->group_channels; c++) {
+        w->bias_so_far[c] += load_real(plan, w->sum_bias, c);
+        w->weight_so_far[c] += load_real(plan, w->sum_weight, c);
+    }
+}
+
+/* rstd from which on the norm was clamped: infinite where it never is. */
+static double clamped_rstd(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (p->eps_kind != NORMFUSE_EPS_OF_NORM || !(p->eps > 0))
+        return (double)INFINITY;
+    const double most = sqrt((double)plan->group_channels) / p->eps;
+    return p->rstd.type == NORMFUSE_F64 ? most : (double)(float)most;
+}
+
+static void store_dx(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    const double clamped = clamped_rstd(plan), inverse = 1 / (double)plan->group_channels;
+    for (int64_t i = 0; i < sets_of(plan, t->count); i++) {
+        const double factor = -w->double_rstd[i] * inverse;
+        store_real(plan, w->slope, i, w->double_rstd[i] >= clamped && clamped < (double)INFINITY ? 0 : factor * w->m2[i]);
+        store_real(plan, w->offset, i, centred ? factor * w->mean[i] : 0);
+    }
+    if (p->columns) {
+        struct normfuse_small_sets s = small_sets_of(plan, w, t);
+        s.normalized = w->normalized;
+        s.gradient = w->gradient;
+        s.dx = w->u;
+        plan->small->dx(&s);
+    } else {
+        struct normfuse_channels all = chunk_of(plan, w, t, 0);
+        all.rows = (size_t)plan->group_channels;
+        all.dx = w->u;
+        plan->channel->dx(&all);
+    }
+    if (p->du.data)
+        load(plan, w, &p->du, t, p->type, w->u, true);
+    store(plan, w, &p->dx, t, p->type, w->u, plan->stream);
+}
+
+static void backward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    load(plan, w, &p->dy, t, p->y_type, w->gradient, false);
+    load_u(plan, w, t);
+    for (int64_t i = 0; i < valid_sets(plan, t); i++) {
+        w->mean[i] = p->mean.data ? normfuse_load(statistic_of(plan, &p->mean, t, i), p->mean.type) : 0;
+        w->double_rstd[i] = normfuse_load(statistic_of(plan, &p->rstd, t, i), p->rstd.type);
+    }
+    clear_rest(plan, w, t);
+    normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
+    const bool needs_z = p->activation != NORMFUSE_IDENTITY;
+    normalize(plan, w, t, w->normalized, needs_z && !p->from_y ? w->z : NULL);
+    if (needs_z) {
+        if (p->post_add.data) /* y itself where that is given */
+            load(plan, w, &p->post_add, t, p->y_type, w->z, !p->from_y);
+        activate(plan, w, t, w->gradient);
+    }
+    if (p->dpost_add.data)
+        store(plan, w, &p->dpost_add, t, p->y_type, w->gradient, false);
+    if (plan->apply || plan->sums_samples)
+        sum_gradients(plan, w, t);
+    if (plan->apply)
+        store_dx(plan, w, t);
+}
+
+/* ---- gradients of parameters ------------------------------------------------------------------------------------------------- */
+
+static void clear_sums(const struct plan *plan, struct small_worker *w, bool of_tile)
+{
+    const size_t c = (size_t)plan->p->c;
+    memset(of_tile ? w->sum_bias : w->bias_so_far, 0, c * (of_tile ? plan->real_bytes : 8));
+    memset(of_tile ? w->sum_weight : w->weight_so_far, 0, c * (of_tile ? plan->real_bytes : 8));
+    if (plan->sums_slopes)
+        memset(of_tile ? w->sum_slope : w->slope_so_far, 0, c * (of_tile ? plan->real_bytes : 8));
+}
+
+/* f32 sums of columns, over at most NORMFUSE_CHANNEL_CHUNK positions, onto those of the block. */
+static void flush_columns(const struct plan *plan, struct small_worker *w)
+{
+    const size_t c = (size_t)plan->p->c;
+    plan->column->accumulate(w->sum_bias, w->bias_so_far, c, 1);
+    plan->column->accumulate(w->sum_weight, w->weight_so_far, c, 1);
+    if (plan->sums_slopes)
+        plan->column->accumulate(w->sum_slope, w->slope_so_far, c, 1);
+    clear_sums(plan, w, true);
+}
+
+/* The sums of a sample and channel: onto those of dbias and dweight, and to dscale and dshift. */
+static void add_sample(const struct plan *plan, int64_t n, int64_t c, double all, double centred, double *dbias, double *dweight)
+{
+    const struct normfuse_problem *p = plan->p;
+    const double gain = 1 + load_parameter(&p->scale, n, c, 0);
+    *dbias += gain * all;
+    *dweight += gain * centred;
+    store_parameter(&p->dshift, n, c, all);
+    if (p->dscale.data)
+        store_parameter(&p->dscale, n, c, weight_of(plan, n, c) * centred + bias_of(plan, n, c) * all);
+}
+
+/* What the walk found, of sample n or of the whole block, onto the block's sums. Of samples in parts these are added up at the end. */
+static void add_to_block(const struct plan *plan, struct small_worker *w, int64_t block, int64_t n)
+{
+    const int64_t channels = plan->p->c;
+    double *const dbias = plan->sample_sums + 2 * block * channels, *const dweight = dbias + channels;
+    for (int64_t c = 0; c < channels && plan->sums_samples; c++) {
+        if (plan->by_sample && plan->parts == 1) {
+            add_sample(plan, n, c, w->bias_so_far[c], w->weight_so_far[c], &dbias[c], &dweight[c]);
+        } else {
+            dbias[c] += w->bias_so_far[c];
+            dweight[c] += w->weight_so_far[c];
+        }
+    }
+    for (int64_t c = 0; c < channels && plan->sums_slopes; c++)
+        plan->slope_sums[block * channels + c] += w->slope_so_far[c];
+    clear_sums(plan, w, false);
+}
+
+void normfuse_channels_finish(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (!plan->sums_samples)
+        return;
+    double *const dbias = plan->sample_sums + 2 * plan->blocks * p->c, *const dweight = dbias + p->c;
+    for (int64_t c = 0; c < p->c; c++) {
+        dbias[c] = p->accumulate ? load_parameter(&p->dbias, 0, c, 0) : 0;
+        dweight[c] = p->accumulate ? load_parameter(&p->dweight, 0, c, 0) : 0;
+    }
+    const bool joins_parts = plan->by_sample && plan->parts > 1;
+    for (int64_t b = 0; b < plan->blocks; b++) {
+        double *const all = plan->sample_sums + 2 * b * p->c, *const centred = all + p->c;
+        const bool continues = joins_parts && b % plan->parts > 0, ends = !joins_parts || (b + 1) % plan->parts == 0;
+        for (int64_t c = 0; c < p->c; c++) {
+            if (continues) { /* the part before, of the same sample */
+                all[c] = all[c - 2 * p->c] + all[c];
+                centred[c] = centred[c - 2 * p->c] + centred[c];
+            }
+            if (joins_parts && ends) {
+                add_sample(plan, b / plan->parts, c, all[c], centred[c], &dbias[c], &dweight[c]);
+            } else if (ends) {
+                dbias[c] += all[c];
+                dweight[c] += centred[c];
+            }
+        }
+    }
+    for (int64_t c = 0; c < p->c; c++) {
+        store_parameter(&p->dbias, 0, c, dbias[c]);
+        store_parameter(&p->dweight, 0, c, dweight[c]);
+    }
+}
+
+/* ---- a task ------------------------------------------------------------------------------------------------------------------ */
+
+void normfuse_channels_begin(const struct plan *plan, struct small_worker *w)
+{
+    if (!plan->by_sample)
+        fill_parameters(plan, w, 0);
+    if (plan->backward) {
+        clear_sums(plan, w, false);
+        clear_sums(plan, w, true);
+    }
+}
+
+void normfuse_channels_walk(const struct plan *plan, struct small_worker *w, int64_t block)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t sample = plan->sample_positions, from = block / plan->parts * plan->block_samples * sample + block % plan->parts * plan->part;
+    const int64_t end = plan->parts > 1 ? smaller(from + plan->part, (block / plan->parts + 1) * sample)
+                                        : smaller(p->n * p->s, from + plan->block_samples * sample);
+    struct channel_tile t = {.n = -1};
+    for (int64_t at = from, chunk = from + NORMFUSE_CHANNEL_CHUNK; at < end; at += t.count) {
+        if (plan->by_sample && at / p->s != t.n)
+            fill_parameters(plan, w, at / p->s);
+        t.n = at / p->s;
+        t.s = at % p->s;
+        t.count = smaller(smaller(plan->positions, p->s - t.s), (plan->backward && p->columns ? smaller(chunk, end) : end) - at);
+        for (t.group = 0; t.group < (p->columns ? 1 : plan->groups); t.group++)
+            (plan->backward ? backward_tile : forward_tile)(plan, w, &t);
+        if (!plan->backward)
+            continue;
+        const bool ends_sample = plan->by_sample && t.s + t.count == p->s, ends = at + t.count == end;
+        if (p->columns && (at + t.count == chunk || ends_sample || ends)) {
+            flush_columns(plan, w);
+            chunk = at + t.count + NORMFUSE_CHANNEL_CHUNK;
+        }
+        if (ends_sample || ends)
+            add_to_block(plan, w, block, t.n);
+    }
+}
+
+void normfuse_channels_store_empty(const struct normfuse_problem *p)
+{
+    const struct normfuse_parameter *const both[] = {&p->mean, &p->rstd};
+    const double values[] = {0, rstd_of(p, 0, 0)};
+    for (int i = 0; i < 2; i++)
+        for (int64_t j = 0; both[i]->data && j < p->n * p->groups * p->s; j++)
+            normfuse_store(both[i]->data + j * (ptrdiff_t)normfuse_type_bytes(both[i]->type), both[i]->type, values[i]);
+}
