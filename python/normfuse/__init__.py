@@ -39,19 +39,19 @@ Numbers. Results are within the bounds of docs/numerics.md, on the CPU the same 
 """
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._arrays import Call as _Call
 from ._arrays import dtype_of as _dtype_of
 from ._arrays import stack as _stack
-from ._library import (ACTIVATIONS, CUMULATIVE, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions,
-                       GroupNormOptions, library)
+from ._library import (ACTIVATIONS, CUMULATIVE, EPS_KINDS, EVALUATE, HAS_ACT_PARAM, STATISTICS, AffineOptions,
+                       BatchNormOptions, ChannelNormOptions, GroupNormOptions, library)
 from ._library import call as _check
 from ._library import integer as _integer
 
-__all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "group_norm",
-           "group_norm_apply", "group_norm_backward", "group_norm_stats", "instance_norm", "instance_norm_backward",
-           "stats_merge"]
+__all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "channel_norm",
+           "channel_norm_backward", "group_norm", "group_norm_apply", "group_norm_backward", "group_norm_stats",
+           "instance_norm", "instance_norm_backward", "stats_merge"]
 
 __version__: str = library.normfuse_version().decode()
 
@@ -76,6 +76,7 @@ class Gradients(NamedTuple):
 # What arguments of normfuse.h are called here.
 _FORWARD_NAMES = {"groups": "num_groups", "y": "out", "u": "out_sum", "mean": "out_mean", "rstd": "out_rstd"}
 _BACKWARD_NAMES = {"groups": "num_groups"}
+_CHANNEL_FORWARD_NAMES = {field: word for field, word in _FORWARD_NAMES.items() if field != "groups"}
 _AFFINE_FORWARD_NAMES = {"weight": "scale", "y": "out", "u": "out_sum"}
 _AFFINE_BACKWARD_NAMES = {"weight": "scale", "dweight": "dscale"}
 
@@ -83,11 +84,17 @@ _AFFINE_BACKWARD_NAMES = {"weight": "scale", "dweight": "dscale"}
 # ---- what the functions share ---------------------------------------------------------------------------------------
 
 
+def _number_of(name: str, word: Any, numbers: Mapping[str, int], before: str = "") -> int:
+    """What normfuse.h has for one of its words; `before`: what else the argument may be."""
+    if not (isinstance(word, str) and word in numbers):
+        raise ValueError(f"{name} is {word!r}, expected {before}one of {', '.join(numbers)}")
+    return numbers[word]
+
+
 def _activation(activation: Optional[str], act_param: Optional[float]) -> Dict[str, Any]:
     """The fields of the options that say the activation."""
-    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
-        raise ValueError(f"activation is {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
-    return {"activation": ACTIVATIONS[activation or "identity"],
+    word = "identity" if activation is None else activation
+    return {"activation": _number_of("activation", word, ACTIVATIONS, "None or "),
             "flags": 0 if act_param is None else HAS_ACT_PARAM,
             "act_param": 0.0 if act_param is None else act_param}
 
@@ -99,10 +106,16 @@ def _with_running(fields: Dict[str, Any], evaluate: bool, momentum: Optional[flo
     fields["batches_seen"] = _integer("batches_seen", batches_seen)
 
 
+def _statistics_of(call: _Call, groups: int) -> Tuple[int, int]:
+    """The shape of a group norm's statistics. No array is made for a number of groups that the library refuses."""
+    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
+    return call.samples, groups if is_possible else 0
+
+
 def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_sum: bool, return_statistics: bool,
                  out: Optional[Array], out_sum: Optional[Array], out_mean: Optional[Array],
-                 out_rstd: Optional[Array], phase: str = "forward") -> Any:
-    """Takes the outputs, runs, and returns y alone or (y[, u][, mean, rstd])."""
+                 out_rstd: Optional[Array], phase: str = "forward", has_mean: bool = True) -> Any:
+    """Takes the outputs, runs, and returns y alone or (y[, u][, mean, rstd]); mean is None where there is none."""
     call.take("y", out)
     names = ["y"]
     if return_sum or out_sum is not None:
@@ -110,7 +123,8 @@ def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_
         names.append("u")
     if return_statistics or out_mean is not None or out_rstd is not None:
         wide = _dtype_of(call.x) == "float64"
-        call.take_parameter("mean", out_mean, statistics, "float64")
+        if has_mean or out_mean is not None:
+            call.take_parameter("mean", out_mean, statistics, "float64")
         call.take_parameter("rstd", out_rstd, statistics, "float64" if wide else "float32")
         names += ["mean", "rstd"]
     call.run(phase, options)
@@ -122,11 +136,11 @@ def _run_forward(call: _Call, options: Any, statistics: Tuple[int, ...], return_
 def _take_gradients(call: _Call, parameters: Dict[str, Tuple[Wanted, bool, Tuple[int, ...]]], dx: Wanted,
                     dpost_add: Wanted, has_post_add: bool, dpre_bias: Wanted, dslope: Wanted) -> None:
     """parameters: the parameter's field -> (its gradient's argument, whether the parameter is given, its shape)."""
-    for name, wanted, default in (("dx", dx, True), ("dpost_add", dpost_add, has_post_add)):
+    for name, wanted, default, like in (("dx", dx, True, "x"), ("dpost_add", dpost_add, has_post_add, "dy")):
         if wanted is None:
             wanted = default
         if wanted is not False:
-            call.take(name, None if wanted is True else wanted)
+            call.take(name, None if wanted is True else wanted, like)
     shape = call.shape_of("pre_bias")
     parameters["pre_bias"] = (dpre_bias, bool(shape) and dx is not False, shape or (call.channels,))
     shape = call.shape_of("slope")
@@ -171,10 +185,8 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     call.give(pre_add=pre_add, post_add=post_add)
     call.give_parameters(pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale, shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
-    # No array is made for a number of groups that the library refuses.
-    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
-    return _run_forward(call, options, (call.samples, groups if is_possible else 0), return_sum, return_statistics, out,
-                        out_sum, out_mean, out_rstd)
+    return _run_forward(call, options, _statistics_of(call, groups), return_sum, return_statistics, out, out_sum,
+                        out_mean, out_rstd)
 
 
 def group_norm_backward(dy: Array, x: Array, mean: Array, rstd: Array, num_groups: int, weight: Optional[Array] = None,
@@ -234,8 +246,7 @@ def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = No
     call = _Call("group_norm", x, layout, {**_FORWARD_NAMES, "stats": "out"})
     call.give(pre_add=pre_add)
     call.give_parameters(pre_bias=pre_bias)
-    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
-    call.take_parameter("stats", out, (call.samples, groups if is_possible else 0, 3), "float64")
+    call.take_parameter("stats", out, (*_statistics_of(call, groups), 3), "float64")
     if return_sum or out_sum is not None:
         call.take("u", out_sum)
         call.run("stats", GroupNormOptions(groups=groups, eps=1e-5))
@@ -289,9 +300,8 @@ def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[A
     call.give_parameters(stats=stats, pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale,
                          shift=shift)
     options = GroupNormOptions(groups=groups, eps=eps, **_activation(activation, act_param))
-    is_possible = groups >= 0 and (groups <= call.channels or call.channels == 0)
-    return _run_forward(call, options, (call.samples, groups if is_possible else 0), False, return_statistics, out, None,
-                        out_mean, out_rstd, "apply")
+    return _run_forward(call, options, _statistics_of(call, groups), False, return_statistics, out, None, out_mean,
+                        out_rstd, "apply")
 
 
 # ---- instance norm --------------------------------------------------------------------------------------------------
@@ -422,6 +432,84 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
     fields = _activation(activation, act_param)
     _with_running(fields, not training, 0.0, 0)
     call.run("backward", BatchNormOptions(eps=eps, **fields))
+    return Gradients(*map(call.output, Gradients._fields))
+
+
+# ---- channel norm ---------------------------------------------------------------------------------------------------
+
+
+def _channel_norm_options(groups: int, eps: float, statistics: str, eps_kind: str, activation: Optional[str],
+                          act_param: Optional[float]) -> ChannelNormOptions:
+    return ChannelNormOptions(groups=groups, eps=eps, statistics=_number_of("statistics", statistics, STATISTICS),
+                              eps_kind=_number_of("eps_kind", eps_kind, EPS_KINDS), **_activation(activation, act_param))
+
+
+def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array] = None, *, groups: int = 1,
+                 statistics: str = "mean_and_variance", eps: float = 1e-5, eps_kind: str = "added",
+                 activation: Optional[str] = None, act_param: Optional[float] = None, slope: Optional[Array] = None,
+                 pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None, return_sum: bool = False,
+                 post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
+                 return_statistics: bool = False, layout: str = "nchw", out: Optional[Array] = None,
+                 out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
+                 out_rstd: Optional[Array] = None) -> Any:
+    """Normalization of each position of x over its D = C/groups channels of a group: layer normalization (Ba et al. 2016,
+    arXiv:1607.06450) of channels, or RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467). For arrays on the CPU.
+
+    x               [N, C, ...] (layout="nhwc": [N, ..., C]); tokens are [N, C], or [N, L, C] with layout="nhwc"
+    weight, bias    [C]; None: 1 and 0
+    groups          of channels, divides C; 1: all channels of a position
+    statistics      "mean_and_variance": layer norm, v = u - mean. "mean_square": RMS norm, v = u; mean is 0
+    eps_kind        "added": rstd = 1/sqrt(sum of v^2 / D + eps), for any eps. "of_norm": rstd = sqrt(D) / max(sqrt(sum of
+                    v^2), eps), for eps of 0 or above. With "mean_square" this is sqrt(D) times
+                    torch.nn.functional.normalize, whose eps is 1e-12
+    post_add        like y
+    return_statistics   also return mean and rstd, [N, groups, ...] whatever the layout, which the backward needs; mean is
+                    None with "mean_square"
+    out             where y is written: like x, but of float32 where x has 16 bits, or of 16 bits where x is float32, if
+                    that is its dtype. What is not given is made with x's dtype
+
+    The other arguments are as in `group_norm`.
+
+    Returns y, or, if more was requested, the tuple (y[, u][, mean, rstd]).
+    Raises ValueError where groups does not divide C, or statistics or eps_kind is another word; TypeError for arrays on
+    CUDA; see the module for the rest."""
+    options = _channel_norm_options(groups, eps, statistics, eps_kind, activation, act_param)
+    call = _Call("channel_norm", x, layout, _CHANNEL_FORWARD_NAMES)
+    call.give(pre_add=pre_add, post_add=post_add)
+    call.give_parameters(pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale, shift=shift)
+    shape = (*_statistics_of(call, options.groups), *call.shape_of("x")[2:])
+    return _run_forward(call, options, shape, return_sum, return_statistics, out, out_sum, out_mean, out_rstd,
+                        has_mean=statistics != "mean_square")
+
+
+def channel_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Array, weight: Optional[Array] = None,
+                          bias: Optional[Array] = None, *, groups: int = 1, statistics: str = "mean_and_variance",
+                          eps: float = 1e-5, eps_kind: str = "added", activation: Optional[str] = None,
+                          act_param: Optional[float] = None, slope: Optional[Array] = None,
+                          pre_add: Optional[Array] = None, pre_bias: Optional[Array] = None,
+                          post_add: Optional[Array] = None, y: Optional[Array] = None, scale: Optional[Array] = None,
+                          shift: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
+                          dx: Wanted = None, dweight: Wanted = None, dbias: Wanted = None, dscale: Wanted = None,
+                          dshift: Wanted = None, dpost_add: Wanted = None, dpre_bias: Wanted = None,
+                          dslope: Wanted = None) -> Gradients:
+    """The gradients of `channel_norm`, given dy, that of its y, and the arguments and statistics of the forward.
+
+    dy              like y
+    mean, rstd      [N, groups, ...], as the forward returned them; mean is None with statistics="mean_square"
+    eps             the forward's. It matters with eps_kind="of_norm": where eps was above the norm rstd is a constant
+    y               like y; as in `group_norm_backward`
+
+    The other arguments, and what is returned, are as in `group_norm_backward`; dpost_add is like dy."""
+    options = _channel_norm_options(groups, eps, statistics, eps_kind, activation, act_param)
+    call = _Call("channel_norm", x, layout, {})
+    call.give(dy=dy, pre_add=pre_add, post_add=post_add, y=y, du=du)
+    call.give_parameters(mean=mean, rstd=rstd, pre_bias=pre_bias, slope=slope, weight=weight, bias=bias, scale=scale,
+                         shift=shift)
+    channel, pair = (call.channels,), (call.samples, call.channels)
+    _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel),
+                           "scale": (dscale, scale is not None, pair), "shift": (dshift, shift is not None, pair)},
+                    dx, dpost_add, post_add is not None or y is not None, dpre_bias, dslope)
+    call.run("backward", options)
     return Gradients(*map(call.output, Gradients._fields))
 
 

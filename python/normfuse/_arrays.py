@@ -303,10 +303,11 @@ class Call:
             if source is not None:
                 self._add(name, source, has_positions=False, is_output=True)
 
-    def take(self, name: str, given: Any) -> None:
-        """An output with x's axes: the given array, or one made with x's order of axes in memory."""
+    def take(self, name: str, given: Any, like: str = "x") -> None:
+        """An output with x's axes: the given array, or one made with x's order of axes in memory and the dtype of the
+        input `like`."""
         if given is None:
-            given = self._empty_like_x()
+            given = self._empty_like_x(dtype_of(self._arrays[like]))
             self._made[name] = self.x
         self._add(name, given, has_positions=True, is_output=True)
 
@@ -319,8 +320,8 @@ class Call:
             self._made[name] = source
         self._add(name, given, has_positions=False, is_output=True)
 
-    def _empty_like_x(self) -> Any:
-        tensor, dtype = self.x.tensor, dtype_of(self.x)
+    def _empty_like_x(self, dtype: str) -> Any:
+        tensor = self.x.tensor
         sizes = tensor.shape[:tensor.ndim]
         positions = [a for a in range(2, tensor.ndim) if sizes[a] > 1]
         last = self._channels_last_axes

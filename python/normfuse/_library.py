@@ -31,6 +31,9 @@ MAX_AXES = 5
 
 ACTIVATIONS = {"identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
                "elu": 7, "mish": 8, "relu6": 9, "prelu": 10}
+# Of channel norm
+STATISTICS = {"mean_and_variance": 0, "mean_square": 1}
+EPS_KINDS = {"added": 0, "of_norm": 1}
 
 HAS_ACT_PARAM, EVALUATE, CUMULATIVE, ACCUMULATE = 1, 2, 4, 8
 FOLD_TRANSPOSED = 1
@@ -106,6 +109,12 @@ class BatchNormOptions(Sized):
                 ("set_values", c_int64)]
 
 
+class ChannelNormOptions(Sized):
+    _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("groups", c_int64), ("eps", c_double),
+                ("statistics", c_int32), ("eps_kind", c_int32), ("activation", c_int32), ("reserved", c_int32),
+                ("act_param", c_double)]
+
+
 class AffineOptions(Sized):
     _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("activation", c_int32), ("reserved", c_int32),
                 ("act_param", c_double)]
@@ -174,6 +183,7 @@ _SIGNATURES = {
 for _operator, _options, _calls in (
         ("group_norm", GroupNormOptions, ("stats", "apply", "backward_sums", "backward_apply")),
         ("batch_norm", BatchNormOptions, ("stats", "apply", "backward_sums", "backward_apply")),
+        ("channel_norm", ChannelNormOptions, ()),
         ("affine", AffineOptions, ())):
     for _call in ("forward", "backward", *_calls):
         _SIGNATURES[f"normfuse_{_operator}_{_call}"] = (c_int32, [POINTER(_options), POINTER(Tensors), POINTER(Exec)])
@@ -254,5 +264,5 @@ def call(status: int, names: Mapping[str, str] = {}) -> None:
         return
     text = library.normfuse_last_error().decode() or library.normfuse_status_text(status).decode()
     text = re.sub(r"\b(?:tensors|options|exec)\.(\w+)", lambda field: names.get(field[1], field[1]), text)
-    text = text.replace("NULL", "None")
+    text = text.replace("NULL", "None").replace("NORMFUSE_EPS_OF_NORM", "eps_kind='of_norm'")
     raise _EXCEPTIONS.get(status, RuntimeError)(text)

@@ -5,7 +5,8 @@ cases over all roundings (on the CPU without the drift of the data, which tests/
 the library gives.
 
 A Problem has its arrays as float64 in the axes N, C, S; forward() and backward() return {output: (want, error)}, where
-error is that before the result is stored in its dtype; compare() does the storing.
+error is that before the result is stored in its dtype; compare() does the storing. A channel norm is computed as what it
+is, the group norm of tensors without positions: each position is a sample.
 """
 import dataclasses
 import math
@@ -25,7 +26,8 @@ DEFAULT_PARAMETER = {"leaky_relu": 0.01, "elu": 1.0}
 
 @dataclasses.dataclass
 class Problem:
-    """kind: "group" (statistics over a group of a sample), "batch" (over a channel) or "affine"."""
+    """kind: "group" (statistics over a group of a sample), "batch" (over a channel), "channel" (over a group of a position)
+    or "affine"."""
     kind: str
     dtype: str                    # of x
     x: numpy.ndarray              # [N, C, S]
@@ -48,9 +50,13 @@ class Problem:
     slope: Optional[numpy.ndarray] = None  # prelu's, [C] or [1]
     on_cuda: bool = False
     writes_u: bool = False  # which rounds x + pre_bias
+    statistics: str = "mean_and_variance"  # channel norm's: or "mean_square"
+    eps_kind: str = "added"                # channel norm's: or "of_norm"
 
     def __post_init__(self):
         self.samples, self.channels, self.positions = self.x.shape
+        self.is_ambiguous = self.channels == 1 or self.positions == 1  # memory is the same in either picture
+        self.is_grouped = self.kind in ("group", "channel")
         self.is_double = self.dtype == "float64"
         parameter = DEFAULT_PARAMETER.get(self.activation, 0.0) if self.act_param is None else self.act_param
         self.parameter = parameter if self.is_double else float(numpy.float32(parameter))
@@ -66,27 +72,50 @@ class Problem:
             if not self.is_double:
                 addend = addend.astype("f4")
             self.u = self.u + addend if self.is_double or len(addends) < 2 else self.u.astype("f4") + addend
-        own = self.kind == "batch" and not self.evaluate and self.pre_bias is not None and self.pre_bias.ndim == 2
+        own = self.kind == "channel" or (self.kind == "batch" and not self.evaluate and self.pre_bias is not None and
+                                         self.pre_bias.ndim == 2)
         if addends and not self.is_double and (self.pre_add is not None or self.writes_u or own):
             self.u = rounded(self.u, self.dtype)
+
+    def by_position(self):
+        """A channel norm with each position as a sample, [N * S, C, 1]; any other problem as it is."""
+        if self.kind != "channel":
+            return self
+        pairs = {name: None if value is None else numpy.repeat(value, self.positions, axis=0)
+                 for name, value in (("scale", self.scale), ("shift", self.shift))}
+        post_add = None if self.post_add is None else self.to_positions(self.post_add)[..., None]
+        flat = dataclasses.replace(self, x=self.to_positions(self.u)[..., None], pre_add=None, pre_bias=None,
+                                   post_add=post_add, **pairs)
+        flat.is_ambiguous = self.is_ambiguous
+        return flat
+
+    def to_positions(self, values):
+        """[N, C, S] as [N * S, C]."""
+        return numpy.moveaxis(values, 2, 1).reshape(self.samples * self.positions, values.shape[1])
+
+    def from_positions(self, values):
+        """The way back, for [N * S, C, 1], too; a number stays."""
+        if numpy.ndim(values) == 0:
+            return values
+        return numpy.moveaxis(values.reshape(self.samples, self.positions, values.shape[1]), 2, 1)
 
     # Statistics are [N, groups] or [C]; these bring them to [N, C], and sum [N, C] over what shares statistics.
 
     def spread(self, statistics):
-        if self.kind == "group":
+        if self.is_grouped:
             return numpy.repeat(statistics, self.channels // max(self.groups, 1), axis=1)
         return numpy.broadcast_to(statistics, (self.samples, self.channels))
 
     def set_sum(self, pairs):
-        if self.kind == "group":
+        if self.is_grouped:
             groups = pairs.reshape(self.samples, self.groups, self.channels // self.groups)
             return self.spread(groups.sum(axis=2))
         return self.spread(pairs.sum(axis=0))
 
     @property
     def set_shape(self):
-        """rows, channels and positions of one set"""
-        if self.kind == "group":
+        """rows, channels and positions of one set; of a channel norm by_position"""
+        if self.is_grouped:
             return 1, self.channels // self.groups, self.positions
         return self.samples, 1, self.positions
 
@@ -332,6 +361,9 @@ class Sums:
     in_thread: float = 0    # CUDA: of the additions, those in a thread, in the joins below the last, in the last
     below: float = 0
     last: float = 0
+    products: float = 0             # roundings of what the backward sums, beside those that every such sum has
+    parameter_additions: float = 0  # additions and joins of dweight and its like, where others
+    parameter_joins: float = 0
 
 
 def _sums_on_cuda(problem, columns):
@@ -358,8 +390,21 @@ def _sums_on_cuda(problem, columns):
                 below, last)
 
 
+def _sums_of_channels(problem, columns):
+    """docs/numerics.md, "Norm over channels"; each sample is a position."""
+    _, channels, _ = problem.set_shape
+    if columns:
+        additions, parameters = math.ceil(min(channels, 4096) / (16 if problem.is_double else 32)) + 6, 128
+    else:
+        additions, parameters = min(channels, 128), 68 if problem.is_double else 36
+    return Sums(additions, additions, 1, 4 + channels / 128, 0.0 if problem.is_double else 2.0**-24, 3, products=4,
+                parameter_additions=min(problem.samples, parameters), parameter_joins=4 + problem.samples)
+
+
 def sums(problem):
     def one(columns):
+        if problem.kind == "channel":
+            return _sums_of_channels(problem, columns)
         if problem.on_cuda:
             return _sums_on_cuda(problem, columns)
         rows, channels, positions = problem.set_shape
@@ -373,20 +418,19 @@ def sums(problem):
         return Sums(min(per_lane, count) + 5, 64 + 5, 1 if count <= 64 else min(count, 4096) / 64, 16 + count / 256,
                     *rest)
 
-    if problem.channels != 1 and problem.positions != 1:
+    if not problem.is_ambiguous:
         return one(problem.columns)
-    # Memory is the same in either picture.
     return Sums(*numpy.maximum(dataclasses.astuple(one(False)), dataclasses.astuple(one(True))))
 
 
 def statistics(problem):
     """mean, M2 and values of each set."""
     u = problem.u.astype(numpy.longdouble)
-    if problem.kind == "group":
+    if problem.is_grouped:
         sets, axes = u.reshape(problem.samples, problem.groups, -1), (2,)
     else:
         sets, axes = u, (0, 2)
-    mean = sets.mean(axis=axes, keepdims=True)
+    mean = sets.mean(axis=axes, keepdims=True) * (problem.statistics != "mean_square")
     m2 = ((sets - mean)**2).sum(axis=axes)
     rows, channels, positions = problem.set_shape
     return mean.squeeze(axes).astype("f8"), m2.astype("f8"), rows * channels * positions
@@ -400,9 +444,27 @@ def _widest(problem, mean):
     return abs(problem.u - mean[:, None]).max(axis=(0, 2))
 
 
+def _rstd(problem, m2, count):
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        if problem.eps_kind == "of_norm":
+            return math.sqrt(count) / numpy.maximum(numpy.sqrt(m2), problem.eps)
+        return 1 / numpy.sqrt(m2 / count + problem.eps)
+
+
+def _rstd_error(problem, m2, m2_error, count):
+    """Of a channel norm, relative."""
+    least = 0 if problem.eps_kind == "of_norm" else -count * problem.eps
+    below, above = (_rstd(problem, numpy.maximum(value, least), count) for value in (m2 - m2_error, m2 + m2_error))
+    rstd = _rstd(problem, m2, count)
+    return numpy.maximum(below / rstd - 1, 1 - above / rstd) + 6 * DOUBLE
+
+
 def statistics_error(problem, mean, m2, count):
     """Of the mean and M2, absolute, and of rstd, relative."""
     chunk = sums(problem)
+    if problem.statistics == "mean_square":
+        m2_error = (growth(chunk.additions + 1, arithmetic_unit(problem)) + chunk.joins * DOUBLE) * m2
+        return numpy.zeros_like(m2), m2_error, _rstd_error(problem, m2, m2_error, count)
     unit, joins = arithmetic_unit(problem), chunk.joins * DOUBLE
     grown = growth(chunk.additions + 2, unit)
     shift = SECOND_ORDER * growth(chunk.shift_additions + 1, unit) * abs(mean)
@@ -421,6 +483,8 @@ def statistics_error(problem, mean, m2, count):
     m2_error = (m2_error + joins * DOUBLE * count * mean * mean + 8 * joins * m2 +
                 8 * abs(mean) * DOUBLE * numpy.sqrt(count * chunk.joins * m2))
     mean_error = grown * numpy.sqrt(about_shift / count) + 2 * joins * (abs(mean) + numpy.sqrt(about_shift / count))
+    if problem.kind == "channel":
+        return mean_error, m2_error, _rstd_error(problem, m2, m2_error, count)
     error, rounding = m2_error, 4 * DOUBLE
     if problem.on_cuda and not problem.is_double:
         # Squares are f32: small ones are lost, and where their sum is too large nothing is known.
@@ -470,12 +534,19 @@ def _given(problem):
 
 
 def forward(problem):
-    """u, y, mean and rstd, running_mean and running_var."""
+    """u, y, mean and rstd ([N, groups], [C], [N, groups, S]), running_mean and running_var."""
+    outputs = _forward(problem.by_position())
+    if problem.kind != "channel":
+        return outputs
+    return {name: tuple(map(problem.from_positions, output)) for name, output in outputs.items()}
+
+
+def _forward(problem):
     outputs = {"u": (problem.u, 0.0)}
     if problem.has_statistics:
         mean, m2, count = statistics(problem)
         mean_error, m2_error, rstd_error = statistics_error(problem, mean, m2, count)
-        rstd = 1 / numpy.sqrt(m2 / count + problem.eps)
+        rstd = _rstd(problem, m2, count)
         outputs["mean"], outputs["rstd"] = (mean, mean_error), (rstd, rstd * rstd_error)
         if problem.running_mean is not None and count > 1:
             outputs.update(_running(problem, mean, m2 / (count - 1), mean_error, m2_error / (count - 1)))
@@ -507,7 +578,29 @@ def _running(problem, mean, variance, mean_error, variance_error):
 
 
 def backward(problem, dy, mean=None, rstd=None, du=None):
-    """dx, dweight, dbias, dscale, dshift, dpost_add, dslope, given the statistics ([N, groups] or [C]) that the library is."""
+    """dx, dweight, dbias, dscale, dshift, dpost_add, dslope, given the statistics ([N, groups], [C] or [N, groups, S]; mean
+    None for 0) that the library is."""
+    if problem.kind != "channel":
+        return _backward(problem, dy, mean, rstd, du)
+    mean = numpy.zeros_like(rstd) if mean is None else mean
+    dy, du = (None if value is None else problem.to_positions(value)[..., None] for value in (dy, du))
+    outputs = _backward(problem.by_position(), dy, problem.to_positions(mean), problem.to_positions(rstd), du)
+    for name in ("dx", "dpost_add"):
+        outputs[name] = tuple(map(problem.from_positions, outputs[name]))
+    for name in ("dscale", "dshift"):
+        outputs[name] = tuple(problem.from_positions(value).sum(axis=2) for value in outputs[name])
+    return outputs
+
+
+def _is_clamped(problem, rstd):
+    """Where the given rstd does not depend on u."""
+    if problem.eps_kind != "of_norm" or problem.eps <= 0:
+        return numpy.zeros_like(rstd, dtype=bool)
+    _, channels, _ = problem.set_shape
+    return rstd >= rounded(numpy.sqrt(float(channels)) / problem.eps, "float64" if problem.is_double else "float32")
+
+
+def _backward(problem, dy, mean, rstd, du):
     unit, tiny = arithmetic_unit(problem), _tiny(problem)
     zeros = numpy.zeros((problem.samples, problem.channels))
     if problem.has_statistics:
@@ -526,10 +619,13 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
     shift_error, coefficients = chunk.shift_unit * abs(mean), chunk.coefficients * unit
 
     # Sums over the positions of one channel of one sample.
-    grown = growth(chunk.additions + 3, unit) + chunk.joins * DOUBLE
     size, size_centred = abs(dz).sum(axis=2), (abs(dz) * shifted).sum(axis=2)
-    sum_error = 1.01 * (grown * size + dz_error.sum(axis=2))
-    centred_error = 1.01 * (grown * size_centred + (dz_error * shifted).sum(axis=2)) + shift_error * sum_error
+
+    def sum_errors(grown):
+        sum_error = 1.01 * (grown * size + dz_error.sum(axis=2))
+        return sum_error, 1.01 * (grown * size_centred + (dz_error * shifted).sum(axis=2)) + shift_error * sum_error
+
+    sum_error, centred_error = sum_errors(growth(chunk.additions + 3 + chunk.products, unit) + chunk.joins * DOUBLE)
     s1, s2 = dz.sum(axis=2), (dz * normalized).sum(axis=2)
 
     # dx = gain * dz + q * (u - k) + r
@@ -540,13 +636,15 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
         rows, channels, positions = problem.set_shape
         count = rows * channels * positions
         m1, m2 = problem.set_sum(s1 * factor * weight) / count, problem.set_sum(s2 * factor * weight) / count
+        has_m1, has_m2 = problem.statistics != "mean_square", ~_is_clamped(problem, rstd)
+        m1, m2 = m1 * has_m1, m2 * has_m2
         dx = dx - rstd[..., None] * (m1[..., None] + normalized * m2[..., None])
         wide = abs(factor * weight)
-        m2_error = rstd * problem.set_sum(wide * centred_error) / count
+        m2_error = rstd * problem.set_sum(wide * centred_error) / count * has_m2
         q = rstd * rstd * abs(m2)
         q_error = rstd * rstd * m2_error + coefficients * q
         r = rstd * abs(m1) + shift_error * q
-        r_error = (rstd * problem.set_sum(wide * sum_error) / count + shift_error * rstd * rstd * m2_error +
+        r_error = (rstd * problem.set_sum(wide * sum_error) / count * has_m1 + shift_error * rstd * rstd * m2_error +
                    coefficients * r)
         q, q_error, r, r_error = (value[..., None] for value in (q, q_error, r, r_error))
         error = error + shifted * (q_error + 2 * unit * q) + r_error + unit * (shifted * q + r)
@@ -559,6 +657,9 @@ def backward(problem, dy, mean=None, rstd=None, du=None):
         error = error + unit * abs(dx)
     error = 1.01 * error + tiny * (4 + shifted + abs(dz))
 
+    grown = (growth((chunk.parameter_additions or chunk.additions) + 3 + chunk.products, unit) +
+             (chunk.parameter_joins or chunk.joins) * DOUBLE)
+    sum_error, centred_error = sum_errors(grown)
     noise = 16 * DOUBLE  # of the double coefficients and of this reference
     wide_sum, wide_centred = sum_error + noise * size, rstd * (centred_error + noise * size_centred)
     outputs = {"dx": (dx, error), "dpost_add": (dz, dz_error),

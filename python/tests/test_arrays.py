@@ -24,8 +24,8 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 DTYPES = ["float64", "float32", "float16", "bfloat16"]
 ACTIVATIONS = [None, "relu", "leaky_relu", "silu", "gelu", "gelu_tanh", "hardswish", "elu", "mish", "relu6", "prelu"]
-OPERATORS = ["group_norm", "instance_norm", "batch_norm", "batch_norm_eval", "instance_norm_eval", "affine",
-             "affine_per_sample"]
+OPERATORS = ["group_norm", "instance_norm", "batch_norm", "batch_norm_eval", "instance_norm_eval", "channel_norm",
+             "channel_norm_mean_square", "affine", "affine_per_sample"]
 # How x lies in memory, and which axes it is handed over with.
 LAYOUTS = ["contiguous", "channels_last", "nhwc", "nhwc_contiguous", "slice_c", "slice_n", "slice_c_last"]
 
@@ -78,7 +78,7 @@ class Case:
 
     def __init__(self, operator, dtype, layout="contiguous", activation=None, act_param=None, shape=(3, 6, 4, 5),
                  groups=3, mean=0.25, parameter_dtype=None, extras=False, seed=0, momentum=0.1,
-                 one_slope=False):
+                 one_slope=False, eps=1e-5, eps_kind="added"):
         random = numpy.random.default_rng([seed, *map(ord, operator)])
         n, c = shape[:2]
         self.operator, self.dtype, self.layout, self.shape, self.momentum = operator, dtype, layout, shape, momentum
@@ -98,22 +98,26 @@ class Case:
         if extras:
             self.values.update(pre_add=big(), post_add=big(), du=big(),
                                pre_bias=parameter(0, operator.startswith(("instance", "affine_per"))))
-            if operator in ("group_norm", "instance_norm", "instance_norm_eval"):
+            if operator.startswith(("group", "instance", "channel")):
                 self.values.update(scale=parameter(0, True), shift=parameter(0, True))
         if operator.startswith(("batch_norm", "instance_norm")):
             self.values.update(running_mean=parameter(mean), running_var=abs(parameter(1)))
         kind = ("group" if operator.startswith(("group", "instance")) else
-                "batch" if operator.startswith("batch") else "affine")
+                "batch" if operator.startswith("batch") else
+                "channel" if operator.startswith("channel") else "affine")
         flat = {name: value.reshape(n, c, -1) if value.ndim > 2 else value for name, value in self.values.items()
                 if name not in ("dy", "du")}
         if len(shape) == 2:
             flat.update({name: value.reshape(n, c, 1) for name, value in self.values.items()
                          if name in ("x", "pre_add", "post_add")})
-        self.problem = Problem(kind=kind, dtype=dtype, groups=groups if operator == "group_norm" else c,
+        self.problem = Problem(kind=kind, dtype=dtype, groups=groups if operator.startswith(("group", "channel")) else c,
                                columns=layout in ("channels_last", "nhwc", "slice_c_last"), momentum=momentum,
                                evaluate=operator.endswith("eval"), activation=activation or "identity",
-                               act_param=act_param, **flat)
+                               act_param=act_param, eps=eps, eps_kind=eps_kind,
+                               statistics="mean_square" if operator.endswith("mean_square") else "mean_and_variance", **flat)
         self.words = {"activation": activation, "act_param": act_param, "layout": axes_of(layout)}
+        if kind == "channel":
+            self.words.update(groups=groups, eps=eps, eps_kind=eps_kind, statistics=self.problem.statistics)
 
     def array(self, name):
         if name in ("x", "dy", "du", "pre_add", "post_add"):
@@ -132,6 +136,8 @@ class Case:
         words = {**self.given("weight", "scale", "shift"), **words}
         if self.operator == "group_norm":
             return normfuse.group_norm(x, self.problem.groups, **words)
+        if self.operator.startswith("channel"):
+            return normfuse.channel_norm(x, **words)
         if self.operator.startswith("batch"):
             words = {**self.given("running_mean", "running_var"), "momentum": self.momentum, **words}
             return normfuse.batch_norm(x, training=not self.problem.evaluate, **words)
@@ -140,12 +146,13 @@ class Case:
         return normfuse.instance_norm(x, use_input_stats=not self.problem.evaluate, momentum=self.momentum, **words)
 
     def statistics(self):
-        """What the backward is given: mean in float64, rstd as it is stored."""
+        """What the backward is given: mean in float64, or None, and rstd as it is stored."""
         if not self.problem.has_statistics:
             return None, None
         outputs = reference.forward(self.problem)
         dtype = "f8" if self.dtype == "float64" else "f4"
-        return outputs["mean"][0], outputs["rstd"][0].astype(dtype)
+        mean = None if self.problem.statistics == "mean_square" else numpy.ascontiguousarray(outputs["mean"][0])
+        return mean, numpy.ascontiguousarray(outputs["rstd"][0].astype(dtype))
 
     def backward(self, **words):
         words = {**self.words, **self.given("pre_add", "pre_bias", "post_add", "du", "bias", "slope"), **words}
@@ -157,19 +164,34 @@ class Case:
         mean, rstd = self.statistics()
         if self.operator == "group_norm":
             return normfuse.group_norm_backward(dy, x, mean, rstd, self.problem.groups, **words)
+        if self.operator.startswith("channel"):
+            return normfuse.channel_norm_backward(dy, x, mean, rstd, **words)
         if self.problem.evaluate:
             words = {**self.given("running_mean", "running_var"), **words}
         if self.operator.startswith("batch"):
             return normfuse.batch_norm_backward(dy, x, mean, rstd, training=not self.problem.evaluate, **words)
         return normfuse.instance_norm_backward(dy, x, mean, rstd, use_input_stats=not self.problem.evaluate, **words)
 
-    def check_forward(self, y, layout=None):
+    def check_forward(self, y, layout=None, dtype=None):
         layout = layout or self.layout
-        return compare("y", dense(y, layout), *reference.forward(self.problem)["y"], self.dtype)
+        return compare("y", dense(y, layout), *reference.forward(self.problem)["y"], dtype or self.dtype)
 
-    def check_backward(self, gradients):
-        mean, rstd = self.statistics()
+    def check_statistics(self, mean, rstd, dtype="float64"):
+        """`dtype`: the mean's."""
+        want = reference.forward(self.problem)
+        assert str(rstd.dtype) == ("float64" if self.dtype == "float64" else "float32")
+        if self.problem.kind == "channel":
+            assert rstd.shape == (self.shape[0], self.problem.groups, *self.shape[2:])
+            mean, rstd = (None if a is None else a.reshape(self.shape[0], self.problem.groups, -1) for a in (mean, rstd))
+        compare("rstd", rstd, *want["rstd"], str(rstd.dtype))
+        assert (mean is None) == (self.problem.statistics == "mean_square")
         if mean is not None:
+            assert mean.dtype == dtype
+            compare("mean", mean, *want["mean"], dtype)
+
+    def check_backward(self, gradients, dy_dtype=None):
+        mean, rstd = self.statistics()
+        if rstd is not None:
             rstd = rstd.astype("f8")
         du = self.values.get("du")
         flat = self.problem.x.shape
@@ -186,8 +208,8 @@ class Case:
             is_big = name in ("dx", "dpost_add")
             # what channel_affine calls scale is a weight to the reference
             key = "dweight" if name == "dscale" and self.operator.startswith("affine") else name
-            compare(name, dense(got, self.layout) if is_big else got, *want[key],
-                    self.dtype if is_big else self.parameter_dtype)
+            dtype = self.dtype if name == "dx" else dy_dtype or self.dtype if is_big else self.parameter_dtype
+            compare(name, dense(got, self.layout) if is_big else got, *want[key], dtype)
             checked += 1
         return checked
 
@@ -224,9 +246,7 @@ def test_everything_at_once(operator, dtype):
         compare("u", dense(results[1], layout), *want["u"], dtype)
         assert len(results) == (4 if case.problem.has_statistics else 2)
         if case.problem.has_statistics:
-            assert results[2].dtype == "f8" and results[3].dtype == ("f8" if dtype == "float64" else "f4")
-            compare("mean", results[2], *want["mean"], "float64")
-            compare("rstd", results[3], *want["rstd"], str(results[3].dtype))
+            case.check_statistics(*results[2:])
         gradients = case.backward()
         has_scale = "scale" in case.values
         assert case.check_backward(gradients) == (7 if has_scale else 5)
@@ -250,7 +270,7 @@ def test_ranks(operator, shape):
         case.check_backward(case.backward())
 
 
-@pytest.mark.parametrize("operator", ["group_norm", "instance_norm", "batch_norm"])
+@pytest.mark.parametrize("operator", ["group_norm", "instance_norm", "batch_norm", "channel_norm"])
 @pytest.mark.parametrize("layout", ["contiguous", "nhwc"])
 def test_large_mean(operator, layout):
     """mean = 10^4 sigma: f32 keeps the digits of y, dx and dweight."""
@@ -299,6 +319,11 @@ def test_empty(operator, sizes):
     running = {"running_mean": numpy.zeros(sizes[1]), "running_var": numpy.ones(sizes[1])}
     if operator == "group_norm":
         y = normfuse.group_norm(x, max(sizes[1] // 2, 1), weight, weight)
+    elif operator.startswith("channel"):
+        y, mean, rstd = normfuse.channel_norm(x, weight, weight, groups=max(sizes[1] // 2, 1), return_statistics=True,
+                                              statistics=case.problem.statistics)
+        assert rstd.shape == (sizes[0], max(sizes[1] // 2, 1), *sizes[2:])
+        assert numpy.allclose(rstd, 1 / numpy.sqrt(1e-5)) and (mean is None or (mean == 0).all())
     elif operator.startswith("affine"):
         y = normfuse.channel_affine(x, weight, weight)
     elif operator.startswith("batch"):
@@ -328,7 +353,12 @@ def empty_gradients(operator, sizes, layout):
         words = words if operator.endswith("eval") else {"layout": layout}
         return normfuse.batch_norm_backward(x, x, *saved, weight, weight, training=not operator.endswith("eval"), **words)
     scale = numpy.ones((n, c), "f4")
-    groups = max(c // 2, 1) if operator == "group_norm" else c
+    groups = max(c // 2, 1) if operator.startswith(("group", "channel")) else c
+    if operator.startswith("channel"):
+        saved = [numpy.zeros((n, groups, *sizes[2:]), "f4"), numpy.ones((n, groups, *sizes[2:]), "f4")]
+        words = {} if operator == "channel_norm" else {"statistics": "mean_square"}
+        return normfuse.channel_norm_backward(x, x, None if words else saved[0], saved[1], weight, weight, groups=groups,
+                                              scale=scale, shift=scale, layout=layout, **words)
     saved = [numpy.zeros((n, groups), "f4"), numpy.ones((n, groups), "f4")]
     if operator == "group_norm":
         return normfuse.group_norm_backward(x, x, *saved, groups, weight, weight, scale=scale, shift=scale, layout=layout)
@@ -409,6 +439,175 @@ def test_gradients_of_each_sample_in_evaluation(layout, dtype, wanted):
                                               atol=1e-4 if dtype == "f4" else 1e-9, err_msg=f"{name} {n}x{c}x{s} {given}")
 
 
+# ---- channel norm ----------------------------------------------------------------------------------------------------
+
+CHANNEL_NORMS = [operator for operator in OPERATORS if operator.startswith("channel")]
+OTHER_Y = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float16"), ("float32", "bfloat16")]
+
+
+@pytest.mark.parametrize("operator", CHANNEL_NORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1.6, 100.0])
+def test_eps_of_the_norm(operator, dtype, eps):
+    """No norm is clamped by the first two, some by the third, all by the last; the backward knows which."""
+    for layout, extras in itertools.product(("contiguous", "nhwc"), (False, True)):
+        case = Case(operator, dtype, layout, "silu", extras=extras, eps=eps, eps_kind="of_norm")
+        y, *_, mean, rstd = case.forward(return_statistics=True)
+        case.check_forward(y)
+        case.check_statistics(mean, rstd)
+        clamped = rstd >= rstd.dtype.type(numpy.sqrt(2) / eps) if eps else numpy.zeros(rstd.shape, bool)
+        assert clamped.any() == (eps > 1) and clamped.all() == (eps == 100)
+        assert case.check_backward(case.backward()) >= 3
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_normalize_of_zeros(layout):
+    """As torch.nn.functional.normalize: 0, and the gradient of a division by eps; 0 / 0 where eps is 0."""
+    x = numpy.random.default_rng(3).standard_normal((2, 5, 7))
+    x[1, :, 2] = 0
+    arrays = [numpy.ascontiguousarray(numpy.moveaxis(a, 1, 1 if layout == "nchw" else -1)) for a in (x, numpy.ones_like(x))]
+    words = {"statistics": "mean_square", "eps_kind": "of_norm", "eps": 1e-12, "layout": layout}
+    y, mean, rstd = normfuse.channel_norm(arrays[0], return_statistics=True, **words)
+    norms = numpy.sqrt((x * x).sum(1, keepdims=True))
+    want = numpy.sqrt(5) * x / numpy.maximum(norms, 1e-12)
+    y, dx = (numpy.moveaxis(a, 1 if layout == "nchw" else -1, 1)
+             for a in (y, normfuse.channel_norm_backward(arrays[1], arrays[0], mean, rstd, **words).dx))
+    assert mean is None and rstd.shape == (2, 1, 7) and (y[1, :, 2] == 0).all()
+    numpy.testing.assert_allclose(y, want, rtol=1e-14)
+    assert rstd[1, 0, 2] == numpy.sqrt(5) / 1e-12 and numpy.allclose(dx[1, :, 2], numpy.sqrt(5) / 1e-12, rtol=1e-14)
+    others = numpy.arange(7) != 2
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        slope = numpy.sqrt(5) / norms * (1 - x * x.sum(1, keepdims=True) / norms**2)
+    numpy.testing.assert_allclose(dx[0], slope[0], rtol=1e-12, atol=1e-13)
+    numpy.testing.assert_allclose(dx[1][:, others], slope[1][:, others], rtol=1e-12, atol=1e-13)
+    assert numpy.isnan(normfuse.channel_norm(arrays[0], **{**words, "eps": 0.0})).sum() == 5
+
+
+@pytest.mark.parametrize("operator", CHANNEL_NORMS)
+@pytest.mark.parametrize("dtype,other", OTHER_Y)
+def test_y_of_another_dtype(operator, dtype, other):
+    """y in f32 of 16-bit x, and the other way round: `out` says so; dpost_add is made as dy is."""
+    for layout, activation in itertools.product(("contiguous", "nhwc", "slice_c_last"), (None, "gelu")):
+        case = Case(operator, dtype, layout, activation, extras=True)
+        for name in ("post_add", "dy"):
+            case.values[name] = rounded(case.values[name], other)
+        case.problem.post_add = case.values["post_add"].reshape(case.problem.x.shape)
+        post_add, dy = (lay(case.values[name], other, layout) for name in ("post_add", "dy"))
+        out = numpy.empty_like(post_add)
+        y, mean, rstd = case.forward(post_add=post_add, out=out, return_statistics=True)
+        assert y is out
+        case.check_forward(y, dtype=other)
+        case.check_statistics(mean, rstd)
+        gradients = case.backward(dy=dy, post_add=post_add)
+        assert gradients.dx.dtype == numpy_dtype(dtype) and gradients.dpost_add.dtype == numpy_dtype(other)
+        assert gradients.dpost_add.strides == numpy.empty_like(gradients.dx, numpy_dtype(other)).strides
+        assert case.check_backward(gradients, other) == 7
+        with pytest.raises(TypeError, match="post_add must have the dtype of x"):  # of y, which is made with that
+            case.forward(post_add=post_add)
+
+
+@pytest.mark.parametrize("operator", CHANNEL_NORMS)
+@pytest.mark.parametrize("eps_kind,eps", [("added", 0.1), ("of_norm", 0.1), ("of_norm", 100.0)])
+def test_finite_differences(operator, eps_kind, eps):
+    """Every gradient of every value that the forward is given is the central difference of sum(dy * y) + sum(du * u)."""
+    case = Case(operator, "float64", "nhwc", "gelu", shape=(2, 6, 3), extras=True, eps=eps, eps_kind=eps_kind)
+    arrays = {name: case.array(name) for name in
+              ("x", "weight", "bias", "scale", "shift", "pre_add", "post_add", "pre_bias")}
+    dy, du = case.array("dy"), case.array("du")
+
+    def loss():
+        y, u = case.forward(return_sum=True, **arrays)
+        return (dy * y).sum() + (du * u).sum()
+
+    y, u, mean, rstd = case.forward(return_sum=True, return_statistics=True, **arrays)
+    words = {name: value for name, value in arrays.items() if name != "x"}
+    gradients = normfuse.channel_norm_backward(dy, arrays["x"], mean, rstd, du=du, **words, **case.words)
+    for name, array in arrays.items():
+        got = gradients.dx if name == "pre_add" else getattr(gradients, "d" + name)
+        want = numpy.empty_like(array)
+        for at in numpy.ndindex(array.shape):
+            value, sides = array[at], []
+            for step in (1e-5, -1e-5):
+                array[at] = value + step
+                sides.append(loss())
+            array[at] = value
+            want[at] = (sides[0] - sides[1]) / 2e-5
+        numpy.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_layers_of_torch(torch, layout, activation):
+    """layer_norm, rms_norm and normalize, and their gradients."""
+    functional = torch.nn.functional
+    random = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(2, 6, 5, 24, dtype=torch.float64, generator=random) for _ in range(2))  # channels last
+    x[0, 1, 2] = 0
+    weight, bias = (torch.randn(24, dtype=torch.float64, generator=random) for _ in range(2))
+    layers = {("mean_and_variance", "added", 1e-5): lambda x, weight, bias: functional.layer_norm(x, (24,), weight, bias),
+              ("mean_square", "added", 1e-6): lambda x, weight, bias: functional.rms_norm(x, (24,), weight, 1e-6) + bias,
+              ("mean_square", "of_norm", 1e-12):
+                  lambda x, weight, bias: functional.normalize(x, dim=-1) * 24**0.5 * weight + bias}
+    for (statistics, eps_kind, eps), layer in layers.items():
+        inputs = [value.clone().requires_grad_() for value in (x, weight, bias)]
+        want = layer(*inputs)
+        want = want if activation is None else functional.silu(want)
+        wants = torch.autograd.grad(want, inputs, dy)
+        words = {"statistics": statistics, "eps_kind": eps_kind, "eps": eps, "activation": activation, "layout": layout}
+        big = [value if layout == "nhwc" else value.movedim(-1, 1).contiguous() for value in (x, dy)]
+        y, mean, rstd = normfuse.channel_norm(big[0], weight, bias, return_statistics=True, **words)
+        gradients = normfuse.channel_norm_backward(big[1], big[0], mean, rstd, weight, bias, **words)
+        y, dx = (value if layout == "nhwc" else value.movedim(1, -1) for value in (y, gradients.dx))
+        for got, exact in zip((y, dx, gradients.dweight, gradients.dbias), (want.detach(), *wants)):
+            torch.testing.assert_close(got, exact, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_draws_of_channel_norm(seed):
+    random = numpy.random.default_rng([seed, 11])
+
+    def draw(choices):
+        return choices[random.integers(len(choices))]
+
+    groups = draw([1, 1, 2, 5])
+    shape = (int(random.integers(1, 4)), groups * draw([1, 2, 7, 40, 150]),
+             *(int(random.integers(1, 9)) for _ in range(random.integers(4))))
+    layout = draw(["contiguous", "nhwc", "nhwc_contiguous", "slice_c", "slice_n", "slice_c_last"])
+    case = Case(draw(CHANNEL_NORMS), draw(DTYPES), layout, draw(ACTIVATIONS), shape=shape, groups=groups, seed=seed,
+                extras=draw([False, True]), parameter_dtype=draw(DTYPES), one_slope=draw([False, True]),
+                eps=draw([1e-5, 0.1, 3.0]), eps_kind=draw(["added", "added", "of_norm"]))
+    y, *_, mean, rstd = case.forward(return_statistics=True)
+    case.check_forward(y)
+    case.check_statistics(mean, rstd)
+    assert case.check_backward(case.backward()) >= 3
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_threads_do_not_change_bits(layout):
+    """Nor does whether positions are many or few: those of a slice have the bits that they have in the whole."""
+    program = """
+import hashlib, numpy, normfuse
+random = numpy.random.default_rng(0)
+x, dy = (random.standard_normal((3, 96, 700) if LAYOUT == "nchw" else (3, 700, 96)).astype("f4") for _ in range(2))
+words = {"layout": LAYOUT, "activation": "silu", "groups": 2}
+weight = random.standard_normal(96)
+y, mean, rstd = normfuse.channel_norm(x, weight, weight, return_statistics=True, **words)
+part = normfuse.channel_norm(x[1:2], weight, weight, **words)
+assert part.tobytes() == y[1:2].tobytes()
+gradients = normfuse.channel_norm_backward(dy, x, mean, rstd, weight, weight, **words)
+print(hashlib.sha256(b"".join(a.tobytes() for a in (y, mean, rstd, *gradients[:3]))).hexdigest())
+""".replace("LAYOUT", repr(layout))
+    printed = [python(program, NORMFUSE_NUM_THREADS=threads) for threads in ("1", "2", "5")]
+    assert all(done.returncode == 0 for done in printed), printed
+    assert len({done.stdout for done in printed}) == 1 and len(printed[0].stdout) == 65
+
+
+def test_channel_norm_on_cuda_is_refused():
+    out = OnCuda()
+    with pytest.raises(TypeError, match="x is on a CUDA device, and channel norm is for the CPU"):
+        normfuse.channel_norm(OnCuda(), out=out)
+
+
 # ---- outputs --------------------------------------------------------------------------------------------------------
 
 
@@ -435,16 +634,18 @@ def test_given_outputs(operator, layout):
     out, out_sum = whole[1::2], around[0]
     words = {"out": out, "out_sum": out_sum}
     if case.problem.has_statistics:
-        sets = (3, case.problem.groups) if case.problem.kind == "group" else (6,)
+        sets = {"group": (3, case.problem.groups), "batch": (6,), "channel": (3, 3, 4, 5)}[case.problem.kind]
         words.update(out_mean=numpy.empty(sets, "f4"), out_rstd=numpy.empty(sets, "f4"))
+        if case.problem.statistics == "mean_square":
+            del words["out_mean"]
     results = case.forward(**words)
-    for got, name in zip(results, words):
+    for got, name in zip([result for result in results if result is not None], words):
         assert got is words[name]
     assert (whole[::2] == 9).all()
     case.check_forward(out)
     compare("u", dense(out_sum, layout), *reference.forward(case.problem)["u"], "float32")
     if case.problem.has_statistics:
-        compare("mean", results[2], *reference.forward(case.problem)["mean"], "float32")
+        case.check_statistics(*results[2:], dtype="float32")
     other = {"contiguous": "channels_last", "channels_last": "contiguous", "nhwc": "nhwc_contiguous"}[layout]
     dx = lay(case.values["x"], "float32", other)
     parameter = "dscale" if operator.startswith("affine") else "dweight"
@@ -539,6 +740,7 @@ def test_evaluation_reads_only(operator):
 X = numpy.ones((2, 4, 3, 3), "f4")
 V = numpy.ones(4, "f4")
 S = numpy.ones((2, 2))
+R = S.astype("f4")
 
 
 def read_only(like=X):
@@ -621,6 +823,39 @@ def read_only(like=X):
      "x.data + byte_offset is not a multiple of 4"),
     (lambda: normfuse.instance_norm(X, use_input_stats=False), ValueError, "running_mean is None"),
     (lambda: normfuse.channel_affine(X, numpy.ones(5)), ValueError, "scale has 5 elements"),
+    (lambda: normfuse.channel_norm(X, groups=3), ValueError, "groups is 3 and does not divide the 4 channels of x"),
+    (lambda: normfuse.channel_norm(X, groups=3, return_statistics=True), ValueError, "groups is 3 and does not"),
+    (lambda: normfuse.channel_norm(X, groups=-2, return_statistics=True), ValueError, "groups is -2, must be above 0"),
+    (lambda: normfuse.channel_norm(X, groups=2**40, return_statistics=True), ValueError, "groups is 1099511627776 and does"),
+    (lambda: normfuse.channel_norm(X, groups=2**64 + 2), OverflowError, "groups is 18446744073709551618"),
+    (lambda: normfuse.channel_norm(X, groups=1.0), TypeError, "float"),
+    (lambda: normfuse.channel_norm(X, statistics="rms"), ValueError,
+     "statistics is 'rms', expected one of mean_and_variance, mean_square"),
+    (lambda: normfuse.channel_norm(X, statistics=None), ValueError, "statistics is None, expected one of"),
+    (lambda: normfuse.channel_norm(X, eps_kind="norm"), ValueError, "eps_kind is 'norm', expected one of added, of_norm"),
+    (lambda: normfuse.channel_norm_backward(X, X, S, S, eps_kind=["added"]), ValueError, "eps_kind is ['added']"),
+    (lambda: normfuse.channel_norm(X, activation="tanh"), ValueError,
+     "activation is 'tanh', expected None or one of identity, relu"),
+    (lambda: normfuse.channel_norm(X, eps=-1.0, eps_kind="of_norm"), ValueError, "eps is -1, eps_kind='of_norm' needs 0 or above"),
+    (lambda: normfuse.channel_norm(X, layout="last"), ValueError, "layout is 'last'"),
+    (lambda: normfuse.channel_norm(X, numpy.ones((2, 4))), ValueError, "weight has 2 axes"),
+    (lambda: normfuse.channel_norm(X, scale=V), ValueError, "scale has 1 axes"),
+    (lambda: normfuse.channel_norm(X[:, :, ::2]), TypeError, "strides of x"),
+    (lambda: normfuse.channel_norm(X, out=X.astype("f8")), TypeError, "out must have the dtype of x, or one of them f32"),
+    (lambda: normfuse.channel_norm(X.astype("f2"), out=X.astype(ml_dtypes.bfloat16)), TypeError, "out must have the dtype of x"),
+    (lambda: normfuse.channel_norm(X, post_add=X.astype("f2")), TypeError, "post_add must have the dtype of x"),
+    (lambda: normfuse.channel_norm(X, post_add=X, out=X.astype("f2")), TypeError, "post_add must have the dtype of out and dy"),
+    (lambda: normfuse.channel_norm(X, pre_add=X.astype("f2")), TypeError, "pre_add must have the dtype of x"),
+    (lambda: normfuse.channel_norm(X, statistics="mean_square", out_mean=numpy.empty((2, 1, 3, 3))), ValueError,
+     "out_mean is not taken"),
+    (lambda: normfuse.channel_norm(X, out_mean=numpy.empty((2, 1))), ValueError, "out_mean has 2 elements, expected 18"),
+    (lambda: normfuse.channel_norm_backward(X, X, None, X[:, :1]), ValueError, "mean is None"),
+    (lambda: normfuse.channel_norm_backward(X, X, X[:, :1], X[:, :1], statistics="mean_square"), ValueError,
+     "mean is not taken"),
+    (lambda: normfuse.channel_norm_backward(X, X, S, S), ValueError, "mean has 4 elements, expected 18"),
+    (lambda: normfuse.channel_norm_backward(X.astype("f8"), X, R, R, groups=2, post_add=X), TypeError,
+     "dy must have the dtype of x"),
+    (lambda: normfuse.group_norm_backward(X.astype("f8"), X, R, R, 2, post_add=X), TypeError, "dy must have the dtype of x"),
     (lambda: normfuse.channel_affine_backward(X, X, V, dscale=V), ValueError, "dscale, an output, overlaps scale"),
 ])
 def test_errors(call, error, words):
@@ -1176,9 +1411,10 @@ def test_cuda_arrays_on_a_stand_in_for_the_driver():
 # ---- the library and the package ------------------------------------------------------------------------------------
 
 
-def test_threads_of_python():
+@pytest.mark.parametrize("operator", ["group_norm", "channel_norm"])
+def test_threads_of_python(operator):
     """Calls from several threads at once, each with the bits of one alone; errors are each thread's own."""
-    case = Case("group_norm", "float32", "nhwc", "gelu", shape=(4, 8, 32, 32), groups=2)
+    case = Case(operator, "float32", "nhwc", "gelu", shape=(4, 8, 32, 32), groups=2)
     want, failures = case.forward().tobytes(), []
 
     def work(number):
