@@ -145,8 +145,8 @@ NORMFUSE_API normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_
 /* The tensors of one call. Zero-initialize, set struct_bytes, and fill what the operator takes. A tensor that the
  * operator does not use must be NULL.
  *
- * Big tensors have x's shape and dtype (channel norm: see there) and each its own strides: contiguous, channels-last, or a slice of either along
- * N or C (any channel stride of at least S, any row stride of at least C, any batch stride).
+ * Big tensors have x's shape and dtype (channel norm: see there) and each its own strides: contiguous, channels-last,
+ * or a slice of either along N or C (any channel stride of at least S, any row stride of at least C, any batch stride).
  * Parameters are of any dtype and any strides: per channel [C], per (sample, channel) [N, C].
  * Statistics: [N, groups] (group norm), [C] (batch norm) or [N, groups, positions] (channel norm), any shape with that
  * many elements, row-major: whatever the layout of x, the positions of a group are adjacent.

@@ -236,6 +236,22 @@ struct batch_norm_options {
     std::int64_t set_values = 0;
 };
 
+enum class statistics {
+    mean_and_variance = NORMFUSE_MEAN_AND_VARIANCE, // layer norm
+    mean_square = NORMFUSE_MEAN_SQUARE              // RMS norm; tensors::mean is absent
+};
+enum class eps_kind { added = NORMFUSE_EPS_ADDED, of_norm = NORMFUSE_EPS_OF_NORM };
+
+struct channel_norm_options {
+    std::int64_t groups = 1; // of channels, divides C
+    double eps = 1e-5;
+    normfuse::statistics statistics = normfuse::statistics::mean_and_variance;
+    normfuse::eps_kind eps_kind = normfuse::eps_kind::added;
+    normfuse::activation activation = normfuse::activation::identity;
+    std::optional<double> act_param = std::nullopt;
+    bool accumulate = false;
+};
+
 struct affine_options {
     normfuse::activation activation = normfuse::activation::identity;
     std::optional<double> act_param = std::nullopt;
@@ -450,11 +466,24 @@ inline normfuse_batch_norm_options c_options(const batch_norm_options &from) noe
 {
     return norm_options<normfuse_batch_norm_options>(from);
 }
+inline normfuse_channel_norm_options c_options(const channel_norm_options &from) noexcept
+{
+    auto c = shared_options<normfuse_channel_norm_options>(from);
+    c.groups = from.groups;
+    c.eps = from.eps;
+    c.statistics = static_cast<std::int32_t>(from.statistics);
+    c.eps_kind = static_cast<std::int32_t>(from.eps_kind);
+    return c;
+}
 inline normfuse_affine_options c_options(const affine_options &from) noexcept
 {
     return shared_options<normfuse_affine_options>(from);
 }
 inline bool evaluates(const affine_options &) noexcept
+{
+    return false;
+}
+inline bool evaluates(const channel_norm_options &) noexcept
 {
     return false;
 }
@@ -542,6 +571,7 @@ inline result<void> merge(normfuse_status (*function)(const normfuse_tensor *, c
     }
 NORMFUSE_OPERATOR(group_norm)
 NORMFUSE_OPERATOR(batch_norm)
+NORMFUSE_OPERATOR(channel_norm)
 NORMFUSE_OPERATOR(affine)
 #undef NORMFUSE_OPERATOR
 

@@ -296,6 +296,38 @@ void test_batch_norm()
     COMPARE(batch_norm_backward, c, options, base + running + dy + gradients);
 }
 
+void test_channel_norm()
+{
+    const auto f32 = NORMFUSE_F32;
+    const std::vector<given> base = {GIVEN(x, f32, true, 3, 4, 5, 2), GIVEN(weight, f32, false, 4), GIVEN(bias, f32, false, 4)};
+    const std::vector<given> y = {GIVEN(y, f32, true, 3, 4, 5, 2)}, dy = {GIVEN(dy, f32, true, 3, 4, 5, 2)};
+    const std::vector<given> mean = {GIVEN(mean, NORMFUSE_F64, false, 3, 2, 10)}, rstd = {GIVEN(rstd, f32, false, 3, 2, 10)};
+    const std::vector<given> gradients = {GIVEN(dx, f32, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 4), GIVEN(dbias, f32, false, 4)};
+    normfuse_channel_norm_options in_c = {};
+    in_c.groups = 2;
+    in_c.eps = 1e-5;
+    nf::channel_norm_options options; // its other defaults are these
+    options.groups = 2;
+    COMPARE(channel_norm_forward, in_c, options, base + y + mean + rstd);
+    COMPARE(channel_norm_backward, in_c, options, base + mean + rstd + dy + gradients);
+    COMPARE_BYTES(channel_norm_forward_scratch_bytes, in_c, options, base + y);
+    COMPARE_BYTES(channel_norm_backward_scratch_bytes, in_c, options, base + mean + rstd + dy + gradients);
+    in_c.statistics = NORMFUSE_MEAN_SQUARE;
+    options.statistics = nf::statistics::mean_square;
+    in_c.eps_kind = NORMFUSE_EPS_OF_NORM;
+    options.eps_kind = nf::eps_kind::of_norm;
+    in_c.eps = options.eps = 2.0; // clamps some norms
+    in_c.flags = NORMFUSE_HAS_ACT_PARAM;
+    in_c.activation = NORMFUSE_ELU;
+    options.activation = nf::activation::elu;
+    in_c.act_param = 0.5;
+    options.act_param = 0.5;
+    COMPARE(channel_norm_forward, in_c, options, base + y + rstd);
+    in_c.flags |= NORMFUSE_ACCUMULATE;
+    options.accumulate = true;
+    COMPARE(channel_norm_backward, in_c, options, base + rstd + dy + gradients);
+}
+
 void test_affine()
 {
     const auto f32 = NORMFUSE_F32;
@@ -542,6 +574,7 @@ int main()
     test_scratch_bytes();
     test_pool();
     test_batch_norm();
+    test_channel_norm();
     test_affine();
     test_merges_and_fold();
     test_tensors();
