@@ -354,7 +354,9 @@ struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_
     const double low = of_norm ? fmax(m2 - tolerance.m2, eps * eps) : (m2 - tolerance.m2) / count + eps;
     const double high = of_norm ? fmax(m2 + tolerance.m2, eps * eps) : (m2 + tolerance.m2) / count + eps;
     tolerance.rstd = roundings;
-    if (exact > 0 && tolerance.m2 > 0)
+    if (isinf(tolerance.m2)) /* a norm that eps clamps, too, if squares are more than f32 holds */
+        tolerance.rstd = (double)INFINITY;
+    else if (exact > 0 && tolerance.m2 > 0)
         tolerance.rstd += low > 0 ? fmax(sqrt(exact / low) - 1, 1 - sqrt(exact / high)) : (double)INFINITY;
     else if (tolerance.m2 > 0 && high >= 0)
         tolerance.rstd = (double)INFINITY;

@@ -194,7 +194,8 @@ struct place {
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 constexpr int warps = threads / 32;
-/* Sums of warps: of the first and the second sum of a forward; of backwards, which sum once, in turn, and of slopes. */
+/* Sums of warps: of the first and the second sum of a forward; of backwards and of mean squares, which sum once, in turn;
+ * and of slopes. */
 struct shared_memory {
     R of_warps[3][2 * warps];
 };
@@ -288,7 +289,7 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
     };
     move_centre();
     sums[0] = sum_over_values([](R of, R sum) { return fma(of, of, sum); });
-    sum_threads<1, lanes>(sums, by.shared.of_warps[1]);
+    sum_threads<1, lanes>(sums, by.shared.of_warps[mean_square && walks ? by.turn % 2 : 1]);
     R squares = sums[0];
     if constexpr (!centre_has_bias && !mean_square) /* they were about the centre, not the mean */
         squares = fma(-count * centre.rest[0][0], centre.rest[0][0], squares);
