@@ -631,8 +631,9 @@ static struct tolerance_arithmetic arithmetic_of(const struct work *work, const 
                                   work->n * work->s);
     /* CUDA takes positions as samples of one value a channel. */
     struct tolerance_arithmetic arithmetic =
-        work->set_is_position ? tolerance_arithmetic(work->line->device, work->line->type, true, true, 1, extent->channels, 1)
-                              : arithmetic_of_channels(work, extent);
+        work->set_is_position
+            ? tolerance_arithmetic(work->line->device, work->line->type, true, true, 1, extent->channels, 1)
+            : arithmetic_of_channels(work, extent);
     arithmetic.parameter_additions = arithmetic.additions;
     arithmetic.parameter_joins = arithmetic.joins;
     if (work->set_is_group && !arithmetic.on_cuda)
@@ -1678,9 +1679,9 @@ static bool compare_backward(struct share *share, int64_t set)
     /* of sums over all samples: in double, and in a thread that goes on from one to the next */
     double samples = (double)(work->n * work->group_sets) * double_unit;
     if (work->set_is_group && (!work->set_is_position || work->on_device)) {
-        const int64_t positions = work->set_is_position ? 1 : work->s;
+        const int64_t positions = work->set_is_position ? 1 : work->s, rows = work->n * work->group_sets;
         bool columns = work->line->channels_last || positions == 1;
-        samples += tolerance_growth(tolerance_sample_additions(&view.arithmetic, columns, work->n * work->group_sets, positions), unit);
+        samples += tolerance_growth(tolerance_sample_additions(&view.arithmetic, columns, rows, positions), unit);
     }
     for (int64_t pair = 0; pair < extent->rows * extent->channels; pair++) {
         int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;

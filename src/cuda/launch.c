@@ -65,8 +65,7 @@ static const char *take_positions(struct normfuse_problem *p)
     if (p->sets != NORMFUSE_SETS_POSITION)
         return NULL;
     const bool has_positions = p->s != 1, backward = p->dy.data != NULL;
-    const bool modulates = p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
-    const bool of_samples = modulates || (p->pre_bias.data != NULL && p->pre_bias.batch != 0);
+    const bool of_samples = is_modulated(p) || (p->pre_bias.data != NULL && p->pre_bias.batch != 0);
     if (p->y_type != p->type)
         return "y, dy and post_add have another dtype than x";
     if (!normfuse_is_empty(p)) {
@@ -298,8 +297,9 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains) : NULL;
     if (plan == NULL && is_of_single(&united))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
-                               "%s: on a CUDA device norm groups of %" PRId64 " channels are too large for mean squares, "
-                               "NORMFUSE_EPS_OF_NORM and pre_bias", problem->name, united.set_values);
+                               "%s: on a CUDA device norm groups of %" PRId64 " channels are too large for mean "
+                               "squares, NORMFUSE_EPS_OF_NORM and pre_bias",
+                               problem->name, united.set_values);
     if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
                                problem->name, device->name);

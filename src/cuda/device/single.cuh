@@ -194,8 +194,8 @@ struct place {
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 constexpr int warps = threads / 32;
-/* Sums of warps: of the first and the second sum of a forward; of backwards and of mean squares, which sum once, in turn;
- * and of slopes. */
+/* Sums of warps: of the first and the second sum of a forward; of backwards and of mean squares, which sum once, in
+ * turn; and of slopes. */
 struct shared_memory {
     R of_warps[3][2 * warps];
 };
@@ -228,8 +228,8 @@ __device__ __forceinline__ R rstd_of_group(const normfuse_call_arguments &call, 
     return found > most ? most : found;
 }
 
-/* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel; of mean squares, about
- * 0 alone. */
+/* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel; of mean squares,
+ * about 0 alone. */
 template <int = 0>
 __device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
                                                       const requested_weights &weights, R pivot, int64_t sample,
