@@ -507,7 +507,8 @@ struct channel_sums {
 /* What a thread has of one sample. */
 struct requested_sample {
     held x, of_pre_add;
-    raw_element first_x, first_pre_add; /* the norm group's first value */
+    raw_element first_x, first_pre_add; /* the norm group's first value, and the bias that u has in it */
+    requested<rounds_pre_bias && !mean_square ? pre_bias : 0, 1> first_bias;
     raw_vector first_row[KX], first_row_added[KX]; /* columns: the matrix's first row */
 
     __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
@@ -520,6 +521,7 @@ struct requested_sample {
         if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP && !mean_square) {
             first_x = first_pre_add = {};
             load_shared_by_many(wanted && at.has_group, first_x, a.x + first);
+            first_bias.request(a.call.pre_bias, sample, [&](int) { return at.channel(); }, wanted && at.has_group);
             if constexpr (pre_add)
                 load_shared_by_many(wanted && at.has_group, first_pre_add, a.call.pre_add + first);
         }
@@ -558,13 +560,18 @@ struct requested_sample {
         }
         to = pack<type, W>(numbers);
     }
-    /* A value near those of u, which all threads of the norm group have: its first one, but for a bias that is added. */
+    /* A value near those of u, which all threads of the norm group have: its first one, but for a bias that is a part of the
+     * mean. */
     __device__ __forceinline__ R pivot() const
     {
-        R number[1] = {R(0)}, more[1] = {R(0)};
+        R number[1] = {R(0)}, more[1] = {R(0)}, of_bias[1] = {R(0)};
         if constexpr (mean_square)
             return R(0);
         unpack<type, 1>(first_x, number);
+        if constexpr (rounds_pre_bias) {
+            first_bias.receive(of_bias, R(0));
+            number[0] += of_bias[0];
+        }
         if constexpr (pre_add) {
             unpack<type, 1>(first_pre_add, more);
             return number[0] + more[0];
