@@ -26,7 +26,7 @@ const char problem_help[] =
     "    and up to three spatial ones, in this order whatever the layout.\n"
     "\n"
     "    group_norm, instance_norm, batch_norm, affine, channel_norm\n"
-    "                       the operators; channel_norm is on the CPU\n"
+    "                       the operators; channel_norm on CUDA is channels last\n"
     "    groups=G           group_norm, required: number of groups; channel_norm: of them (1)\n"
     "    stat=layer|rms     channel_norm: mean and variance (default), or the mean square\n"
     "    eps_kind=added|norm\n"

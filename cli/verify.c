@@ -626,10 +626,14 @@ static struct tolerance_arithmetic arithmetic_of_channels(const struct work *wor
 static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
 {
     const bool ambiguous = work->c == 1 || work->s == 1;
-    if (work->set_is_position)
+    if (work->set_is_position && !work->on_device)
         return tolerance_channels(work->line->type, work->line->channels_last, ambiguous, extent->channels,
                                   work->n * work->s);
-    struct tolerance_arithmetic arithmetic = arithmetic_of_channels(work, extent);
+    /* CUDA takes positions as samples of one value a channel. */
+    struct tolerance_arithmetic arithmetic =
+        work->set_is_position
+            ? tolerance_arithmetic(work->line->device, work->line->type, true, true, 1, extent->channels, 1)
+            : arithmetic_of_channels(work, extent);
     arithmetic.parameter_additions = arithmetic.additions;
     arithmetic.parameter_joins = arithmetic.joins;
     if (work->set_is_group && !arithmetic.on_cuda)
@@ -794,7 +798,7 @@ static bool make_statistics(struct share *share, int64_t set)
             data == VERIFY_CONSTANT ||
             (data == VERIFY_EXACT && work->s % 2 == 0 && !work->on_device && !work->options->sharded);
         /* on the CPU shards begin pieces where one call would not */
-        if (count > 0 && !work->set_is_position && (work->on_device || !work->options->sharded))
+        if (count > 0 && (work->on_device || (!work->set_is_position && !work->options->sharded)))
             arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
                                                record->mean);
         record->tolerance =
@@ -1674,9 +1678,10 @@ static bool compare_backward(struct share *share, int64_t set)
     }
     /* of sums over all samples: in double, and in a thread that goes on from one to the next */
     double samples = (double)(work->n * work->group_sets) * double_unit;
-    if (work->set_is_group && !work->set_is_position) {
-        bool columns = work->line->channels_last || work->s == 1;
-        samples += tolerance_growth(tolerance_sample_additions(&view.arithmetic, columns, work->n, work->s), unit);
+    if (work->set_is_group && (!work->set_is_position || work->on_device)) {
+        const int64_t positions = work->set_is_position ? 1 : work->s, rows = work->n * work->group_sets;
+        bool columns = work->line->channels_last || positions == 1;
+        samples += tolerance_growth(tolerance_sample_additions(&view.arithmetic, columns, rows, positions), unit);
     }
     for (int64_t pair = 0; pair < extent->rows * extent->channels; pair++) {
         int64_t n = extent->n + pair / extent->channels, c = extent->c + pair % extent->channels;

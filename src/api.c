@@ -41,9 +41,6 @@ static normfuse_status check_backend(const struct normfuse_problem *problem)
 {
     if (problem->device.device_type == NORMFUSE_CPU)
         return NORMFUSE_OK;
-    if (problem->sets == NORMFUSE_SETS_POSITION)
-        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: tensors.x is on a CUDA device, and channel norm is for the CPU",
-                               problem->name);
 #if defined(NORMFUSE_HAVE_CUDA)
     const struct normfuse_cuda_device *device;
     return normfuse_cuda_device(problem->name, problem->device.device_id, &device);

@@ -56,6 +56,7 @@ struct normfuse_problem {
                      place, others through a transposing copy of a tile */
     bool accumulate; /* stats, sums, dweight and dbias */
     bool accumulate_pre_bias, accumulate_slope; /* dpre_bias, dslope */
+    bool rounds_pre_bias; /* CUDA: u is rounded where pre_bias alone is added, too */
     bool has_running_momentum; /* running statistics are to be updated */
     bool from_y; /* backward: post_add is the forward's y, and act'(z) follows from it alone */
     int32_t activation;

@@ -125,7 +125,7 @@ fi
 
 # ---- case files and random cases ----------------------------------------------------------------------------------
 
-# channel norm is for the CPU
+# of channel norm, channel-cuda.txt
 cases=$(printf '%s\n' tests/cases/*.txt | grep -v /channel.txt)
 # shellcheck disable=SC2086 # a list
 NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --jobs "$(nproc)" --every "${EVERY:-1}" \

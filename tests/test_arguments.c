@@ -502,8 +502,6 @@ static void test_channel_norm(void)
         REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.mean is not taken by this call with NORMFUSE_MEAN_SQUARE",
                 f.channel.statistics = NORMFUSE_MEAN_SQUARE);
         REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.running_mean", add_running());
-        REFUSED(CHANNEL, (enum call)call, UNSUPPORTED, "channel norm is for the CPU", for (int slot = 0; slot < SLOTS; slot++)
-                f.t[slot].device.device_type = NORMFUSE_CUDA);
     }
     REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.stats", SHAPE(STATS, NORMFUSE_F64, N, GROUPS, 3));
     REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.sums", SHAPE(SUMS, NORMFUSE_F64, N, C, 2));

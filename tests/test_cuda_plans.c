@@ -54,10 +54,12 @@ struct plan_case {
     bool residual; /* before the activation */
     bool summed, in_place; /* pre_add, and forward u, backward du; u over x */
     int32_t activation;
+    int64_t positions; /* of a sample: the call is channel norm, and sizes are those of group norm of its positions; or 0 */
+    int32_t statistics, eps_kind;
 };
 
 static size_t scratch_address_bytes;
-static int too_large, slope_launches;
+static int too_large, too_wide, slope_launches;
 static int finish_launches[NORMFUSE_WORK_MERGE + 1]; /* of the body `finish`, by its work */
 static int single_launches, single_parts, single_walks, single_unaligned, single_sums; /* of the body `single` */
 static int stream_launches, held_launches, held_clusters, held_grids, held_turns, held_rows, walk_folded,
@@ -108,6 +110,19 @@ static bool is_power_of_two(int64_t value)
 }
 
 /* ---- the body `single` ------------------------------------------------------------------------------------------- */
+
+/* What shares statistics with element (n, c), and where these are. */
+static int64_t set_of_element(const struct plan_case *test, int64_t n, int64_t c)
+{
+    return test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c;
+}
+static int64_t place_of_statistics(const struct plan_case *test, int64_t n, int64_t c)
+{
+    const int64_t set = set_of_element(test, n, c), positions = test->positions;
+    if (positions == 0)
+        return set;
+    return (n / positions * test->groups + set % test->groups) * positions + n % positions;
+}
 
 /* A launch of it, and where the tensors of the call have their elements. */
 struct single {
@@ -219,8 +234,7 @@ static void count_owners_of_single(const struct single *s, unsigned char *seen, 
                     HOLDS(of == c);
                     const int64_t set = s->of.statistics == NORMFUSE_STATISTICS_COLUMN ? of : at.group;
                     HOLDS(!s->has_statistics || s->of.mean == 0 ||
-                          sample * a->call.mean.sample + set * a->call.mean.channel ==
-                              (test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
+                          sample * a->call.mean.sample + set * a->call.mean.channel == place_of_statistics(test, n, c));
                     if (sums->count > 0 && !note_sums(s, &at, sample, of, sums))
                         return;
                 }
@@ -314,6 +328,8 @@ static void check_single(const struct plan_case *test, const struct fake_launch 
     HOLDS(s.of.pre_add == test->summed && s.of.stores_u == (test->summed && !test->backward) &&
           s.of.du == (test->summed && test->backward) && s.of.post_add == test->residual);
     HOLDS(s.of.dpost_add == (test->residual && test->backward) && s.of.writes_out == 1);
+    HOLDS(s.of.mean_square == (test->statistics == NORMFUSE_MEAN_SQUARE) &&
+          s.of.eps_of_norm == (test->eps_kind == NORMFUSE_EPS_OF_NORM));
     /* Threads. */
     HOLDS((int32_t)launch->threads == s.of.threads && s.of.threads % 32 == 0 && s.of.threads <= 1024);
     HOLDS((s.of.lanes & (s.of.lanes - 1)) == 0 && (s.of.across & (s.of.across - 1)) == 0 && s.of.across <= s.of.lanes);
@@ -620,7 +636,7 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
                         HOLDS(
                             !w->has_statistics ||
                             set_of_channel(w, &at, of) ==
-                                (test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c));
+                                set_of_element(test, n, c));
                         HOLDS(!w->by_rows ||
                               (row >= at.part * a->next_rows && row < at.part * a->next_rows + a->part_rows));
                     }
@@ -1044,7 +1060,8 @@ static normfuse_status call_plan_case(const struct plan_case *test, const normfu
                                       const normfuse_exec *exec, size_t *bytes)
 {
     const struct problem_line line = {
-        .op = test->op, .groups = test->groups, .eps = 1e-5, .activation = test->activation};
+        .op = test->positions > 0 ? CHANNEL_NORM : test->op, .groups = test->groups, .eps = 1e-5,
+        .statistics = test->statistics, .eps_kind = test->eps_kind, .activation = test->activation};
     return operator_call(&line, test->backward, tensors, exec, bytes);
 }
 
@@ -1052,8 +1069,10 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
 {
     static const char *const types[] = {"f64", "f32", "f16", "bf16"};
     const int64_t *const sizes = test->sizes;
+    const int64_t of_positions[] = {test->positions > 0 ? sizes[0] / test->positions : 0, sizes[1], test->positions};
+    const int64_t *const given = test->positions > 0 ? of_positions : sizes;
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s%s on %s by %s%s",
-             problem_operator_name(test->op), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+             test->positions > 0 ? "positions" : problem_operator_name(test->op), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
              test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
              test->misaligned ? " misaligned"
@@ -1073,12 +1092,12 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     normfuse_tensor big[BIG], small[SMALL];
     for (int i = 0; i < BIG; i++) {
         void *const data = (void *)(base + (uintptr_t)(i < 3 ? i : 7 + i) * gap + (test->misaligned ? value : 0));
-        big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, sizes, &axes[i])
-                                     : normfuse_tensor_contiguous(data, test->type, 3, sizes, &axes[i]);
+        big[i] = test->channels_last ? normfuse_tensor_channels_last(data, test->type, 3, given, &axes[i])
+                                     : normfuse_tensor_contiguous(data, test->type, 3, given, &axes[i]);
         big[i].device = (normfuse_device){NORMFUSE_CUDA, 0};
         if (test->sliced) {
-            axes[i].strides[2] = sizes[1] + 8;
-            axes[i].strides[0] = sizes[2] * axes[i].strides[2];
+            axes[i].strides[2] = given[1] + 8;
+            axes[i].strides[0] = given[2] * axes[i].strides[2];
         }
     }
     const int64_t sets = test->op == BATCH_NORM ? sizes[1] : sizes[0] * test->groups;
@@ -1092,7 +1111,7 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     }
     normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[0]};
     if (test->op != AFFINE) {
-        tensors.mean = &small[1];
+        tensors.mean = test->statistics == NORMFUSE_MEAN_SQUARE ? NULL : &small[1];
         tensors.rstd = &small[2];
     }
     if (test->backward) {
@@ -1137,6 +1156,13 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
                                                                  : sizes[1]);
     if (status == NORMFUSE_UNSUPPORTED && set_values > INT32_MAX - (1 << 24)) {
         too_large++;
+        return;
+    }
+    /* Registers hold norm groups of so many channels of any type, and more of most. */
+    enum { MOST_CHANNELS = 4096 };
+    if (status == NORMFUSE_UNSUPPORTED && test->positions > 0 && set_values > MOST_CHANNELS &&
+        strstr(normfuse_last_error(), "too large for mean squares") != NULL) {
+        too_wide++;
         return;
     }
     if (!CHECK(status == NORMFUSE_OK, "%s: %s", test->name, normfuse_last_error()))
@@ -1485,6 +1511,117 @@ static void test_plans_of_each_schedule(void)
     *choice = (struct normfuse_cuda_choice){.only = NULL};
 }
 
+/* Norm over channels: group norm of positions, but for where its statistics are. */
+static void test_plans_of_positions(void)
+{
+    int squares = 0, of_norm = 0;
+    for (int gpu = 0; gpu < GPUS; gpu++) {
+        use_gpu(gpu);
+        const struct normfuse_cuda_device *const device = device_of(0);
+        for (int i = 0; i < cases_of_gpu / 5 && device != NULL; i++) {
+            const int64_t samples = random_below(2) ? 1 : 1 + random_below(20);
+            struct plan_case test = {.op = GROUP_NORM,
+                                     .type = (normfuse_type)random_below(4),
+                                     .channels_last = true,
+                                     .backward = random_below(2) != 0,
+                                     .misaligned = random_below(6) == 0,
+                                     .sliced = random_below(6) == 0,
+                                     .residual = i % 5 == 1,
+                                     .summed = i % 5 == 0,
+                                     .positions = random_below(8) == 0 ? 1 : random_size(i % 3 == 0 ? 21 : 9),
+                                     .groups = 1,
+                                     .activation = random_below(2) ? NORMFUSE_SILU : (int32_t)random_below(NORMFUSE_PRELU + 1),
+                                     .statistics = random_below(3) ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE,
+                                     .eps_kind = random_below(2) ? NORMFUSE_EPS_OF_NORM : NORMFUSE_EPS_ADDED};
+            test.sizes[0] = samples * test.positions;
+            test.sizes[1] = random_below(3) == 0 ? random_size(12) : 8 * (1 + random_below(160));
+            test.sizes[2] = 1;
+            while (samples == 1 && random_below(2) && test.sizes[1] % (2 * test.groups) == 0)
+                test.groups *= 2;
+            run_plan_case(&test, device);
+            squares += test.statistics == NORMFUSE_MEAN_SQUARE;
+            of_norm += test.eps_kind == NORMFUSE_EPS_OF_NORM;
+        }
+    }
+    CHECK(squares > cases_of_gpu / 2 && of_norm > cases_of_gpu / 4 && too_wide < cases_of_gpu / 50,
+          "%d mean squares, %d norms, %d too wide", squares, of_norm, too_wide);
+}
+
+/* What norm over channels has no kernels for, and neighbours that it has. */
+static void test_refused_positions(void)
+{
+    static const struct {
+        const char *reason; /* NULL: it is taken */
+        int64_t sizes[3], groups, gap; /* gap: elements between samples */
+        bool channels_first, backward, scale, biases, wide, squares;
+    } cases[] = {
+        {NULL, {2, 24, 35}, 1, 0, .scale = false},
+        {"is not channels last", {2, 24, 35}, 1, 0, .channels_first = true},
+        {NULL, {2, 1, 35}, 1, 0, .channels_first = true},
+        {"samples of x are not adjacent", {2, 24, 35}, 1, 8, .scale = false},
+        {NULL, {1, 24, 35}, 1, 8, .scale = false},
+        {NULL, {2, 24, 1}, 1, 8, .scale = false},
+        {"several groups, samples and positions", {2, 24, 35}, 3, 0, .backward = true},
+        {NULL, {1, 24, 35}, 3, 0, .backward = true},
+        {NULL, {35, 24, 1}, 3, 0, .backward = true},
+        {"scale, shift and pre_bias [N, C]", {2, 24, 35}, 1, 0, .scale = true},
+        {"scale, shift and pre_bias [N, C]", {1, 24, 35}, 1, 0, .scale = true, .backward = true},
+        {NULL, {1, 24, 35}, 1, 0, .scale = true},
+        {NULL, {35, 24, 1}, 1, 0, .scale = true, .backward = true},
+        {"scale, shift and pre_bias [N, C]", {2, 24, 35}, 1, 0, .biases = true},
+        {NULL, {1, 24, 35}, 1, 0, .biases = true},
+        {"another dtype than x", {2, 24, 35}, 1, 0, .wide = true},
+        {"another dtype than x", {2, 24, 35}, 1, 0, .wide = true, .backward = true},
+        {NULL, {2, 1 << 16, 35}, 1, 0, .scale = false},
+        {"too large for mean squares", {2, 1 << 24, 35}, 1, 0, .squares = true},
+        {"too large for mean squares", {2, 1 << 24, 35}, 1, 0, .squares = true, .backward = true},
+    };
+    use_gpu(0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && device_of(0) != NULL; i++) {
+        normfuse_axes axes[8];
+        normfuse_tensor big[3], small[5];
+        const int64_t *const sizes = cases[i].sizes, sets = sizes[0] * sizes[2] * cases[i].groups;
+        const uintptr_t base = (uintptr_t)0x100000000000, gap = (uintptr_t)1 << 42;
+        for (int k = 0; k < 8; k++) {
+            normfuse_tensor *const of = k < 3 ? &big[k] : &small[k - 3];
+            void *const data = (void *)(base + (uintptr_t)k * gap);
+            if (k >= 3)
+                *of = normfuse_tensor_contiguous(data, NORMFUSE_F32, k == 3 ? 2 : 1, k == 3 ? sizes : k == 4 ? &sizes[1] : &sets,
+                                                 &axes[k]);
+            else if (cases[i].channels_first)
+                *of = normfuse_tensor_contiguous(data, NORMFUSE_BF16, 3, sizes, &axes[k]);
+            else
+                *of = normfuse_tensor_channels_last(data, NORMFUSE_BF16, 3, sizes, &axes[k]);
+            if (k < 3)
+                axes[k].strides[0] += cases[i].gap;
+            of->device = (normfuse_device){NORMFUSE_CUDA, 0};
+        }
+        if (cases[i].wide)
+            big[1].dtype = small[1].dtype;
+        normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[1], .rstd = &small[3]};
+        tensors.mean = cases[i].squares ? NULL : &small[2];
+        *(cases[i].backward ? &tensors.dy : &tensors.y) = &big[1];
+        if (cases[i].backward)
+            tensors.dx = &big[2];
+        if (cases[i].scale)
+            tensors.scale = &small[0];
+        if (cases[i].biases)
+            tensors.pre_bias = &small[0];
+        const struct problem_line line = {.op = CHANNEL_NORM,
+                                          .groups = cases[i].groups,
+                                          .eps = 1e-5,
+                                          .statistics = cases[i].squares ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE};
+        normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = (void *)scratch_address, .scratch_bytes = SIZE_MAX / 4};
+        fake_driver.launches = 0;
+        const normfuse_status status = operator_call(&line, cases[i].backward, &tensors, &exec, NULL);
+        if (cases[i].reason == NULL)
+            CHECK(status == NORMFUSE_OK && fake_driver.launches > 0, "case %zu: %s", i, normfuse_last_error());
+        else
+            CHECK(status == NORMFUSE_UNSUPPORTED && strstr(normfuse_last_error(), cases[i].reason) != NULL &&
+                      fake_driver.launches == 0, "case %zu, %s: %d %s", i, cases[i].reason, (int)status, normfuse_last_error());
+    }
+}
+
 /* That the proofs above were of everything there is. */
 static void test_variety(void)
 {
@@ -1557,6 +1694,8 @@ int main(int count, char **arguments)
     setenv("NORMFUSE_CACHE_DIR", "", 1);
     test_plans();
     test_plans_of_each_schedule();
+    test_plans_of_positions();
+    test_refused_positions();
     test_variety();
     test_transposes();
     test_long_strides();

@@ -453,7 +453,8 @@ def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array]
                  out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
                  out_rstd: Optional[Array] = None) -> Any:
     """Normalization of each position of x over its D = C/groups channels of a group: layer normalization (Ba et al. 2016,
-    arXiv:1607.06450) of channels, or RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467). For arrays on the CPU.
+    arXiv:1607.06450) of channels, or RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467). On CUDA x is
+    channels last, or tokens.
 
     x               [N, C, ...] (layout="nhwc": [N, ..., C]); tokens are [N, C], or [N, L, C] with layout="nhwc"
     weight, bias    [C]; None: 1 and 0

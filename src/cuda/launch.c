@@ -2,6 +2,7 @@
  *
  * launch.c - a call on a CUDA device: arguments and launches. Nothing waits, allocates or touches device memory. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +59,44 @@ static void unite_samples(struct normfuse_problem *p)
     p->n = 1;
 }
 
+/* Norm over channels is group norm of samples without positions: those of all samples. Returns why it is not here. */
+static const char *take_positions(struct normfuse_problem *p)
+{
+    if (p->sets != NORMFUSE_SETS_POSITION)
+        return NULL;
+    const bool has_positions = p->s != 1, backward = p->dy.data != NULL;
+    const bool of_samples = is_modulated(p) || (p->pre_bias.data != NULL && p->pre_bias.batch != 0);
+    if (p->y_type != p->type)
+        return "y, dy and post_add have another dtype than x";
+    if (!normfuse_is_empty(p)) {
+        if (has_positions && !p->columns && p->c > 1)
+            return "x is not channels last, as tokens [.., C] and NHWC are";
+        if (p->c > 1 && p->x.channel != 1)
+            return "channels of x are not adjacent";
+        if (has_positions && p->n > 1 && p->x.batch != p->s * p->x.position)
+            return "samples of x are not adjacent";
+    } else if (p->c == 0 && p->eps_kind == NORMFUSE_EPS_OF_NORM) {
+        return "there are no channels to take a norm of";
+    }
+    if (has_positions && p->n > 1 && p->groups > 1)
+        return "there are several groups, samples and positions";
+    if (has_positions && of_samples && (p->n > 1 || backward))
+        return "scale, shift and pre_bias [N, C] are of samples that have positions";
+    if (has_positions) {
+        p->x.batch = p->x.position;
+        p->mean.batch = p->rstd.batch = 1;
+        p->scale.batch = p->shift.batch = p->pre_bias.batch = 0;
+    }
+    p->columns = true;
+    p->sets = NORMFUSE_SETS_GROUP;
+    p->rounds_pre_bias = true;
+    p->n *= p->s;
+    p->s = p->c > 0;
+    p->c = p->c > 0 ? p->c : p->groups; /* no channels: of no positions */
+    p->set_values = p->c / p->groups;
+    return NULL;
+}
+
 static struct normfuse_place place_of(const struct normfuse_parameter *of)
 {
     return (struct normfuse_place){of->data, (int32_t)of->batch, (int32_t)of->channel};
@@ -96,6 +135,12 @@ static void describe_call(const struct normfuse_problem *p, const struct step *s
     to->act_param_of_double = p->act_param;
     to->momentum = p->momentum;
     to->unbiased = (double)p->set_values / ((double)p->set_values - 1.0);
+    to->clamped_rstd = (double)NAN;
+    if (p->eps_kind == NORMFUSE_EPS_OF_NORM && p->eps > 0) {
+        const double clamped = sqrt((double)p->set_values) / p->eps;
+        if (isfinite(p->type == NORMFUSE_F64 ? clamped : (double)(float)clamped))
+            to->clamped_rstd = clamped;
+    }
 }
 
 /* The parameter of a kernel that is compiled at run time. */
@@ -243,12 +288,21 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     struct transposed transposed;
     char *scratch = exec != NULL && exec->scratch != NULL && !prepares(exec) ? exec->scratch : anywhere;
     const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
+    const char *const reason = take_positions(&united);
+    if (reason != NULL)
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: on a CUDA device channel norm does not take this call: %s",
+                               problem->name, reason);
     unite_samples(&united);
     const bool explains = normfuse_cuda_verbose(NORMFUSE_VERBOSE_PLAN);
     if (explains && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
                 problem->name, transposed.before.count, transposed.after.count);
     const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains) : NULL;
+    if (plan == NULL && is_of_single(&united))
+        return normfuse_refuse(NORMFUSE_UNSUPPORTED,
+                               "%s: on a CUDA device norm groups of %" PRId64 " channels are too large for mean "
+                               "squares, NORMFUSE_EPS_OF_NORM and pre_bias",
+                               problem->name, united.set_values);
     if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
                                problem->name, device->name);
@@ -300,7 +354,7 @@ size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const
         return 0;
     struct normfuse_problem united = *problem;
     struct transposed transposed;
-    if (!normfuse_cuda_transpose(&united, anywhere, &transposed))
+    if (!normfuse_cuda_transpose(&united, anywhere, &transposed) || take_positions(&united) != NULL)
         return 0;
     unite_samples(&united);
     size_t needed = 0;

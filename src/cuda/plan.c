@@ -239,7 +239,7 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
     if (p->sets == NORMFUSE_SETS_NONE)
         return empty || p->y.data == NULL || add_step(shape, plan, NORMFUSE_PHASE_APPLY, true) ||
                add_step(shape, plan, NORMFUSE_PHASE_APPLY, false);
-    const bool holds = statistics && applies && !empty &&
+    const bool holds = statistics && (applies || is_of_single(p)) && !empty &&
                        add_step(shape, plan, NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY, true);
     int64_t parts = statistics ? 0 : 1; /* of a set */
     if (!holds && statistics && !empty) {
@@ -293,7 +293,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             wants_gradients = !first->finds_gradients;
         else if (!add_step(shape, plan, wants_gradients ? both : NORMFUSE_PHASE_BACKWARD_APPLY, false))
             return false;
-    } else if (wants_dx && sums && add_step(shape, plan, both, true)) {
+    } else if ((wants_dx || (wants_gradients && is_of_single(p))) && sums && add_step(shape, plan, both, true)) {
         wants_gradients = wants_gradients && !first->finds_gradients;
     } else {
         if (sums && (wants_dx || wants_gradients || p->dpost_add.data != NULL) &&
@@ -388,7 +388,8 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     memset(of, 0, sizeof *of);
 #define KEEP(name) key->name = problem->name;
     KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
-    KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups)
+    KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups) KEEP(statistics) KEEP(eps_kind)
+    KEEP(rounds_pre_bias)
 #undef KEEP
     key->x = problem->x; /* strides are those of all */
 #define KEEP(name) key->name.data = place_of(problem->name.data);

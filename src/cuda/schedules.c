@@ -22,7 +22,8 @@ bool normfuse_cuda_hold(const struct shape *shape, struct step *best)
     double lowest = INFINITY;
     for (const struct schedule *const *list = normfuse_cuda_schedules; *list != NULL; list++) {
         struct step step;
-        const char *const reason = (*list)->configure(shape, &step);
+        const bool is_other = is_of_single(shape->problem) && *list != &normfuse_cuda_single;
+        const char *const reason = is_other ? "`single` alone computes it" : (*list)->configure(shape, &step);
         const bool is_only = only != NULL && strcmp((*list)->name, only) == 0;
         const double time = reason != NULL ? INFINITY : is_only ? -1.0 : step.microseconds;
         if (shape->explains && reason != NULL)

@@ -60,7 +60,7 @@ struct normfuse_cuda_choice *normfuse_cuda_choice(void);
 /* Tries every schedule and takes the cheapest. False: that is two passes. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
 /* A kernel of the body `stream`: sums, results of given statistics, or both where none are to be found. False: it counts
- * more than 32 bits do. */
+ * more than 32 bits do, or `single` alone computes it. */
 bool normfuse_cuda_pass(const struct shape *shape, struct step *step, bool sums, bool applies);
 
 enum { MAX_STEPS = 6 };

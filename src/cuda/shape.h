@@ -86,6 +86,13 @@ static inline bool is_modulated(const struct normfuse_problem *p)
     return p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
 }
 
+/* What the body `single` alone computes, of norm over channels. */
+static inline bool is_of_single(const struct normfuse_problem *p)
+{
+    return p->statistics == NORMFUSE_MEAN_SQUARE || p->eps_kind == NORMFUSE_EPS_OF_NORM ||
+           (p->rounds_pre_bias && p->pre_bias.data != NULL);
+}
+
 static inline char *output_of(const struct normfuse_problem *p)
 {
     return p->dy.data != NULL ? p->dx.data : p->y.data;

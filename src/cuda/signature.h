@@ -47,6 +47,9 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(packed_parameters) /* parameters of adjacent channels are read in vectors */                                 \
     FIELD(packed_statistics) /* saved means and rstds are too */                                                       \
     FIELD(per_sample) /* weights are a sample's own */                                                                 \
+    FIELD(mean_square) /* single: the mean is 0, and squares are of u itself */                                        \
+    FIELD(eps_of_norm) /* single: eps is the least norm, not added under the root */                                   \
+    FIELD(rounds_pre_bias) /* single: u is rounded where pre_bias alone is added, too */                               \
     FIELD(pre_add) /* there is such a tensor, and so on */                                                             \
     FIELD(post_add)                                                                                                    \
     FIELD(stores_u)                                                                                                    \

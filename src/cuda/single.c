@@ -57,7 +57,7 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
     if (!p->columns) {
         m->columns = p->s;
         m->group_stride = p->x.channel * d;
-    } else if (p->sets == NORMFUSE_SETS_GROUP && d > 1) {
+    } else if (p->sets == NORMFUSE_SETS_GROUP && (d > 1 || is_of_single(p))) {
         m->columns = m->group_stride = m->group_channels = d;
         m->groups = p->groups;
     } else {

@@ -163,6 +163,8 @@ bool normfuse_cuda_pass(const struct shape *shape, struct step *step, bool sums,
 {
     const struct normfuse_problem *const p = shape->problem;
     struct tiling t = {0};
+    if (is_of_single(p))
+        return false;
     if (normfuse_cuda_has_columns(p)) {
         enum { MIN_ROWS = 128 }; /* of a slab that may leave sums of each row folded */
         normfuse_cuda_tile_columns(p, sums && p->s < MIN_ROWS, &t);

@@ -338,13 +338,25 @@ struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_
         tolerance.m2 = m2 * (tolerance_growth(arithmetic->additions + 1, arithmetic->unit) + arithmetic->joins * double_unit);
     else
         tolerance = tolerance_statistics(arithmetic, count, mean, m2, eps);
-    /* What is under the root, or its square where the norm is taken, and what of it may be lost. */
     const bool of_norm = eps_kind == NORMFUSE_EPS_OF_NORM;
+    double roundings = 6 * double_unit;
+    if (arithmetic->on_cuda && !arithmetic->is_double) {
+        if (statistics == NORMFUSE_MEAN_SQUARE) { /* of f32, as in tolerance_statistics */
+            tolerance.m2 += 4 * count * arithmetic->tiny;
+            if (2 * m2 >= tolerance_largest(NORMFUSE_F32))
+                tolerance.m2 = (double)INFINITY;
+        }
+        tolerance.m2 += 2 * arithmetic->unit * (m2 + (of_norm ? 0 : count * fabs(eps)));
+        roundings += 4 * arithmetic->unit;
+    }
+    /* What is under the root, or its square where the norm is taken, and what of it may be lost. */
     const double exact = of_norm ? fmax(m2, eps * eps) : m2 / count + eps;
     const double low = of_norm ? fmax(m2 - tolerance.m2, eps * eps) : (m2 - tolerance.m2) / count + eps;
     const double high = of_norm ? fmax(m2 + tolerance.m2, eps * eps) : (m2 + tolerance.m2) / count + eps;
-    tolerance.rstd = 6 * double_unit;
-    if (exact > 0 && tolerance.m2 > 0)
+    tolerance.rstd = roundings;
+    if (isinf(tolerance.m2)) /* a norm that eps clamps, too, if squares are more than f32 holds */
+        tolerance.rstd = (double)INFINITY;
+    else if (exact > 0 && tolerance.m2 > 0)
         tolerance.rstd += low > 0 ? fmax(sqrt(exact / low) - 1, 1 - sqrt(exact / high)) : (double)INFINITY;
     else if (tolerance.m2 > 0 && high >= 0)
         tolerance.rstd = (double)INFINITY;

@@ -62,6 +62,8 @@ struct centres {
     /* u less the mean, but for `rest` where that is not a channel's own. */
     __device__ __forceinline__ R of(R x, int ky, int kx, int j) const
     {
+        if constexpr (mean_square)
+            return x;
         const R distance = x - near[centre_set(ky, kx)][centre_value(j)];
         return centre_has_bias ? distance - rest[centre_set(ky, kx)][centre_value(j)] : distance;
     }
@@ -108,7 +110,7 @@ __device__ __forceinline__ void weigh(const requested_weights &from, const centr
                                    ? w[i] * rstd[many ? set : 0][many ? i : 0]
                                    : w[i];
             of.by[set][i] = slope_of;
-            of.offset[set][i] = fma(-centre.left(set, i), slope_of, b[i]);
+            of.offset[set][i] = mean_square ? b[i] : fma(-centre.left(set, i), slope_of, b[i]);
         });
     });
 }

@@ -100,6 +100,7 @@ struct normfuse_call_arguments {
     struct normfuse_place scale, shift, pre_bias, slope;
     struct normfuse_place running_mean, running_var;
     double eps_of_double, act_param_of_double, momentum, unbiased; /* n / (n - 1), n values of a norm group */
+    double clamped_rstd; /* of eps_of_norm: what a norm of eps has; NaN: none is clamped */
 };
 
 /* The body `single`. A norm group is a matrix of rows of adjacent values; single.cuh says how threads share it. A block of

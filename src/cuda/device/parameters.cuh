@@ -7,8 +7,9 @@
 
 #include "vector.cuh"
 
-/* u = x + pre_bias + pre_add is a tensor, and rounded to its type; else the bias is a part of the mean. */
-constexpr bool rounds_u = signature::pre_add || signature::stores_u;
+/* u = x + pre_bias + pre_add is a tensor, or taken as one, and rounded to its type; else the bias is a part of the
+ * mean. */
+constexpr bool rounds_u = signature::pre_add || signature::stores_u || signature::rounds_pre_bias;
 constexpr bool centre_has_bias = signature::pre_bias != 0 && !rounds_u;
 constexpr bool is_modulated = signature::scale != 0 || signature::shift != 0;
 constexpr bool of_samples = is_modulated || signature::pre_bias != 0 || signature::per_sample; /* some parameter is a sample's own */

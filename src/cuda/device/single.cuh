@@ -7,6 +7,7 @@
  *   batch norm, channels first     a row is a sample, a column a position; the group has one weight
  *   group norm, channels first     a row is a channel, a column a position; a row has one weight
  *   group norm, channels last      a row is a position, a column a channel of the group; a column has one weight
+ *   norm over channels             that of one row: positions are samples
  *   batch norm, channels last      a row is a position, a column a channel, which has statistics of its own; blocks have
  *                                  some of the columns each
  *   evaluation and affine          one of the first or the last
@@ -193,7 +194,8 @@ struct place {
 /* ---- statistics --------------------------------------------------------------------------------------------------- */
 
 constexpr int warps = threads / 32;
-/* Sums of warps: of the first and the second sum of a forward; of backwards, which sum once, in turn, and of slopes. */
+/* Sums of warps: of the first and the second sum of a forward; of backwards and of mean squares, which sum once, in
+ * turn; and of slopes. */
 struct shared_memory {
     R of_warps[3][2 * warps];
 };
@@ -217,7 +219,17 @@ __device__ __forceinline__ R share_of_values(const normfuse_single_arguments &a)
     return sizeof(R) == 8 ? R(1) / (R)a.call.values : (R)a.call.share;
 }
 
-/* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel. */
+/* From its mean square, or variance. */
+__device__ __forceinline__ R rstd_of_group(const normfuse_call_arguments &call, R variance)
+{
+    if constexpr (!eps_of_norm)
+        return inverse_root(variance + (sizeof(R) == 8 ? (R)call.eps_of_double : (R)call.eps));
+    const R found = inverse_root(variance), most = (R)call.clamped_rstd;
+    return found > most ? most : found;
+}
+
+/* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel; of mean squares,
+ * about 0 alone. */
 template <int = 0>
 __device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
                                                       const requested_weights &weights, R pivot, int64_t sample,
@@ -253,13 +265,18 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
         return sums[0] + sums[1];
     };
 
-    R sums[1] = {sum_over_values([](R distance, R sum) { return sum + distance; })};
-    sum_threads<1, lanes>(sums, by.shared.of_warps[0]);
+    R sums[1] = {R(0)};
+    if constexpr (!mean_square) {
+        sums[0] = sum_over_values([](R distance, R sum) { return sum + distance; });
+        sum_threads<1, lanes>(sums, by.shared.of_warps[0]);
+    }
     const R count = shared_by_cluster ? values_of(a, at.rank) : (R)a.call.values;
     const R share = shared_by_cluster ? R(1) / count : share_of_values(a);
-    R distance = quotient(sums[0], count, share); /* from the pivot to the mean */
+    R distance = mean_square ? R(0) : quotient(sums[0], count, share); /* from the pivot to the mean */
     const auto move_centre = [&]() {
-        if constexpr (centre_has_bias) {
+        if constexpr (mean_square) {
+            centre.near[0][0] = centre.rest[0][0] = R(0);
+        } else if constexpr (centre_has_bias) {
             each<weight_sets>([&](int set) {
                 each<weight_values>(
                     [&](int i) { centre.set(set, i, (double)pivot + (double)distance, of_bias[set][i]); });
@@ -272,9 +289,9 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
     };
     move_centre();
     sums[0] = sum_over_values([](R of, R sum) { return fma(of, of, sum); });
-    sum_threads<1, lanes>(sums, by.shared.of_warps[1]);
+    sum_threads<1, lanes>(sums, by.shared.of_warps[mean_square && walks ? by.turn % 2 : 1]);
     R squares = sums[0];
-    if constexpr (!centre_has_bias) /* they were about the centre, not the mean */
+    if constexpr (!centre_has_bias && !mean_square) /* they were about the centre, not the mean */
         squares = fma(-count * centre.rest[0][0], centre.rest[0][0], squares);
 
     if constexpr (shared_by_cluster) {
@@ -300,7 +317,7 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
 #endif
     }
     const R variance = quotient(squares, (R)a.call.values, share_of_values(a));
-    rstd_of[0][0] = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
+    rstd_of[0][0] = rstd_of_group(a.call, variance);
     if (at.thread == 0 && at.rank == 0 && wanted)
         store_statistics(a.call, sample, at.group, at.channel(), (double)pivot + (double)distance, variance,
                          rstd_of[0][0], running);
@@ -490,7 +507,8 @@ struct channel_sums {
 /* What a thread has of one sample. */
 struct requested_sample {
     held x, of_pre_add;
-    raw_element first_x, first_pre_add; /* the norm group's first value */
+    raw_element first_x, first_pre_add; /* the norm group's first value, and the bias that u has in it */
+    requested<rounds_pre_bias && !mean_square ? pre_bias : 0, 1> first_bias;
     raw_vector first_row[KX], first_row_added[KX]; /* columns: the matrix's first row */
 
     __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
@@ -500,9 +518,10 @@ struct requested_sample {
         if constexpr (pre_add)
             at.request(a.call.pre_add, sample, wanted, of_pre_add);
         const int64_t first = (sample * a.sample_stride + at.first) * bytes_of(type);
-        if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP) {
+        if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP && !mean_square) {
             first_x = first_pre_add = {};
             load_shared_by_many(wanted && at.has_group, first_x, a.x + first);
+            first_bias.request(a.call.pre_bias, sample, [&](int) { return at.channel(); }, wanted && at.has_group);
             if constexpr (pre_add)
                 load_shared_by_many(wanted && at.has_group, first_pre_add, a.call.pre_add + first);
         }
@@ -541,11 +560,18 @@ struct requested_sample {
         }
         to = pack<type, W>(numbers);
     }
-    /* A value near those of u, which all threads of the norm group have: its first one, but for a bias that is added. */
+    /* A value near those of u, which all threads of the norm group have: its first one, but for a bias that is a part of the
+     * mean. */
     __device__ __forceinline__ R pivot() const
     {
-        R number[1], more[1] = {R(0)};
+        R number[1] = {R(0)}, more[1] = {R(0)}, of_bias[1] = {R(0)};
+        if constexpr (mean_square)
+            return R(0);
         unpack<type, 1>(first_x, number);
+        if constexpr (rounds_pre_bias) {
+            first_bias.receive(of_bias, R(0));
+            number[0] += of_bias[0];
+        }
         if constexpr (pre_add) {
             unpack<type, 1>(first_pre_add, more);
             return number[0] + more[0];
@@ -826,7 +852,7 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         at.store(a.call.dpost_add, sample, wanted, to);
     }
     /* About the mean itself. */
-    if constexpr (sums)
+    if constexpr (sums && !mean_square)
         each<weight_sets>([&](int set) {
             each<weight_values>(
                 [&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
@@ -914,7 +940,13 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
             total[1] *= weighed.by[0][0];
         }
         by_x[0][0] = -(total[1] * rstd_of[0][0]) * (rstd_of[0][0] * portion);
-        level[0][0] = -total[0] * portion - (centre_has_bias ? R(0) : by_x[0][0] * centre.rest[0][0]);
+        if constexpr (eps_of_norm) { /* a norm that was clamped does not depend on u */
+            const R most = (R)a.call.clamped_rstd;
+            by_x[0][0] = rstd_of[0][0] >= most ? R(0) : by_x[0][0];
+        }
+        level[0][0] = mean_square
+                          ? R(0)
+                          : -total[0] * portion - (centre_has_bias ? R(0) : by_x[0][0] * centre.rest[0][0]);
     } else if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
         R total[2] = {plain[0][0], centred[0][0]};
         sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
