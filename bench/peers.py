@@ -483,7 +483,7 @@ def cuda_graph(function, sets, stream=None):
     import torch
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    # A collection that frees an earlier graph or its memory ends the capture with an error, and so all later ones.
+    # Nothing of an earlier graph is freed during a capture: that may end it with an error, and all later ones.
     gc.collect()
     gc.disable()
     try:
