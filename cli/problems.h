@@ -30,8 +30,8 @@ struct problems {
 };
 
 /* Ends the program with a usage error for words that are wrong, with 3 for an @file that cannot be read or holds a line
- * that is wrong, and after --list. draws_pre_bias: --random draws pre_bias, too; for_gpu: nothing
- * that is on the CPU alone, whatever the device. */
+ * that is wrong, and after --list. draws_pre_bias: --random draws pre_bias, too; for_gpu: what is
+ * drawn for a GPU, whatever the device. */
 struct problems problems_read(const struct arguments *arguments, bool draws_pre_bias, bool for_gpu);
 
 #endif

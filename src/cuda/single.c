@@ -159,7 +159,8 @@ static double registers_of(const struct shape *shape, const struct matrix *m, co
     /* A block that walks over samples keeps the sums of its channels, and requests the next sample ahead. */
     const bool walks = g->walkers << g->sample_bits < m->samples;
     const double kept = d == BACKWARD && walks ? registers[d].word * words + 2.0 * weights_of(m, g) : 0.0;
-    return 27.0 + registers[d].word * words + registers[d].value * values + registers[d].weight * weights_of(m, g) + kept;
+    return 27.0 + registers[d].word * words + registers[d].value * values +
+           registers[d].weight * weights_of(m, g) + kept;
 }
 
 /* The fewest bits of which 2^bits is `count` or more. */

@@ -208,8 +208,8 @@ static void leave(struct entry *entry, const struct normfuse_cuda_compilation *c
     pthread_cond_broadcast(&changed);
 }
 
-/* Compiles side by side, and loads, entries that the caller made busy. Under the mutex, which it gives up meanwhile. The
- * status is that of the first one that failed. */
+/* Compiles side by side, and loads, entries that the caller made busy. Under the mutex, which it gives up meanwhile.
+ * The status is that of the first one that failed. */
 static normfuse_status make(const char *call, const struct normfuse_cuda_device *device, struct entry *const *entries,
                             int32_t count, void (*progress)(void *context, int32_t done, int32_t all), void *context)
 {
@@ -244,7 +244,8 @@ static normfuse_status make(const char *call, const struct normfuse_cuda_device 
     return status;
 }
 
-static bool is_made_by_none(const struct entry *entry)
+/* Whether a thread is to make it. */
+static bool lacks_kernel(const struct entry *entry)
 {
     return !entry->is_busy && entry->status == NORMFUSE_OK &&
            atomic_load_explicit(&entry->kernel, memory_order_relaxed) == NULL;
@@ -281,13 +282,13 @@ normfuse_status normfuse_cuda_specialized(const char *call, const struct normfus
         status = normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for another kernel", call);
     } else if (entry->status != NORMFUSE_OK) {
         status = normfuse_refuse(entry->status, "%s: %s", call, entry->problem);
-    } else if (is_made_by_none(entry)) {
+    } else if (lacks_kernel(entry)) {
         struct entry *entries[1 + NORMFUSE_MAX_BESIDE] = {entry};
         int32_t count = 1;
         entry->is_busy = true;
         for (int32_t i = 0; beside != NULL && i < beside->count; i++) {
             struct entry *const other = find_or_add(device->serial, beside->signatures[i]);
-            if (other != NULL && is_made_by_none(other)) {
+            if (other != NULL && lacks_kernel(other)) {
                 other->is_busy = true;
                 entries[count++] = other;
             }
@@ -324,7 +325,7 @@ static int32_t take_noted(uint64_t device, struct entry **entries)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         for (struct entry *entry = atomic_load_explicit(&table[i], memory_order_relaxed); entry != NULL;
              entry = entry->next)
-            if (entry->device == device && entry->is_noted && is_made_by_none(entry)) {
+            if (entry->device == device && entry->is_noted && lacks_kernel(entry)) {
                 if (entries != NULL) {
                     entries[count] = entry;
                     entry->is_busy = true;
@@ -347,7 +348,7 @@ static normfuse_status wait_for_noted(const char *call, const struct normfuse_cu
                 pthread_cond_wait(&changed, &mutex);
             if (entry->status != NORMFUSE_OK) {
                 status = normfuse_refuse(entry->status, "%s: %s", call, entry->problem);
-            } else if (is_made_by_none(entry)) {
+            } else if (lacks_kernel(entry)) {
                 entry->is_busy = true;
                 status = make(call, device, &entry, 1, NULL, NULL);
             }
