@@ -56,6 +56,7 @@ from typing import Any, Callable, Optional
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
+import peers  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -394,10 +395,7 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    return peers.cuda_graph(lambda _: call(), 1).replay
 
 
 def peak_gib(task: Task, call: Callable[[], Any]) -> Optional[float]:
