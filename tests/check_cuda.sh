@@ -125,7 +125,7 @@ fi
 
 # ---- case files and random cases ----------------------------------------------------------------------------------
 
-# of channel norm, channel-cuda.txt
+# Of channel norm a GPU takes channel-cuda.txt, not the CPU's channel.txt.
 cases=$(printf '%s\n' tests/cases/*.txt | grep -v /channel.txt)
 # shellcheck disable=SC2086 # a list
 NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --jobs "$(nproc)" --every "${EVERY:-1}" \

@@ -20,9 +20,9 @@ __all__ = ["prepare"]
 def prepare(model: nn.Module, *inputs: Any, progress: Optional[bool] = None, **keywords: Any) -> int:
     """Compiles and loads the CUDA kernels of normfuse that ``model(*inputs, **keywords)`` needs, and where the model is
     in training and gradients are enabled those of its backward. Under ``torch.no_grad()`` it prepares steps that run
-    there: a forward that keeps statistics for a backward is another kernel. Nothing is computed: the forward runs on fake tensors,
-    which have shapes and no values, so parameters, buffers and running statistics keep theirs. Kernels are compiled side
-    by side, on as many threads as normfuse uses, and kept on disk for other processes.
+    there: a forward that keeps statistics for a backward is another kernel. Nothing is computed: the forward runs on
+    fake tensors, which have shapes and no values, so parameters, buffers and running statistics keep theirs. Kernels
+    are compiled side by side, on as many threads as normfuse uses, and kept on disk for other processes.
 
     inputs, keywords  as in a step of the model; tensors may be fake already
     progress          whether a bar is shown on standard error; None: where that is a terminal
