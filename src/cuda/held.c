@@ -159,52 +159,49 @@ static int64_t turns_of(const struct geometry *g)
     return divide_up(g->t.slabs, g->at_once);
 }
 
-/* Microseconds: a latency for each turn of the multiprocessors, whose waits their other blocks hide in part, and what takes
- * longer of the memory's time and that of the instructions. Fitted to 1409 geometries of 110 problems on an H200, then to
- * 110 of drawn problems and layers, of which the mean error is 13 %. */
+/* Microseconds. In the first turn of the multiprocessors blocks wait for their threads, for each other, and for memory.
+ * Later, waits and memory's time overlap the more the more blocks a multiprocessor has. Fitted to 1990 geometries of
+ * 210 problems on an H200, together with those of `single`. */
 static double cost_of(const struct shape *shape, const struct geometry *g)
 {
     static const struct {
-        double start, turn, vector, doubling, columns, piece, cluster, part, grid, grid_part, hidden[2], gradients; /* latency */
-        double reach, lines[2], line_power, crowded;                                                         /* memory */
-        double instructions, of_value, of_warp, backward, issued, mix; /* of a vector, of a value; those of a cycle */
-    } k = {.start = 1.28, .turn = 1.92, .vector = 0.061, .doubling = 0.096, .columns = 2.9, .piece = 0.54,
-           .cluster = 1.24, .part = 0.126, .grid = 2.33, .grid_part = 0.095, .hidden = {0.75, 2.57}, .gradients = 1.38,
-           .reach = 1.59, .lines = {0.067, 0.066}, .line_power = 1.41, .crowded = 1.09,
-           .instructions = 79.0, .of_value = 4.57, .of_warp = 363.0, .backward = 0.69, .issued = 4.97, .mix = 0.41};
+        double start, vector, warp, set, columns, piece, cluster, part, grid, grid_part, gradients; /* latency */
+        double reach, lines[2], bandwidth, gang;                                                    /* memory */
+        double value[2], costly, of_warp, overlap;                                                  /* cycles */
+    } k = {.start = 1.89, .vector = 0.165, .warp = 0.0115, .set = 0.0389, .columns = 1.9, .piece = 0.522,
+           .cluster = 0.563, .part = 0.046, .grid = 1.92, .grid_part = 0.103, .gradients = 1.4, .reach = 3.02,
+           .lines = {0.000662, 0.000137}, .bandwidth = 1.231, .gang = 0.027, .value = {1.16, 1.83}, .costly = 1.57,
+           .of_warp = 163.0, .overlap = 0.0686};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, blocks = (double)(g->t.slabs * g->t.parts);
+    const bool in_cluster = g->t.parts > 1 && !g->in_grid;
+    const bool is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
     const double at_once =
         fmin(blocks, (double)(g->in_grid ? g->at_once * g->t.parts : resident_of(shape, g)));
-    const double turns = ceil(blocks / at_once), resident = (double)g->resident;
     const double tensors =
         (double)(shape->tensors + passing_of(shape, false) + passing_of(shape, true) + results_of(shape));
     const double type_bytes = (double)normfuse_type_bytes(p->type), elements = (double)g->t.vector;
-    /* Threads side by side read less than two lines of 128 bytes. */
-    const double adjacent = (double)g->t.across * elements * type_bytes;
-    const double lines =
-        adjacent < 256.0 ? 1.0 + k.lines[g->t.by_columns] * pow(256.0 / adjacent - 1.0, k.line_power) : 1.0;
+    const double narrow = fmax(1.0, 2048.0 / ((double)g->t.across * elements * type_bytes));
+    const double lines = 1.0 + k.lines[g->t.by_columns] * (narrow * narrow - 1.0);
     const double reach = fmin(1.0, at_once * k.reach / multiprocessors);
-    const double memory = lines * shape->tensor_bytes * tensors / (shape->policy->bytes_a_microsecond * reach);
-    const double warps = blocks * (double)g->t.threads / 32.0;
-    const double of_vector =
-        (k.instructions + elements * k.of_value) * (shape->direction == FORWARD ? 1.0 : k.backward);
-    const double arithmetic = warps * ((double)g->kept * of_vector + k.of_warp) /
-                              (fmin(at_once, multiprocessors) * k.issued * 1750.0);
-    double wait = k.turn + k.vector * (double)g->kept + k.doubling * log2((double)g->t.threads / 32.0);
+    const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond * reach;
+    const double memory = lines * shape->tensor_bytes * tensors / bandwidth;
+    const double warps = (double)g->t.threads / 32.0;
+    const double of_values = (double)g->kept * elements * k.value[shape->direction] * (1.0 + k.costly * is_costly);
+    const double arithmetic = blocks * warps * (of_values + k.of_warp) / (fmin(at_once, multiprocessors) * 1750.0);
+    double wait = k.vector * (double)g->kept + k.warp * warps + k.set * (double)g->slab_sets;
     if (g->t.by_columns)
         wait += piece_of(p, &g->t) > 1 ? k.columns * k.piece : k.columns;
     if (g->in_grid)
         wait += k.grid + k.grid_part * (double)g->t.parts;
-    else if (g->t.parts > 1)
+    else if (in_cluster)
         wait += k.cluster + k.part * (double)g->t.parts;
-    double moved = fmax(memory, arithmetic) + k.mix * fmin(memory, arithmetic);
-    if (turns > 1.0 && resident > 2.0)
-        moved *= k.crowded;
-    const double later = wait * (resident > 1.0 ? k.hidden[1] / resident : k.hidden[0]);
+    const double moved = (memory + arithmetic) * (1.0 + (in_cluster ? k.gang * log2((double)g->t.parts) : 0.0));
+    const double turns = ceil(blocks / at_once), overlap = fmin(8.0, 1.0 + k.overlap * ((double)g->resident - 1.0));
+    const double further = (turns - 1.0) * pow(pow(moved / turns, overlap) + pow(wait, overlap), 1.0 / overlap);
     const bool has_gradients =
         shape->direction == BACKWARD && shape->wants_gradients && p->sets == NORMFUSE_SETS_GROUP;
-    return k.start + wait + (turns - 1.0) * later + moved + (has_gradients ? k.gradients : 0.0);
+    return k.start + wait + moved / turns + further + (has_gradients ? k.gradients : 0.0);
 }
 
 static void fill(const struct shape *shape, const struct geometry *g, struct step *step)
@@ -321,10 +318,11 @@ static const char *configure(const struct shape *shape, struct step *step)
     struct geometry best = {0};
     double lowest = INFINITY;
     /* Blocks that share a slab: those of a cluster, or (below 0) of the grid. */
-    static const int16_t ways[] = {1, 2, 4, 8, 16, -2, -4, -6, -8, -12, -16, -22, -33, -44, -66, -132, -264};
+    static const int16_t ways[] = {1,   2,   4,   8,   16,  -2,  -4,  -6,  -8,  -10, -11,  -12,
+                                   -13, -14, -16, -18, -20, -22, -26, -33, -44, -66, -132, -264};
     enum { WAYS = sizeof ways / sizeof *ways };
     const int64_t unit = t.folded > 1 ? t.columns / t.vector : common_multiple(group_of(p), t.vector) / t.vector;
-    for (int64_t threads = 128; threads <= 1024; threads *= 2) {
+    for (int64_t threads = 128; threads <= 512; threads *= 2) {
         for (int way = 0; way < WAYS; way++) {
             const bool in_grid = ways[way] < 0;
             if ((in_grid && !shape->has_grid_barriers) || (way > 0 && !in_grid && !shape->device->clusters))

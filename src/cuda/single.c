@@ -163,12 +163,6 @@ static double registers_of(const struct shape *shape, const struct matrix *m, co
            registers[d].weight * weights_of(m, g) + kept;
 }
 
-/* The fewest bits of which 2^bits is `count` or more. */
-static int32_t bits_for(int64_t count)
-{
-    return count > 1 ? 64 - __builtin_clzll((unsigned long long)count - 1) : 0;
-}
-
 /* Returns why it does not hold a norm group. */
 static const char *complete(const struct shape *shape, const struct matrix *m, struct geometry *g)
 {
@@ -274,40 +268,42 @@ static int64_t shared_of(const struct shape *shape, const struct matrix *m, cons
     return bytes;
 }
 
-/* Microseconds: a latency that depends on what a thread does and on who waits for whom, once more for part of each further
- * wave of blocks and each further sample of a block; and what takes longer of the memory's time and that of the instructions.
- * The figures are fitted to 1984 geometries of 266 problems on an H200: the median error is 14 %, and
- * what is taken takes 1.08 of the fastest. */
+/* Microseconds. The first blocks of the multiprocessors wait for what a thread does, for the block, for those that share a
+ * norm group, and for memory. Of those that follow, waits and memory's time overlap where a multiprocessor has several
+ * blocks at once. The figures are fitted to 2000 geometries of 190 problems on an H200, together with those of `held`:
+ * what is taken takes 1.06 of the fastest. */
 static double cost_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
                       int64_t shared)
 {
     static const struct {
         double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
-        double begin, instruction, block_doubling, cluster, cluster_block, columns, column_rows, join; /* latency */
-        double throughput, sectors, narrow, bandwidth, start, sample, wave, later;
-    } k = {.value = {2.32, 3.27},
-           .costly = 0.86,
-           .edges = 0.92,
-           .thread = {39.0, 59.0},
-           .vector = 13.6,
-           .weight = 6.0,
-           .spilled = 26.0,
-           .begin = 0.064,
-           .instruction = 0.0045,
-           .block_doubling = 0.081,
-           .cluster = 0.47,
-           .cluster_block = 0.117,
-           .columns = 0.375,
-           .column_rows = 0.286,
-           .join = 0.0102,
-           .throughput = 0.000365,
-           .sectors = 1.05,
-           .narrow = 1.2,
-           .bandwidth = 3.61e6,
-           .start = 1.36,
-           .sample = 0.75,
-           .wave = 0.6,
-           .later = 1.6};
+        double instruction, warp, cluster, cluster_block, columns, column_rows, column_bytes, join; /* latency */
+        double issued, sectors, narrow[2], bandwidth, results, gang, overlap, start, sample, later;
+    } k = {.value = {2.3, 4.14},
+           .costly = 1.12,
+           .edges = 2.73,
+           .thread = {74.1, 70.7},
+           .vector = 11.0,
+           .weight = 9.1,
+           .spilled = 13.0,
+           .instruction = 0.00465,
+           .warp = 0.0377,
+           .cluster = 0.703,
+           .cluster_block = 0.0206,
+           .columns = 0.17,
+           .column_rows = 0.111,
+           .column_bytes = 0.000097,
+           .join = 0.017,
+           .issued = 0.000303,
+           .sectors = 0.738,
+           .narrow = {0.00514, 0.00915},
+           .bandwidth = 1.455,
+           .results = 0.236,
+           .gang = 0.0362,
+           .overlap = 1.51,
+           .start = 1.0,
+           .sample = 0.791,
+           .later = 1.2};
     const struct normfuse_problem *const p = shape->problem;
     const int d = shape->direction;
     const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
@@ -324,19 +320,18 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
         vectors * (k.vector + elements * k.value[d] * (1.0 + k.costly * is_costly) * (1.0 + k.edges * !g->aligned)) +
         k.weight * (m->parameters == NORMFUSE_PARAMETERS_OF_GROUP ? 0.0 : weights_of(m, g)) +
         k.spilled * fmax(0.0, wanted - most);
-    double latency = k.begin + k.instruction * instructions;
+    const double warps = ceil(threads / 32.0);
+    double wait = k.instruction * instructions;
     if (g->lanes > 32)
-        latency += k.block_doubling * (double)(bits_for(g->lanes) - 5);
+        wait += k.warp * (warps - 1.0);
     if (g->exchanges)
-        latency += k.cluster + k.cluster_block * (double)g->parts;
+        wait += k.cluster + k.cluster_block * (double)g->parts;
     if (m->statistics == NORMFUSE_STATISTICS_COLUMN)
-        latency += k.columns + k.column_rows * down / 32.0;
-    const double blocks = (double)g->blocks, at_once = resident * multiprocessors;
-    const double further_waves = ceil(blocks / at_once) - 1.0;
+        wait += k.columns + k.column_rows * down / 32.0 + k.column_bytes * (double)shared;
     const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
-    const double arithmetic =
-        k.throughput * samples * blocks * ceil(threads / 32.0) / multiprocessors * instructions;
-    /* What is adjacent of a row is read in sectors of 32 bytes. */
+    wait *= 1.0 + k.sample * (samples - 1.0);
+    const double arithmetic = k.issued * samples * (double)g->blocks * warps / multiprocessors * instructions;
+    /* What is adjacent of a row is read in sectors of 32 bytes, and the less is adjacent the slower is memory. */
     const double columns = m->is_spread ? INFINITY : (double)m->columns;
     const bool of_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     const bool adjoins = m->row_stride == m->columns && g->held_columns == 1 && elements * (double)g->across >= columns;
@@ -344,10 +339,18 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
                                     : fmin((double)g->across * elements, columns) * bytes;
     const double sectors = (32.0 * ceil(adjacent / 32.0) + (g->aligned ? 0.0 : 16.0)) / adjacent;
     const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
-    /* Of large tensors the L2 has no line of narrow rows any more when another block comes to it. */
-    const double narrow =
-        of_columns && !adjoins ? k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent) : 0.0;
-    const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / k.bandwidth;
+    /* Small tensors lie in the L2, to which it is all the same. */
+    const double narrow = of_columns && adjoins
+                              ? 0.0
+                              : k.narrow[of_columns] * fmin(1.0, moved / 40e6) * (fmax(1.0, 8192.0 / adjacent) - 1.0);
+    const double shared_by = g->exchanges ? k.gang * log2((double)g->parts) : 0.0;
+    const double stretch = (1.0 + shared_by) * (1.0 + k.results * (results_of(shape) - 1));
+    const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond;
+    const double memory =
+        stretch * hypot(moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth, arithmetic);
+    const double turns = fmax(1.0, ceil((double)g->blocks / (resident * multiprocessors)));
+    const double overlap = resident > 1.0 ? k.overlap : 1.0;
+    const double further = (turns - 1.0) * pow(pow(memory / turns, overlap) + pow(wait, overlap), 1.0 / overlap);
     /* Sums of channels that the threads of a block join one after the other, once. */
     const bool joins = gradients != NORMFUSE_GRADIENTS_NONE && m->statistics != NORMFUSE_STATISTICS_COLUMN &&
                        (of_columns || g->sample_bits > 0);
@@ -355,10 +358,9 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     /* Sums that a later kernel joins go to memory and back. */
     const double slots = (has_whole_channels(shape, m, g) ? 1.0 : (double)g->parts) *
                          (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? m->samples : g->walkers);
-    const double to_memory = is_direct(gradients) ? 0.0 : k.later + 2.0 * 16.0 * slots * (double)p->c / k.bandwidth;
-    const double later = k.join * joined + to_memory;
-    const double longer = sqrt(memory * memory + arithmetic * arithmetic);
-    return k.start + latency * (1.0 + k.sample * (samples - 1.0) + k.wave * further_waves) + longer + later;
+    const double to_memory =
+        is_direct(gradients) ? 0.0 : k.later + 32.0 * slots * (double)p->c / shape->policy->bytes_a_microsecond;
+    return k.start + wait + memory / turns + further + k.join * joined + to_memory;
 }
 
 static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g,
@@ -476,7 +478,7 @@ static double draw(uint64_t seed, const struct matrix *m, const struct geometry 
 
 static const char *configure(const struct shape *shape, struct step *step)
 {
-    enum { MAX_THREADS_BESIDE = 256, MAX_PARTS = 16, MAX_BLOCKS_OF_GIVEN = 256 };
+    enum { MAX_LANES = 512, MAX_THREADS_BESIDE = 256, MAX_PARTS = 16, MAX_BLOCKS_OF_GIVEN = 256 };
     const struct normfuse_problem *const p = shape->problem;
     struct matrix m;
     const char *reason = refuse(shape);
@@ -490,14 +492,12 @@ static const char *configure(const struct shape *shape, struct step *step)
         whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && are_aligned(p, 16) && m.columns >= widest;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
     const int64_t max_parts = given ? MAX_BLOCKS_OF_GIVEN : shape->device->clusters ? MAX_PARTS : 1;
-    const int64_t max_lanes =
-        shape->direction == FORWARD && m.parameters == NORMFUSE_PARAMETERS_OF_GROUP ? 1024 : 512;
     double lowest = INFINITY;
     struct geometry best = {0};
     for (int unaligned = 0; unaligned <= may_be_unaligned; unaligned++) {
         const int64_t vector = unaligned ? widest : whole;
         const int64_t row_vectors = divide_up(m.columns + (unaligned ? vector - 1 : 0), vector);
-        for (int64_t lanes = 1; lanes <= max_lanes; lanes *= 2) {
+        for (int64_t lanes = 1; lanes <= MAX_LANES; lanes *= 2) {
             for (int64_t across = 1; across <= lanes && across < 2 * row_vectors; across *= 2) {
                 if ((m.parameters == NORMFUSE_PARAMETERS_OF_ROW && across > 32 && shape->direction == BACKWARD) ||
                     (m.rows == 1 && across < minimum(lanes, row_vectors)) ||
