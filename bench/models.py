@@ -197,7 +197,7 @@ def video_vae(kind: str, device: str, tiny: bool, dtype: torch.dtype, frames: in
     with torch.device(device):
         model = getattr(diffusers, kind)(**({"base_dim": 16} if tiny else {}))
         latents = torch.randn(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8).to(dtype)
-    model.encoder = model.quant_conv = None  # the decoder's weights alone
+    model.encoder, model.quant_conv = nn.Identity(), None  # the decoder's weights alone; it counts both's convolutions
     decoder = VideoDecoder(placed(model, device, dtype, "nchw", False), kind == "AutoencoderKLWan")
     return Task(decoder, (latents,), lambda m, z: m(z), False, dtype, "nchw")
 
