@@ -97,9 +97,12 @@ def randomized(model: nn.Module) -> nn.Module:
     """Weights and biases of norms away from 1 and 0: some models start with zeros, through which no gradient flows."""
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._NormBase)) and module.weight is not None:
+            if isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.LayerNorm)) \
+                    and module.weight is not None:
                 module.weight.uniform_(0.8, 1.2)
                 module.bias.normal_(std=0.1)
+            elif type(module).__name__.endswith("RMS_norm"):
+                module.gamma.uniform_(0.8, 1.2)
     return model
 
 
@@ -166,11 +169,56 @@ class Decoder(nn.Module):
         return self.decoder(latents if self.post_quant_conv is None else self.post_quant_conv(latents))
 
 
+class VideoDecoder(nn.Module):
+    """Wan's and Qwen-Image's decode: one frame of latents after the other, with the last ones of each convolution kept;
+    without the clamp, which would hide differences."""
+
+    def __init__(self, autoencoder: nn.Module, says_first: bool) -> None:
+        super().__init__()
+        self.autoencoder, self.says_first = autoencoder, says_first
+
+    def forward(self, latents: Tensor) -> Tensor:
+        model = self.autoencoder
+        model.clear_cache()
+        latents, frames = model.post_quant_conv(latents), []
+        for i in range(latents.shape[2]):
+            model._conv_idx = [0]
+            first = {"first_chunk": i == 0} if self.says_first else {}
+            frames.append(model.decoder(latents[:, :, i:i + 1], feat_cache=model._feat_map, feat_idx=model._conv_idx,
+                                        **first))
+        model.clear_cache()
+        return torch.cat(frames, 2)
+
+
+def video_vae(kind: str, device: str, tiny: bool, dtype: torch.dtype, frames: int, height: int, width: int) -> Task:
+    """The decoder of Wan 2.1's autoencoder, or of Qwen-Image's, which is one of videos, too; RMS norm over channels."""
+    import diffusers
+    frames, height, width = (5, 32, 48) if tiny and frames > 1 else (frames, 32, 48) if tiny else (frames, height, width)
+    with torch.device(device):
+        model = getattr(diffusers, kind)(**({"base_dim": 16} if tiny else {}))
+        latents = torch.randn(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8).to(dtype)
+    model.encoder, model.quant_conv = nn.Identity(), None  # the decoder's weights alone; it counts both's convolutions
+    decoder = VideoDecoder(placed(model, device, dtype, "nchw", False), kind == "AutoencoderKLWan")
+    return Task(decoder, (latents,), lambda m, z: m(z), False, dtype, "nchw")
+
+
+def sam_neck(device: str, tiny: bool, layout: str, dtype: torch.dtype, batch: int) -> Task:
+    """The neck of Segment Anything's image encoder: two convolutions, each with a layer norm over channels."""
+    import timm
+    width, side = (32, 4) if tiny else (768, 64)
+    model = timm.create_model("samvit_base_patch16", pretrained=False, num_classes=0, img_size=16 * side, embed_dim=width,
+                              depth=1, num_heads=2, neck_chans=16 if tiny else 256, global_attn_indexes=())
+    return Task(placed(model.neck, device, dtype, layout, False),
+                (images((2 if tiny else batch, width, side, side), device, dtype, layout),), lambda m, x: m(x), False,
+                dtype, layout)
+
+
 def resnet(name: str, device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtype, batch: int,
-           autocast: bool = False, synchronized: bool = False) -> Task:
+           autocast: bool = False, synchronized: bool = False, **options: Any) -> Task:
+    """ResNet or another of timm's models of images."""
     import timm
     batch, size = (4, 64) if tiny else (batch, 224)
-    model = timm.create_model(name, pretrained=False)
+    model = timm.create_model(name, pretrained=False, **options)
     if synchronized:
         from timm.layers import convert_sync_batchnorm
         model = convert_sync_batchnorm(model)
@@ -217,6 +265,12 @@ def mask_rcnn(device: str, tiny: bool, dtype: torch.dtype, batch: int) -> Task:
                 compared=((torch.randn(batch, 3, height, width, device=device),), pyramid), compiles=False)
 
 
+def convnext(device: str, tiny: bool, dtype: torch.dtype, batch: int, autocast: bool) -> Task:
+    """ConvNeXt-T; its scales of layers at 1, through which more than a millionth of each block arrives."""
+    small = {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32)} if tiny else {}
+    return resnet("convnext_tiny", device, tiny, True, "nhwc", dtype, batch, autocast, ls_init_value=1.0, **small)
+
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # device: {name: (package, task(device, tiny))}
 MODELS: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
@@ -227,6 +281,11 @@ MODELS: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "resnet50-bn-train": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 256, True)),
         "unet": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F16, 2, 64, graph=True)),
         "mask-rcnn-train": ("torchvision", lambda d, t: mask_rcnn(d, t, F16, 4)),
+        "wan-decode-480": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, BF16, 17, 480, 832)),
+        "qwen-image-decode-1024": ("diffusers",
+                                   lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, BF16, 1, 1024, 1024)),
+        "convnext-train": ("timm", lambda d, t: convnext(d, t, BF16, 256, True)),
+        "sam-neck": ("timm", lambda d, t: sam_neck(d, t, "nhwc", F16, 8)),
     },
     "cpu": {
         "unet": ("diffusers", lambda d, t: unet(d, t, False, "nchw", F32, 1, 32)),
@@ -255,6 +314,10 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "resnet50-gn-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, False, "nhwc", F32, 8)),
         "resnet50-gn-train-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", F32, 8)),
         # Those of the other device, for dry runs.
+        "wan-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, F32, 5, 128, 192)),
+        "qwen-image-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, F32, 1, 256, 256)),
+        "convnext-train": ("timm", lambda d, t: convnext(d, t, F32, 8, False)),
+        "sam-neck": ("timm", lambda d, t: sam_neck(d, t, "nhwc", F32, 1)),
         "vae-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256)),
         "vae-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 2048)),
         "flux-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256, flux=True)),

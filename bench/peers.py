@@ -61,10 +61,13 @@ class Unsupported(Exception):
 # ---- problems -------------------------------------------------------------------------------------------------------
 
 def parse(line, additions=False):
-    """additions: also what no peer has, the words +pre_add, +u, +post_add, +scale, weight_dtype=, and prelu with +one_slope"""
+    """additions: also what no peer has, the words +pre_add, +u, +post_add, +scale, weight_dtype=, prelu with +one_slope, and
+    channel_norm with stat=, eps_kind= and y_dtype="""
     words = line.split()
     keys = {"dtype": "f32", "layout": "nchw", "act": "identity", "dir": "fwd", "eps": "1e-5", "mode": "train",
-            "per": "channel", "act_param": "", "groups": "", **({"weight_dtype": ""} if additions else {"device": "cpu"})}
+            "per": "channel", "act_param": "", "groups": "", 
+            **({"weight_dtype": "", "stat": "layer", "eps_kind": "added", "y_dtype": ""} if additions else
+               {"device": "cpu"})}
     more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale", "one_slope")} if additions else {}
     pre_bias = {"+pre_bias": "channel", "+pre_bias=sample": "sample"}
     for word in words[2:]:
@@ -76,15 +79,18 @@ def parse(line, additions=False):
         keys[key] = value
     shape = [int(size) for size in words[1].split("x")]
     op = words[0]
-    groups = int(keys["groups"]) if op == "group_norm" else shape[1]
+    groups = int(keys["groups"] or 1) if op == "channel_norm" else int(keys["groups"]) if op == "group_norm" else shape[1]
     activations = (*ACTIVATIONS, "prelu") if additions else ACTIVATIONS
-    if op not in ("group_norm", "instance_norm", "batch_norm", "affine") or keys["act"] not in activations:
+    operators = ("group_norm", "instance_norm", "batch_norm", "affine", *(["channel_norm"] if additions else []))
+    if op not in operators or keys["act"] not in activations:
         raise SystemExit(f"peers.py: {line!r}: unknown operator or activation")
     parameter = float(keys["act_param"]) if keys["act_param"] else {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0)
     return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],
             "layout": keys["layout"], "act": keys["act"], "act_param": parameter, "backward": keys["dir"] == "bwd",
             "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample", "device": keys.get("device", "cpu"),
-            "weight_dtype": keys.get("weight_dtype") or keys["dtype"],
+            "weight_dtype": keys.get("weight_dtype") or keys["dtype"], "y_dtype": keys.get("y_dtype") or keys["dtype"],
+            "statistics": {"layer": "mean_and_variance", "rms": "mean_square"}[keys.get("stat", "layer")],
+            "eps_kind": {"added": "added", "norm": "of_norm"}[keys.get("eps_kind", "added")],
             "pre_bias": next((pre_bias[word] for word in words[2:] if word in pre_bias), None), **more}
 
 

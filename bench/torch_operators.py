@@ -41,7 +41,9 @@ TINY = ("group_norm 2x8x6x6 groups=4 act=silu", "group_norm 2x8x6x6 groups=4 lay
         "instance_norm 2x4x4x4x4 act=leaky_relu dir=bwd", "batch_norm 4x8x5x5 dir=bwd", "batch_norm 4x8x5x5 mode=eval",
         "batch_norm 4x8x5x5 act=prelu dir=bwd", "affine 4x8x5x5 act=prelu +one_slope",
         "affine 4x8x5x5 per=sample", "affine 4x8x5x5 per=sample layout=nhwc dir=bwd", "group_norm 2x8x6x6 groups=4 +pre_bias dir=bwd",
-        "batch_norm 4x8x5x5 +pre_bias=sample dir=bwd")
+        "batch_norm 4x8x5x5 +pre_bias=sample dir=bwd", "channel_norm 2x8x6x6 layout=nhwc dir=bwd",
+        "channel_norm 2x8x6x6 stat=rms eps_kind=norm eps=1e-12 act=silu +post_add dir=bwd",
+        "channel_norm 4x8x3 stat=rms groups=2 +pre_add +u +scale dtype=bf16 y_dtype=f32 dir=bwd")
 
 
 class Problem:
@@ -56,17 +58,18 @@ class Problem:
         self.problem, self.sets = problem, sets
         shape = problem["shape"]
         types = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-        self.dtype, small = types[problem["dtype"]], types[problem["weight_dtype"]]
+        self.dtype, small, self.y_dtype = (types[problem[name]] for name in ("dtype", "weight_dtype", "y_dtype"))
 
-        def big() -> Any:
-            value = torch.randn(shape, device=device).to(self.dtype)
+        def big(dtype: Any = self.dtype) -> Any:
+            value = torch.randn(shape, device=device).to(dtype)
             return value.movedim(1, -1).contiguous().movedim(-1, 1) if problem["layout"] == "nhwc" else value
 
         self.xs = [big() for _ in range(sets)]
         # What the result and, with +u, the sum are multiplied with backwards.
-        self.dys = [(big(), big()) if problem.get("u") else (big(),) for _ in range(sets)] if problem["backward"] else []
-        added = [name for name in ("pre_add", "post_add") if problem.get(name)]
-        self.added = [{name: big() for name in added} for _ in range(sets)]
+        self.dys = [(big(self.y_dtype), big()) if problem.get("u") else (big(self.y_dtype),)
+                    for _ in range(sets)] if problem["backward"] else []
+        added = {name: dtype for name, dtype in (("pre_add", self.dtype), ("post_add", self.y_dtype)) if problem.get(name)}
+        self.added = [{name: big(dtype) for name, dtype in added.items()} for _ in range(sets)]
         if problem.get("scale"):
             for each in self.added:
                 each.update({name: (0.3 * torch.randn(shape[:2], device=device)).to(small) for name in ("scale", "shift")})
@@ -103,11 +106,13 @@ class Problem:
             z = torch.addcmul(bias, u, weight) if bias.dtype == u.dtype else (u * weight + bias).to(u.dtype)
         elif problem["op"] == "batch_norm":
             z = F.batch_norm(u, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"])
+        elif problem["op"] == "channel_norm":
+            z = self.stock_channel_norm(u, weight, bias)
         else:
             z = F.group_norm(u, problem["groups"], weight, bias, problem["eps"])
         if "scale" in added:
             scale, shift = (added[name].reshape(*x.shape[:2], *[1] * (x.dim() - 2)) for name in ("scale", "shift"))
-            z = (z * (1 + scale) + shift).to(x.dtype)
+            z = (z * (1 + scale) + shift).to(z.dtype)
         if "post_add" in added:
             z = z + added["post_add"]
         y = {"identity": lambda: z, "relu": lambda: F.relu(z), "silu": lambda: F.silu(z), "gelu": lambda: F.gelu(z),
@@ -116,6 +121,26 @@ class Problem:
                 "mish": lambda: F.mish(z), "relu6": lambda: F.relu6(z),
                 "prelu": lambda: F.prelu(z, added["slope"])}[problem["act"]]()
         return (y, u) if problem.get("u") else y
+
+    def stock_channel_norm(self, u: Any, weight: Any, bias: Any) -> Any:
+        """By layer_norm, rms_norm or normalize, in the result's type from there on."""
+        import torch.nn.functional as F
+        groups, eps, layer = self.problem["groups"], self.problem["eps"], self.problem["statistics"] == "mean_and_variance"
+        each = u.shape[1] // groups
+        y_dtype = u.dtype if u.dtype.itemsize == 8 else self.y_dtype  # that of the reference
+        v = u.movedim(1, -1)
+        v = v if groups == 1 else v.unflatten(-1, (groups, each))
+        whole = groups == 1 and weight.dtype == u.dtype == bias.dtype
+        if self.problem["eps_kind"] == "of_norm":
+            v = v - v.mean(-1, keepdim=True) if layer else v
+            z, whole = F.normalize(v, dim=-1, eps=eps) * each**0.5, False
+        elif layer:
+            z = F.layer_norm(v, (each,), *((weight, bias) if whole else ()), eps=eps)
+        else:
+            z = F.rms_norm(v, (each,), weight if whole else None, eps)
+            z = z + bias if whole else z
+        z = z if groups == 1 else z.flatten(-2)
+        return (z if whole else z * weight + bias).to(y_dtype).movedim(-1, 1)
 
     def ours(self, x: Any, weight: Any, bias: Any, mean: Any, var: Any, added: dict[str, Any]) -> Any:
         import normfuse.torch as nft
@@ -129,6 +154,9 @@ class Problem:
         options.update(added, return_sum=bool(problem.get("u")))
         if problem["op"] == "batch_norm":
             return nft.batch_norm(x, mean, var, weight, bias, not problem["evaluate"], 0.1, problem["eps"], **options)
+        if problem["op"] == "channel_norm":
+            return nft.channel_norm(x, weight, bias, dtype=self.y_dtype, **{
+                name: problem[name] for name in ("groups", "statistics", "eps", "eps_kind")}, **options)
         return nft.group_norm(x, problem["groups"], weight, bias, problem["eps"], **options)
 
     def calls(self, variant: str) -> Callable[[int], Any]:
@@ -206,9 +234,10 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
     made = Problem(problem, sets, device)
     want = made.exact()
     units = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+    unit = max(units[problem["dtype"]], units[problem["y_dtype"]])
     eager_error = distance(made.calls("eager")(0), want)
     # In f64 eager is what is compared with. A z within its rounding of a kink has the derivative of either side.
-    allowed = (64 if problem["dtype"] == "f64" else 4) * units[problem["dtype"]]
+    allowed = (64 if problem["dtype"] == "f64" else 4) * unit
     if problem["backward"] and problem["act"] in ("relu", "relu6", "leaky_relu", "elu", "hardswish", "prelu"):
         allowed += 4 / math.sqrt(max(1, math.prod(problem["shape"])))
     rows, calls = {}, {}

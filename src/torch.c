@@ -75,7 +75,7 @@ enum {
     X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
     DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS,
     PARTS = SLOTS, /* stats or sums of all shards, in rank order; a handle of its own */
-    GROUPS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, WANTED, RETURN_SUM,
+    GROUPS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, WANTED, RETURN_SUM, STATISTICS, EPS_KIND, Y_DTYPE, CHANNELS_LAST,
     /* aten's */
     SAMPLES, CHANNELS, POSITIONS, TRAIN, MASK, RESERVE,
     OPTIONAL = 64,
@@ -108,13 +108,15 @@ enum {
     WANT_SLOPE = 512
 };
 
-enum kind { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE };
+enum kind { GROUP_NORM, INSTANCE_NORM, BATCH_NORM, AFFINE, CHANNEL_NORM };
 
 typedef normfuse_status group_norm_call(const normfuse_group_norm_options *, const normfuse_tensors *,
                                         const normfuse_exec *);
 typedef normfuse_status batch_norm_call(const normfuse_batch_norm_options *, const normfuse_tensors *,
                                         const normfuse_exec *);
 typedef normfuse_status affine_call(const normfuse_affine_options *, const normfuse_tensors *, const normfuse_exec *);
+typedef normfuse_status channel_norm_call(const normfuse_channel_norm_options *, const normfuse_tensors *,
+                                          const normfuse_exec *);
 
 struct operation {
     enum kind kind;
@@ -128,12 +130,14 @@ struct operation {
     group_norm_call *group_norm; /* the one that `kind` says; of aten's batch norms both */
     batch_norm_call *batch_norm;
     affine_call *affine;
+    channel_norm_call *channel_norm;
 };
 
 union options {
     normfuse_group_norm_options group_norm;
     normfuse_batch_norm_options batch_norm;
     normfuse_affine_options affine;
+    normfuse_channel_norm_options channel_norm;
 };
 
 /* ---- tensors --------------------------------------------------------------------------------------------------- */
@@ -152,10 +156,14 @@ struct call {
     tensor_handle outputs[MAX_OUTPUTS];
     tensor_handle scratch, parts, shared; /* shared: the sums of all shards, per value */
     enum kind kind;
-    int32_t dtype; /* x's, as torch numbers it */
+    int32_t dtype;   /* x's, as torch numbers it */
+    int32_t y_dtype; /* that of y, post_add and their gradients: x's but for channel norm's */
     int32_t device_type, device_index;
     double eps, momentum, act_param;
     int64_t groups, activation, wanted;
+    int64_t statistics, eps_kind; /* channel norm's */
+    int64_t asked_y_dtype;        /* 0: x's, 1: f32, 2: f16, 3: bf16 */
+    bool is_y_channels_last;      /* whatever x is */
     bool evaluates;
     bool returns_sum; /* u is an output; with pre_add it always is */
     /* aten's group norm: what x has, whatever its shape; or `positions` is -1 and the shape says. */
@@ -394,6 +402,17 @@ static bool describe(struct call *call, int slot, tensor_handle handle, bool is_
     return get_shape(call, &shape, handle) && describe_as(call, slot, handle, is_output, &shape);
 }
 
+/* Of sizes above 0. */
+static void channels_last_strides(int64_t axes, const int64_t *sizes, int64_t *strides)
+{
+    int64_t step = 1;
+    for (int64_t i = 0; i < axes; i++) {
+        const int64_t a = i == 0 ? 1 : i == axes - 1 ? 0 : axes - i; /* C, the positions from the last axis on, N */
+        strides[a] = step;
+        step *= sizes[a];
+    }
+}
+
 /* Of a tensor of x's shape without gaps: x's strides where x is contiguous, else channels-last where x's channels are
  * adjacent, and contiguous otherwise. */
 static void strides_like_x(const struct call *call, int64_t *strides)
@@ -403,13 +422,7 @@ static void strides_like_x(const struct call *call, int64_t *strides)
         memcpy(strides, call->x.strides, (size_t)axes * sizeof *strides);
     } else if (!call->is_reshaped && axes > 2 && sizes[1] > 1 && call->x.strides[1] == 1 &&
                is_walkable(axes, sizes, call->x.strides)) {
-        int64_t step = sizes[1];
-        for (int64_t a = axes - 1; a >= 2; a--) {
-            strides[a] = step;
-            step *= sizes[a];
-        }
-        strides[1] = 1;
-        strides[0] = step;
+        channels_last_strides(axes, sizes, strides);
     } else {
         contiguous_strides(axes, sizes, strides);
     }
@@ -456,18 +469,23 @@ static bool take_big(struct call *call, int slot)
     return describe_as(call, slot, handle, false, &shape);
 }
 
-/* An output of x's shape and dtype. */
+/* An output of x's shape. */
 static bool make_like_x(struct call *call, int slot, tensor_handle *handle)
 {
     const int64_t axes = call->x.axes, *sizes = call->x.sizes;
+    const int32_t dtype = slot == Y || slot == DPOST_ADD ? call->y_dtype : call->dtype;
     int64_t strides[MAX_AXES];
-    strides_like_x(call, strides);
-    if (!empty(call, handle, axes, sizes, strides, call->dtype))
+    if (slot == Y && call->is_y_channels_last && !is_empty(axes, sizes))
+        channels_last_strides(axes, sizes, strides);
+    else
+        strides_like_x(call, strides);
+    if (!empty(call, handle, axes, sizes, strides, dtype))
         return false;
     if (memcmp(strides, call->walked.strides, (size_t)axes * sizeof *strides) != 0)
         return describe(call, slot, *handle, true);
     call->tensors[slot] = call->tensors[X];
-    return get_data(call, &call->tensors[slot].data, *handle, true);
+    return describe_dtype(call, &call->tensors[slot].dtype, dtype) &&
+           get_data(call, &call->tensors[slot].data, *handle, true);
 }
 
 /* A contiguous output of x's device. */
@@ -533,6 +551,10 @@ static void take_arguments(struct call *call, const struct operation *operation,
         case CHANNELS: call->channels = (int64_t)value; break;
         case POSITIONS: call->positions = (int64_t)value; break;
         case RETURN_SUM: call->returns_sum = value & 1; break;
+        case STATISTICS: call->statistics = (int64_t)value; break;
+        case EPS_KIND: call->eps_kind = (int64_t)value; break;
+        case Y_DTYPE: call->asked_y_dtype = (int64_t)value; break;
+        case CHANNELS_LAST: call->is_y_channels_last = value & 1; break;
         case TRAIN: call->evaluates = (value & 1) == 0; break;
         case MASK: call->wanted = take_mask(call, value); break;
         case RESERVE: (void)torch.aoti_torch_delete_tensor_object(as_tensor(value)); break;
@@ -597,13 +619,14 @@ static int32_t statistics_dtype(const struct call *call)
 static bool has_possible_groups(struct call *call)
 {
     const normfuse_tensor *x = &call->tensors[X];
-    if (call->kind != GROUP_NORM)
+    if (call->kind != GROUP_NORM && call->kind != CHANNEL_NORM)
         return true;
     if (call->groups <= 0 || x->shape[1] % call->groups != 0)
         return fail(call, "groups must be greater than 0 and divide the number of channels");
-    if (call->groups > INT64_MAX / 32 / (x->shape[0] == 0 ? 1 : x->shape[0]))
-        return fail(call, "there are too many groups");
-    return true;
+    int64_t limit = INT64_MAX / 32;
+    for (int32_t a = 0; a < (call->kind == CHANNEL_NORM ? x->ndim : 1); a++)
+        limit /= a == 1 || x->shape[a] == 0 ? 1 : x->shape[a];
+    return call->groups <= limit || fail(call, "there are too many groups");
 }
 
 /* aten's own kernels save statistics of 16 bits, and hooks on saved tensors may give another dtype back. */
@@ -613,13 +636,24 @@ static bool has_statistics_dtype(const struct call *call, int slot)
     return bits == expected || (slot == MEAN && bits == 64);
 }
 
+static bool take_y_dtype(struct call *call)
+{
+    const int32_t dtypes[] = {call->dtype, torch.f32, torch.f16, torch.bf16};
+    if (call->kind == CHANNEL_NORM && call->handles[DY] != NULL)
+        return torch.aoti_torch_get_dtype(call->handles[DY], &call->y_dtype) == 0 || fail(call, "");
+    if (call->asked_y_dtype < 0 || call->asked_y_dtype >= (int64_t)(sizeof dtypes / sizeof dtypes[0]))
+        return fail(call, "y_dtype is not one that the library knows");
+    call->y_dtype = dtypes[call->asked_y_dtype];
+    return true;
+}
+
 static bool take_inputs(struct call *call)
 {
     tensor_handle x = call->handles[X];
     if (torch.aoti_torch_get_dtype(x, &call->dtype) || torch.aoti_torch_get_device_type(x, &call->device_type) ||
         torch.aoti_torch_get_device_index(x, &call->device_index))
         return fail(call, "");
-    if (!take_big(call, X))
+    if (!take_y_dtype(call) || !take_big(call, X))
         return false;
     for (int32_t i = 0; i < call->input_count; i++) {
         const int slot = call->inputs[i];
@@ -660,7 +694,7 @@ static bool is_wanted(const struct call *call, const struct operation *operation
     case DPOST_ADD: return (call->wanted & WANT_POST_ADD) && call->handles[POST_ADD] != NULL;
     case DPRE_BIAS: return (call->wanted & WANT_PRE_BIAS) && call->handles[PRE_BIAS] != NULL;
     case DSLOPE: return (call->wanted & WANT_SLOPE) && call->handles[SLOPE] != NULL;
-    case MEAN:
+    case MEAN: return !call->evaluates && call->statistics != NORMFUSE_MEAN_SQUARE;
     case RSTD: return !call->evaluates;
     case RESERVE: return false;
     default: return true;
@@ -712,6 +746,10 @@ static bool make_output(struct call *call, const struct operation *operation, in
     case DSLOPE: return make_gradient(call, slot, handle, SLOPE);
     case MEAN:
     case RSTD:
+        if (operation->kind == CHANNEL_NORM)
+            return make(call, slot, handle, 3,
+                        (const int64_t[]){n, call->groups, elements_of(x->ndim - 2, x->shape + 2)},
+                        slot == MEAN ? torch.f64 : statistics_dtype(call));
         return make(call, slot, handle, of_channels ? 1 : 2,
                     of_channels ? (const int64_t[]){c} : (const int64_t[]){n, call->groups},
                     slot == MEAN && !operation->is_aten ? torch.f64 : statistics_dtype(call));
@@ -915,6 +953,10 @@ static normfuse_status scratch_bytes(enum kind kind, bool is_backward, const uni
         return (is_backward ? normfuse_batch_norm_backward_scratch_bytes
                                        : normfuse_batch_norm_forward_scratch_bytes)(&options->batch_norm, tensors, exec,
                                                                                     bytes);
+    case CHANNEL_NORM:
+        return (is_backward ? normfuse_channel_norm_backward_scratch_bytes
+                                       : normfuse_channel_norm_forward_scratch_bytes)(&options->channel_norm, tensors,
+                                                                                      exec, bytes);
     default:
         return (is_backward ? normfuse_affine_backward_scratch_bytes
                                        : normfuse_affine_forward_scratch_bytes)(&options->affine, tensors, exec, bytes);
@@ -957,6 +999,7 @@ static normfuse_status enqueue(const struct call *call, const struct operation *
     case GROUP_NORM:
     case INSTANCE_NORM: return operation->group_norm(&options->group_norm, tensors, exec);
     case BATCH_NORM: return operation->batch_norm(&options->batch_norm, tensors, exec);
+    case CHANNEL_NORM: return operation->channel_norm(&options->channel_norm, tensors, exec);
     default: return operation->affine(&options->affine, tensors, exec);
     }
 }
@@ -1018,8 +1061,11 @@ static bool compute(struct call *call, const struct operation *operation)
     const uint32_t flags = (call->evaluates ? NORMFUSE_EVALUATE : 0) | NORMFUSE_HAS_ACT_PARAM;
     const int32_t activation = (int32_t)call->activation;
     const int64_t set_values = operation->merges && operation->is_backward ? NORMFUSE_PER_VALUE : 0;
+    const int32_t statistics = (int32_t)call->statistics, eps_kind = (int32_t)call->eps_kind;
     if (activation != call->activation)
         return fail(call, "activation is not one that the library knows");
+    if (statistics != call->statistics || eps_kind != call->eps_kind)
+        return fail(call, "statistics or eps_kind is not one that the library knows");
     union options options;
     switch (call->kind) {
     case GROUP_NORM:
@@ -1037,6 +1083,11 @@ static bool compute(struct call *call, const struct operation *operation)
     case AFFINE:
         options.affine = (normfuse_affine_options){.struct_bytes = sizeof options.affine, .flags = flags,
                                                    .activation = activation, .act_param = call->act_param};
+        break;
+    case CHANNEL_NORM:
+        options.channel_norm = (normfuse_channel_norm_options){
+            .struct_bytes = sizeof options.channel_norm, .flags = flags, .groups = call->groups, .eps = call->eps,
+            .statistics = statistics, .eps_kind = eps_kind, .activation = activation, .act_param = call->act_param};
         break;
     }
     normfuse_exec exec = {.struct_bytes = sizeof exec};
@@ -1113,6 +1164,7 @@ static void run(const struct operation *operation, stack_value *stack)
 #define ADDS O(PRE_BIAS), O(PRE_ADD), AFTER
 #define BACK O(PRE_BIAS), AFTER
 #define ACT ACTIVATION, ACT_PARAM
+#define OF_CHANNELS STATISTICS, EPS_KIND
 #define GRADIENT_OF(...) DY, O(DU), X, __VA_ARGS__, O(WEIGHT), O(BIAS)
 
 /* The kernel is named after the operator; what follows the name fills a struct operation. */
@@ -1154,6 +1206,16 @@ OPERATION(channel_affine, .kind = AFFINE, .affine = normfuse_affine_forward,
           .arguments = {NORM, AFTER, ACT, END}, .outputs = {Y, END})
 OPERATION(channel_affine_backward, .kind = AFFINE, .affine = normfuse_affine_backward, .is_backward = true,
           .arguments = {DY, NORM, AFTER, ACT, WANTED, END}, .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, DSLOPE, END})
+OPERATION(channel_norm, .kind = CHANNEL_NORM, .channel_norm = normfuse_channel_norm_forward,
+          .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, OF_CHANNELS, ACT, Y_DTYPE, CHANNELS_LAST, RETURN_SUM, END},
+          .outputs = {Y, U, MEAN, RSTD, END})
+OPERATION(channel_norm_inference, .kind = CHANNEL_NORM, .channel_norm = normfuse_channel_norm_forward,
+          .arguments = {NORM, ADAPTIVE, ADDS, GROUPS, EPS, OF_CHANNELS, ACT, Y_DTYPE, CHANNELS_LAST, END},
+          .outputs = {Y, END})
+OPERATION(channel_norm_backward, .kind = CHANNEL_NORM, .channel_norm = normfuse_channel_norm_backward,
+          .is_backward = true,
+          .arguments = {GRADIENT_OF(O(MEAN), RSTD), ADAPTIVE, BACK, GROUPS, EPS, OF_CHANNELS, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, DPRE_BIAS, DSLOPE, END})
 OPERATION(group_norm_stats, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_stats,
           .arguments = {X, O(PRE_BIAS), O(PRE_ADD), GROUPS, END}, .outputs = {STATS, U, END})
 OPERATION(group_norm_apply, .kind = GROUP_NORM, .group_norm = normfuse_group_norm_apply,
@@ -1272,6 +1334,9 @@ static const struct {
     KERNEL(batch_norm_evaluate_backward),
     KERNEL(channel_affine),
     KERNEL(channel_affine_backward),
+    KERNEL(channel_norm),
+    KERNEL(channel_norm_inference),
+    KERNEL(channel_norm_backward),
     KERNEL(group_norm_stats),
     KERNEL(group_norm_apply),
     KERNEL(group_norm_backward_sums),

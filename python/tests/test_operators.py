@@ -44,6 +44,8 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
     wide = x.to(F64)
     by_group = wide.reshape(n, groups, -1)
     group_saved = (by_group.mean(2), (by_group.var(2, correction=0) + 1e-5).rsqrt().to(saved_dtype))
+    position_saved = (wide.mean(1).reshape(n, 1, 15), (wide.var(1, correction=0) + 1e-5).rsqrt().to(
+        saved_dtype).reshape(n, 1, 15))
     channel_saved = (wide.mean((0, 2, 3)), (wide.var((0, 2, 3), correction=0) + 1e-5).rsqrt().to(saved_dtype))
 
     def triples(mean, rstd, count):
@@ -68,6 +70,12 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "batch_norm_inference": (x, weight, bias, *running, of_samples, pre_add, post_add, slope, 1e-5, *act),
         "batch_norm_evaluate_backward": (dy, du, x, *running, weight, bias, of_samples, post_add, slope, 1e-5, *act,
                                          ALL | _operators.FROM_U),
+        "channel_norm": (x, weight, bias, scale, shift, of_samples, pre_add, post_add, slope, groups, 1e-5, 1, 1, *act, 0,
+                         True, True),
+        "channel_norm_inference": (x, weight, bias, scale, shift, of_channels, pre_add, post_add, slope, groups, 1e-5, 0,
+                                   0, *act, 0, False),
+        "channel_norm_backward": (dy, du, x, *position_saved, weight, bias, scale, shift, of_samples, post_add, slope, 1,
+                                  1e-5, 0, 0, *act, ALL),
         "channel_affine": (x, weight, bias, post_add, slope, *act),
         "channel_affine_backward": (dy, x, weight, bias, post_add, slope, *act, OWN),
         "group_norm_stats": (x, of_samples, pre_add, groups),
@@ -102,7 +110,8 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
 
 DIFFERENTIABLE = ("group_norm", "group_norm_inference", "group_norm_backward", "instance_norm", "batch_norm",
                   "batch_norm_backward", "batch_norm_evaluate", "batch_norm_inference", "batch_norm_evaluate_backward",
-                  "channel_affine", "channel_affine_backward")
+                  "channel_affine", "channel_affine_backward", "channel_norm", "channel_norm_inference",
+                  "channel_norm_backward")
 
 
 # ---- registration ------------------------------------------------------------------------------------------------------
@@ -131,8 +140,8 @@ def test_opcheck_channels_last_and_16_bits(name, activation):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_opcheck_with_nothing_optional(name):
     schema = getattr(ops, name).default._schema
-    args = [None if str(argument.type).startswith("Optional") else 0 if argument.name == "wanted" else value
-            for argument, value in zip(schema.arguments, arguments(name))]
+    args = [None if str(argument.type).startswith("Optional") and argument.name != "mean" else
+            0 if argument.name == "wanted" else value for argument, value in zip(schema.arguments, arguments(name))]
     torch.library.opcheck(getattr(ops, name).default, tuple(args), test_utils=("test_schema", "test_faketensor"))
 
 
@@ -166,8 +175,17 @@ for name, activation in CALLS:
                 *args, _, _, wanted = arguments(name, dtype, memory_format)
                 outputs = getattr(ops, name)(*args, 1, 0.0, wanted | _operators.FROM_Y)
                 results[name, "y", str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
-assert len(from_y) == 8, from_y
+assert len(from_y) == 9, from_y
 for label, x in layouts().items():
+    for last, statistics in ((False, 0), (True, 1)):
+        results[label, last] = [(o.clone(), o.stride()) for o in ops.channel_norm(
+            x, *[None] * 8, 2, 1e-5, statistics, 0, 3, 0.0, 0, last, False)]
+    for dtype in (torch.float16, torch.bfloat16):
+        y, _, mean, rstd = ops.channel_norm(x, *[None] * 8, 1, 1e-5, 0, 0, 3, 0.0, 2 if dtype is torch.float16 else 3,
+                                            False, False)
+        assert y.dtype is dtype
+        gradients = ops.channel_norm_backward(y, None, x, mean, rstd, *[None] * 5, y, None, 1, 1e-5, 0, 0, 3, 0.0, 33)
+        results[label, dtype] = [(o.clone(), o.stride()) for o in (y, mean, rstd, *gradients)]
     results[label] = [(o.clone(), o.stride()) for o in ops.group_norm(x, *[None] * 8, 2, 1e-5, 3, 0.0, False)]
 torch.save((_operators.binding()[0], results), sys.argv[1])
 """
@@ -231,6 +249,27 @@ def test_layouts(label):
         assert y.stride() == x.stride()
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("label", layouts())
+def test_layouts_of_channel_norm(label, channels_last):
+    x = layouts()[label]
+    dtype = torch.bfloat16 if "sequence" in label else None
+    args = (*[None] * 8, 2, 1e-5, 0, 0, SILU, 0.0, _operators.Y_DTYPES.index(dtype), channels_last)
+    y = ops.channel_norm_inference(x, *args)
+    wide = x.double().unflatten(1, (2, -1))
+    wide = wide - wide.mean(2, keepdim=True)
+    want = torch.nn.functional.silu(wide * (wide.square().mean(2, keepdim=True) + 1e-5).rsqrt()).flatten(1, 2)
+    assert y.dtype is (dtype or F32)
+    # Sums of four values and a SiLU: a few dozen roundings of values below 4, or one of bf16.
+    assert y.numel() == 0 or (y - want).abs().max() <= (64 * 2.0**-24 if dtype is None else 2.0**-8) * 4
+    fake = ops.channel_norm_inference(torch.empty_strided(x.shape, x.stride(), device="meta"), *args)
+    assert (fake.stride(), fake.dtype) == (y.stride(), y.dtype)
+    if channels_last:
+        assert y.movedim(1, -1).is_contiguous()
+    elif x.is_contiguous() or "last" in label and "of" not in label:
+        assert y.stride() == x.stride()
+
+
 # ---- values and gradients ------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +330,18 @@ def test_group_norm_gradients(activation, slopes):
                                atol=1e-12)
 
 
+def test_parameters_of_f32_beside_f64():
+    """The composite is as exact as the kernel: 1 + scale is made in f64."""
+    x = tensor(3, 4, 5).requires_grad_()
+    parameters = [tensor(*size, dtype=F32, seed=i).requires_grad_() for i, size in enumerate(((4,), (4,), (3, 4), (3, 4)))]
+    numbers = {"group_norm": (2, 1e-5, SILU, 0.0, False), "channel_norm": (1, 1e-5, 0, 0, SILU, 0.0, 0, False, False)}
+    for name, rest in numbers.items():
+        y = getattr(ops, name)(x, *parameters, *[None] * 4, *rest)[0]
+        kernel, composite = (torch.autograd.grad(y, (x, *parameters), tensor(3, 4, 5, seed=9), create_graph=again,
+                                                 retain_graph=True) for again in (False, True))
+        torch.testing.assert_close(composite[0], kernel[0], rtol=1e-12, atol=1e-12)
+
+
 def test_pre_add_alone_needs_a_gradient():
     x, pre_add = tensor(3, 4, 5), tensor(3, 4, 5, seed=2).requires_grad_()
     given = (x, *[None] * 5, pre_add, None, None)
@@ -349,6 +400,13 @@ def gradient_cases():
             *a[:2], None, None, None, a[2], None, None, act[0], 0.1, 1e-3, *act[1:], False)[0]),
         "batch_norm_evaluate of x and pre_bias": (("x", "weight", "pre_bias"), lambda a, *act: ops.batch_norm_evaluate(
             *a[:2], None, *running, a[2], None, None, act[0], 1e-3, *act[1:], True)),
+        "channel_norm": (names, lambda a, *act: ops.channel_norm(*a, act[0], 2, 1e-3, 0, 0, *act[1:], 0, True, False)[:2]),
+        "channel_norm rms": (names, lambda a, *act: ops.channel_norm(
+            *a, act[0], 1, 1e-3, 1, 0, *act[1:], 0, False, True)[:2]),
+        "channel_norm of_norm": (names, lambda a, *act: ops.channel_norm(  # some of these norms are clamped
+            *a, act[0], 1, 1.5, 1, 1, *act[1:], 0, False, False)[:2]),
+        "channel_norm of x and pre_bias": (("x", "weight", "sample_bias"), lambda a, *act: ops.channel_norm(
+            *a[:2], None, None, None, a[2], None, None, act[0], 2, 1e-3, 0, 1, *act[1:], 0, False, False)[0]),
         "channel_affine": (("x", "weight", "bias", "post_add"), lambda a, *act: ops.channel_affine(*a, *act)),
         "channel_affine per sample": (("x", "scale", "shift", "post_add"),
                                       lambda a, *act: ops.channel_affine(*a, *act)),

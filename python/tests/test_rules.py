@@ -176,16 +176,6 @@ def test_group_norm_of_comfy(monkeypatch, casts, offloads):
     check_same(model, stock, torch.randn(X))
 
 
-def test_layer_norms_over_channels_are_listed():
-    load_torchvision()
-    timm = load("timm.layers")
-    from torchvision.models.convnext import LayerNorm2d
-    model = nn.Sequential(timm.LayerNorm2d(4), nn.ReLU(), LayerNorm2d(4), nn.LayerNorm(5))
-    report = nft.convert(model)
-    assert [layer.name for layer in report.left] == ["0", "2"] and not report.converted
-    assert all("layer norm over channels" in layer.reason for layer in report.left)
-
-
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,13 @@ def biased(x, pre_bias):
 
 
 X, CHANNEL, SAMPLE = (N, C, 3, 2), (C,), (N, C)
+
+
+def channel_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add):
+    return nft.channel_norm(x, weight, bias, activation="silu", scale=scale, shift=shift, pre_bias=pre_bias,
+                            pre_add=pre_add, post_add=post_add, return_sum=True)
+
+
 FUNCTIONS = {
     "group_norm": (group_norm, (X, CHANNEL, CHANNEL, SAMPLE, SAMPLE, SAMPLE, X, X)),
     "pre_bias of channels": (biased, (X, CHANNEL)),
@@ -65,6 +72,9 @@ FUNCTIONS = {
     "group_norm without parameters": (lambda x: nft.group_norm(x, 2, activation="gelu"), (X,)),
     "instance_norm": (lambda x, weight, bias: nft.instance_norm(x, None, None, weight, bias), (X, CHANNEL, CHANNEL)),
     "evaluating": (evaluating, (X, CHANNEL, CHANNEL, CHANNEL, CHANNEL, SAMPLE, X, X)),
+    "channel_norm": (channel_norm, (X, CHANNEL, CHANNEL, SAMPLE, SAMPLE, SAMPLE, X, X)),
+    "channel_norm without parameters": (lambda x: nft.channel_norm(
+        x, groups=2, statistics="mean_square", eps_kind="of_norm", activation="silu"), (X,)),
     "affine": (lambda *args: nft.channel_affine(*args[:3], activation="mish", post_add=args[3]),
                (X, CHANNEL, CHANNEL, X)),
     "group_norm with slope": (lambda x, slope: nft.group_norm(x, 2, activation="prelu", slope=slope), (X, CHANNEL)),

@@ -18,9 +18,9 @@ from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _decompositions, _operators
-from ._decompositions import activate, added, wide
-from ._operators import (FROM_U, FROM_Y, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE, WANT_SHIFT, WANT_SLOPE,
-                         WANT_WEIGHT, WANT_X, ops, straight, writes_u)
+from ._decompositions import activate, added, wide, wide_beside
+from ._operators import (EPS_OF_NORM, FROM_U, FROM_Y, MEAN_SQUARE, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS,
+                         WANT_SCALE, WANT_SHIFT, WANT_SLOPE, WANT_WEIGHT, WANT_X, ops, straight, writes_u, y_type)
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
@@ -60,15 +60,16 @@ def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: floa
 
 def _composite_z(u, weight, bias, scale, shift, post_add, moments):
     """The activation's argument [N, C, S], (u - mean)*rstd, what `moments` gives, and weight, bias, 1 + scale as they
-    multiply [N, C, S]. `moments(x)` gives a function that averages over the values that share statistics (None: they are
-    given, or there are none), mean and rstd, all to be broadcast to [N, C, S]."""
+    multiply [N, C, S]. `moments(x)` gives mean and rstd, to be broadcast to [N, C, S], after a function: it takes from a
+    gradient of the normalized values, which it is given as well, what goes through the statistics (None: they are given,
+    or there are none)."""
     flat = (u.shape[0], u.shape[1], -1) if u.numel() else (u.shape[0], u.shape[1], 0)
     x = wide(u).reshape(flat)
 
     def per_channel(parameter, default):
         if parameter is None:
             return default
-        return wide(parameter).reshape((1, -1, 1) if parameter.dim() == 1 else (*parameter.shape, 1))
+        return wide_beside(x, parameter).reshape((1, -1, 1) if parameter.dim() == 1 else (*parameter.shape, 1))
 
     w, b = per_channel(weight, 1.0), per_channel(bias, 0.0)
     one_and_scale = 1.0 + per_channel(scale, 0.0)
@@ -87,21 +88,21 @@ def pre_bias_gradient(dx, pre_bias):
 
 
 def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param, moments,
-               bits=0):
+               bits=0, rounds=False):
     """dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias, dslope out of differentiable operations. bits: FROM_Y,
-    FROM_U, and WANT_PRE_BIAS."""
+    FROM_U, and WANT_PRE_BIAS. rounds: does pre_bias alone round its sum?"""
     shape, dtype = u.shape, u.dtype
     if not bits & FROM_U:
-        u = added(u, pre_bias, None, False)
-    z, normalized, (average, _, rstd), (w, b, one_and_scale) = _composite_z(
+        u = added(u, pre_bias, None, rounds)
+    z, normalized, (without, _, rstd), (w, b, one_and_scale) = _composite_z(
         u, weight, bias, scale, shift, None if bits & FROM_Y else post_add, moments)
     if bits & FROM_Y:
         z = wide(post_add.detach()).reshape(z.shape)  # the derivative is constant but for kinks
-    dy = wide(dy).reshape(z.shape)
+    y_dtype, dy = dy.dtype, wide(dy).reshape(z.shape)
     dz = _activation_backward(dy, z, activation, act_param, slope)
     toward = dz * (w * one_and_scale)
-    if average is not None:
-        toward = toward - average(toward) - normalized * average(toward * normalized)
+    if without is not None:
+        toward = without(toward, normalized)
     dx = (toward * rstd).reshape(shape)
     if du is not None:
         dx = dx + wide(du)
@@ -117,16 +118,16 @@ def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope,
     dslope = None if slope is None else (dy * z.clamp(max=0)).sum((0, 2)).sum_to_size(slope.shape).to(slope.dtype)
     return (dx, gradient(one_and_scale * sums_of_products, weight), gradient(one_and_scale * sums, bias),
             gradient(w * sums_of_products + b * sums, scale), gradient(sums, shift),
-            None if post_add is None else dz.reshape(shape).to(dtype),
+            None if post_add is None else dz.reshape(shape).to(y_dtype),
             pre_bias_gradient(dx, pre_bias) if bits & WANT_PRE_BIAS else None, dslope)
 
 
 def _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, activation, act_param,
-                       return_sum, moments):
-    """y and u (or None) out of differentiable operations, for forward-mode derivatives."""
+                       return_sum, moments, y_dtype=None):
+    """y and u (or None) out of differentiable operations, for forward-mode derivatives. y_dtype: None for x's."""
     u = added(x, pre_bias, pre_add, return_sum)
     z, _, _, _ = _composite_z(u, weight, bias, scale, shift, post_add, moments)
-    y = activate(z, activation, act_param, slope).reshape(x.shape).to(x.dtype)
+    y = activate(z, activation, act_param, slope).reshape(x.shape).to(x.dtype if y_dtype is None else y_dtype)
     return y, u if writes_u(pre_bias, pre_add, return_sum) else None
 
 
@@ -152,9 +153,41 @@ def _given_moments(running_mean, running_var, eps):
 
 
 def _moments_of(average, eps):
+    def without(g, h):
+        return g - average(g) - h * average(g * h)
+
     def moments(x):
         mean = average(x)
-        return average, mean, (average((x - mean).square()) + eps).rsqrt()
+        return without, mean, (average((x - mean).square()) + eps).rsqrt()
+
+    return moments
+
+
+def _moments_of_positions(groups, eps, statistics, eps_kind):
+    def average(x):
+        n, c, s = x.shape
+        if groups == 1:
+            return x.mean(1, keepdim=True)
+        return x.reshape(n, groups, -1, s).mean(2, keepdim=True).expand(n, groups, c // groups, s).reshape(n, c, s)
+
+    def moments(x):
+        n, c, s = x.shape
+        mean = 0.0 if statistics == MEAN_SQUARE else average(x)
+        values, free = x - mean, 1.0
+        if eps_kind == EPS_OF_NORM:
+            each = c // groups
+            norm = torch.linalg.vector_norm(values.reshape(n, groups, each, s), dim=2, keepdim=True)
+            norm = norm.expand(n, groups, each, s).reshape(n, c, s)
+            rstd = each ** 0.5 / norm.clamp_min(eps)
+            free = (norm > eps).to(x.dtype)  # a norm that was clamped makes rstd a constant
+        else:
+            rstd = (average(values.square()) + eps).rsqrt()
+
+        def without(g, h):
+            rest = g - h * (average(g * h) * free)
+            return rest if statistics == MEAN_SQUARE else rest - average(g)
+
+        return without, mean, rstd
 
     return moments
 
@@ -163,6 +196,12 @@ def _composite_group_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, pre
                           activation, act_param, wanted):
     return _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param,
                       _moments_of(_group_average(groups), eps), wanted)
+
+
+def _composite_channel_norm(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, slope, groups, eps,
+                            statistics, eps_kind, activation, act_param, wanted):
+    return _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope, activation, act_param,
+                      _moments_of_positions(groups, eps, statistics, eps_kind), wanted, rounds=True)
 
 
 def _composite_batch_norm(dy, du, u, mean, rstd, weight, bias, pre_bias, post_add, slope, eps, activation, act_param,
@@ -196,6 +235,13 @@ def _forward_group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_a
                         act_param, return_sum):
     return _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, activation, act_param,
                               return_sum, _moments_of(_group_average(groups), eps))
+
+
+def _forward_channel_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, statistics,
+                          eps_kind, activation, act_param, y_dtype, channels_last, return_sum):
+    y, u = _composite_forward(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, activation, act_param,
+                              return_sum, _moments_of_positions(groups, eps, statistics, eps_kind), y_type(y_dtype))
+    return y.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else y, u
 
 
 def _forward_instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum,
@@ -263,47 +309,69 @@ def _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs):
     return (du, pre_bias_gradient(du, ctx.saved_tensors[-3]) if of_bias else None, du if pre_add_needs else None)
 
 
-class _GroupNormBackward:
-    """Also of instance norm with running statistics, whose groups are channels."""
+def _gradients_of_samples(operator, others):
+    """The backward of a norm whose parameters may be of samples. others: how many of its arguments are no tensors."""
 
-    @staticmethod
-    def save(ctx, inputs, outputs):
-        (x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, ctx.groups, ctx.eps, ctx.activation,
-         ctx.act_param, return_sum) = inputs
-        y, u, mean, rstd = outputs
-        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, scale, shift), pre_bias, pre_add, post_add, slope, y,
-                      return_sum)
-        ctx.mark_non_differentiable(*fixed, mean, rstd)
-
-    @staticmethod
     def backward(ctx, dy, du=None, dmean=None, drstd=None):
         (x_needs, weight_needs, bias_needs, scale_needs, shift_needs, pre_bias_needs, pre_add_needs,
          post_add_needs, slope_needs) = ctx.needs_input_grad[:9]
         if dy is None:
             dx, dpre_bias, dpre_add = _of_sum_alone(ctx, du, pre_bias_needs, pre_add_needs)
-            return dx, None, None, None, None, dpre_bias, dpre_add, *(None,) * 7
+            return dx, None, None, None, None, dpre_bias, dpre_add, None, None, *(None,) * others
         wanted = _wanted(x_needs, weight_needs, bias_needs, pre_bias_needs, pre_add_needs, slope_needs) | \
             (WANT_SCALE if scale_needs else 0) | (WANT_SHIFT if shift_needs else 0)
         activation = ctx.activation
         if post_add_needs and activation:
             wanted |= WANT_POST_ADD
         dx, dweight, dbias, dscale, dshift, dpost_add, dpre_bias, dslope = _call(
-            ops.group_norm_backward.default, dy, du, *ctx.saved_tensors, ctx.groups, ctx.eps, activation,
-            ctx.act_param, wanted | ctx.bits) if wanted else (None,) * 8
+            operator, dy, du, *ctx.saved_tensors, *ctx.numbers, activation, ctx.act_param,
+            wanted | ctx.bits) if wanted else (None,) * 8
         return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
                 dscale if scale_needs else None, dshift if shift_needs else None,
                 dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
                 (dpost_add if activation else dy) if post_add_needs else None, dslope if slope_needs else None,
-                *(None,) * 5)
+                *(None,) * others)
+
+    return backward
+
+
+class _GroupNormBackward:
+    """Also of instance norm with running statistics, whose groups are channels."""
+
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        (x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, ctx.activation,
+         ctx.act_param, return_sum) = inputs
+        ctx.numbers = groups, eps
+        y, u, mean, rstd = outputs
+        fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, scale, shift), pre_bias, pre_add, post_add, slope, y,
+                      return_sum)
+        ctx.mark_non_differentiable(*fixed, mean, rstd)
+
+    backward = staticmethod(_gradients_of_samples(ops.group_norm_backward.default, 5))
+
+
+class _ChannelNormBackward:
+    @staticmethod
+    def save(ctx, inputs, outputs):
+        (x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, *numbers, ctx.activation, ctx.act_param, _,
+         _, return_sum) = inputs
+        ctx.numbers = tuple(numbers)
+        y, u, mean, rstd = outputs
+        fixed = _save(ctx, x, u, (None if numbers[2] == MEAN_SQUARE else mean, rstd), (weight, bias, scale, shift),
+                      pre_bias, pre_add, post_add, slope, y, return_sum)
+        ctx.mark_non_differentiable(*fixed, mean, rstd)
+
+    backward = staticmethod(_gradients_of_samples(ops.channel_norm_backward.default, 9))
 
 
 class _InstanceNormBackward:
     @staticmethod
     def save(ctx, inputs, outputs):
-        (x, weight, bias, _, _, pre_bias, pre_add, post_add, slope, _, ctx.eps, ctx.activation, ctx.act_param,
+        (x, weight, bias, _, _, pre_bias, pre_add, post_add, slope, _, eps, ctx.activation, ctx.act_param,
          return_sum) = inputs
         y, u, mean, rstd = outputs
-        ctx.groups = x.shape[1]
+        ctx.numbers = x.shape[1], eps
         fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, None, None), pre_bias, pre_add, post_add, slope, y,
                       return_sum)
         ctx.mark_non_differentiable(*fixed, mean, rstd)
@@ -478,6 +546,7 @@ def _register_backward(name: str, composite) -> None:
 
 
 group_norm = _register_forward("group_norm", _GroupNormBackward, _forward_group_norm)
+channel_norm = _register_forward("channel_norm", _ChannelNormBackward, _forward_channel_norm)
 instance_norm = _register_forward("instance_norm", _InstanceNormBackward, _forward_instance_norm)
 batch_norm = _register_forward("batch_norm", _BatchNormBackward, _forward_batch_norm)
 _register_forward("batch_norm_unannotated", _BatchNormBackward, _forward_batch_norm)
@@ -485,8 +554,10 @@ _register_forward("instance_norm_unannotated", _InstanceNormBackward, _forward_i
 batch_norm_evaluate = _register_forward("batch_norm_evaluate", _BatchNormEvaluateBackward, _forward_batch_norm_evaluate)
 channel_affine = _register_forward("channel_affine", _ChannelAffineBackward, _forward_channel_affine)
 _register_inference("group_norm_inference", "group_norm")
+_register_inference("channel_norm_inference", "channel_norm")
 _register_inference("batch_norm_inference", "batch_norm_evaluate")
 _register_backward("group_norm_backward", _composite_group_norm)
+_register_backward("channel_norm_backward", _composite_channel_norm)
 _register_backward("batch_norm_backward", _composite_batch_norm)
 _register_backward("batch_norm_evaluate_backward", _composite_batch_norm_evaluate)
 _register_backward("channel_affine_backward", _composite_channel_affine)

@@ -58,13 +58,15 @@ def groups_divide(channels: int, groups: int) -> None:
                            f"{groups} of {channels}")
 
 
-def like_input(input: Tensor, **others: Optional[Tensor]) -> None:
+def like_input(input: Tensor, of: Any = None, **others: Optional[Tensor]) -> None:
+    """of: their dtype, that of the result, where it is not input's."""
     for name, other in others.items():
         if other is not None and other.shape != input.shape:
             raise RuntimeError(
                 f"Expected {name} to have the shape of input, but got {list(other.shape)} and {list(input.shape)}")
-        if other is not None and other.dtype != input.dtype:
-            raise RuntimeError(f"Expected {name} to have the dtype of input, but got {other.dtype} and {input.dtype}")
+        if other is not None and other.dtype != (input.dtype if of is None else of):
+            whose, expected = ("input", input.dtype) if of is None else ("the result", of)
+            raise RuntimeError(f"Expected {name} to have the dtype of {whose}, but got {other.dtype} and {expected}")
 
 
 def bias_before(input: Tensor, pre_bias: Optional[Tensor]) -> None:
@@ -102,12 +104,18 @@ def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, group
     dimensions(x)
     if isinstance(groups, float):
         raise TypeError("group_norm(): argument 'num_groups' (position 2) must be int, not float")
-    size, channels = x.shape, x.shape[1]
     if groups <= 0:
         raise RuntimeError(f"Expected num groups to be greater than 0, got {groups}")
-    if channels % groups != 0:
+    if x.shape[1] % groups != 0:
         raise RuntimeError("Expected number of channels in input to be divisible by num_groups, but got input of "
-                           f"shape {list(size)} and num_groups={groups}")
+                           f"shape {list(x.shape)} and num_groups={groups}")
+    _adaptive("group_norm", x, weight, bias, scale, shift, pre_bias)
+    like_input(x, pre_add=pre_add, post_add=post_add)
+
+
+def _adaptive(function, x, weight, bias, scale, shift, pre_bias) -> None:
+    """The parameters of a norm of samples."""
+    size, channels = x.shape, x.shape[1]
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and (parameter.dim() != 1 or parameter.shape[0] != channels):
             raise RuntimeError(f"Expected {name} to be a vector of size equal to the number of channels in input, but "
@@ -117,8 +125,25 @@ def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, group
             raise RuntimeError(f"Expected {name} to be of shape [N, C] = {list(size[:2])}, but got "
                                f"{list(parameter.shape)}")
     bias_before(x, pre_bias)
-    like_input(x, pre_add=pre_add, post_add=post_add)
-    dtype("group_norm", input=x, weight=weight, bias=bias, scale=scale, shift=shift, pre_bias=pre_bias)
+    dtype(function, input=x, weight=weight, bias=bias, scale=scale, shift=shift, pre_bias=pre_bias)
+
+
+def channel_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, result) -> None:
+    """result: its dtype; None: input's."""
+    dimensions(x)
+    groups_divide(x.shape[1], groups)
+    _adaptive("channel_norm", x, weight, bias, scale, shift, pre_bias)
+    result_dtype(x, result)
+    like_input(x, pre_add=pre_add)
+    like_input(x, None if result == x.dtype else result, post_add=post_add)
+
+
+def result_dtype(x, result) -> None:
+    sixteen_bits = (torch.float16, torch.bfloat16)
+    known = (x.dtype, *(sixteen_bits if x.dtype == torch.float32 else [torch.float32] if x.dtype in sixteen_bits else []))
+    if result is not None and result not in known:
+        raise RuntimeError("Expected the result to have the dtype of input, or one of them f32 and the other one 16 "
+                           f"bits, but got {result} and {x.dtype}")
 
 
 def batch_norm(name, x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add) -> None:

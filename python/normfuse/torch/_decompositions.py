@@ -19,13 +19,18 @@ import torch
 from torch import Tensor
 
 from . import _operators
-from ._operators import ops, writes_u
+from ._operators import EPS_OF_NORM, MEAN_SQUARE, ops, writes_u, y_type
 
 # ---- formulas -------------------------------------------------------------------------------------------------------
 
 
 def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
+
+
+def wide_beside(x: Tensor, parameter: Tensor) -> Tensor:
+    """A parameter as wide as what is computed of x and it: `1 + scale` is then no less exact."""
+    return parameter.double() if x.dtype == torch.float64 else wide(parameter)
 
 
 def activate(z: Tensor, activation: int, act_param: float, slope: Optional[Tensor]) -> Tensor:
@@ -56,7 +61,7 @@ def activate(z: Tensor, activation: int, act_param: float, slope: Optional[Tenso
 def _shaped(parameter: Tensor, x: Tensor) -> Tensor:
     """[C] or [N, C] to be broadcast to x."""
     shape = (1, -1) if parameter.dim() == 1 else parameter.shape
-    return wide(parameter).reshape(*shape, *(1,) * (x.dim() - 2))
+    return wide_beside(x, parameter).reshape(*shape, *(1,) * (x.dim() - 2))
 
 
 def _of_groups(groups: int) -> Callable[[Tensor], Tensor]:
@@ -72,11 +77,25 @@ def _of_groups(groups: int) -> Callable[[Tensor], Tensor]:
     return average
 
 
+def _of_positions(groups: int) -> Callable[[Tensor], Tensor]:
+    """Likewise, of the channels of a group at each position."""
+
+    def average(x: Tensor) -> Tensor:
+        n, c, *positions = x.shape
+        if groups == 1:
+            return x.mean(1, keepdim=True)
+        mean = x.reshape(n, groups, c // groups, *positions).mean(2, keepdim=True)
+        return mean.expand(n, groups, c // groups, *positions).reshape(x.shape)
+
+    return average
+
+
 def _of_batch(x: Tensor) -> Tensor:
     return x.mean((0, *range(2, x.dim())), keepdim=True)
 
 
-def _finish(x, normalized, weight, bias, scale, shift, post_add, slope, activation, act_param):
+def _finish(x, normalized, weight, bias, scale, shift, post_add, slope, activation, act_param, dtype=None):
+    """dtype: the result's; None: x's."""
     z = normalized
     if weight is not None:
         z = z * _shaped(weight, x)
@@ -88,19 +107,23 @@ def _finish(x, normalized, weight, bias, scale, shift, post_add, slope, activati
         z = z + _shaped(shift, x)
     if post_add is not None:
         z = z + wide(post_add)
-    return activate(z, activation, act_param, slope).to(x.dtype)
+    return activate(z, activation, act_param, slope).to(x.dtype if dtype is None else dtype)
+
+
+def _centred(values, average):
+    """values - mean, and the mean in f64."""
+    near = average(values)
+    values = values - near
+    rest = average(values)
+    return values - rest, near.double() + rest.double()
 
 
 def _normalize(u, average, eps):
     """(u - mean) * rstd, and the mean in f64, the variance and rstd of what `average` averages over."""
-    values = wide(u)
-    near = average(values)
-    values = values - near
-    rest = average(values)
-    values = values - rest
+    values, mean = _centred(wide(u), average)
     variance = average(values * values)
     rstd = (variance + eps).rsqrt()
-    return values * rstd, near.double() + rest.double(), variance, rstd
+    return values * rstd, mean, variance, rstd
 
 
 def added(x: Tensor, pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool) -> Tensor:
@@ -142,6 +165,26 @@ def _group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slop
     return y, written, mean[:, ::each], rstd[:, ::each]
 
 
+def _channel_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, statistics, eps_kind,
+                  activation, act_param, y_dtype, channels_last, return_sum=False):
+    u = added(x, pre_bias, pre_add, True)
+    written = u if writes_u(pre_bias, pre_add, return_sum) else x.new_empty(0)
+    average, values, mean = _of_positions(groups), wide(u), None
+    if statistics != MEAN_SQUARE:
+        values, mean = _centred(values, average)
+    square, each = average(values * values), x.shape[1] // groups
+    if eps_kind == EPS_OF_NORM:
+        rstd = each ** 0.5 / (square * each).sqrt().clamp_min(eps)
+    else:
+        rstd = (square + eps).rsqrt()
+    y = _finish(x, values * rstd, weight, bias, scale, shift, post_add, slope, activation, act_param, y_type(y_dtype))
+    if channels_last:
+        y = y.movedim(1, -1).contiguous().movedim(-1, 1)
+    shape = x.shape[0], groups, x.shape[2:].numel()
+    mean, rstd = (None if t is None else (t if groups == 1 else t[:, ::each]).reshape(shape) for t in (mean, rstd))
+    return y, written, x.new_empty(0) if mean is None else mean, rstd
+
+
 def _instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
                    activation, act_param, return_sum):
     y, written, mean, variance, rstd = _of_samples(x, weight, bias, None, None, pre_bias, pre_add, post_add, slope,
@@ -180,6 +223,8 @@ def _first(formula: Callable[..., Any]) -> Callable[..., Any]:
 formulas = {
     "group_norm": _group_norm,
     "group_norm_inference": _first(_group_norm),
+    "channel_norm": _channel_norm,
+    "channel_norm_inference": _first(_channel_norm),
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
     "batch_norm_evaluate": _batch_norm_evaluate,

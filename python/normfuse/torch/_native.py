@@ -8,8 +8,8 @@ from typing import Any, Dict, Optional, Set
 
 import torch
 
-from .._library import (CPU, CUDA, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions, Exec, GroupNormOptions,
-                        Tensor, Tensors, call as check, library, make_tensor)
+from .._library import (CPU, CUDA, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions, ChannelNormOptions, Exec,
+                        GroupNormOptions, Tensor, Tensors, call as check, library, make_tensor)
 
 __all__ = ["EVALUATE", "call", "install_shim", "merge", "preparation", "register_shim", "uninstall_shim"]
 
@@ -95,6 +95,9 @@ def call(operator: str, direction: str, function: str, flags: int, numbers: Dict
               "act_param": numbers.get("act_param", 0.0)}
     if operator == "affine":
         options = AffineOptions(**common)
+    elif operator == "channel_norm":
+        options = ChannelNormOptions(**common, **{name: numbers[name] for name in (
+            "groups", "eps", "statistics", "eps_kind")})
     else:
         # Statistics are made before eps plays a part, and the sums of the backward have rstd instead.
         common.update(eps=numbers.get("eps", 1.0), momentum=numbers.get("momentum", 0.0),

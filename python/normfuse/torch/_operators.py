@@ -7,8 +7,9 @@ interface where it has what they need ("shim"), and otherwise call the same libr
 tells which, and why. ``NORMFUSE_TORCH_BINDING`` = ``ctypes`` asks for the second.
 
 Shapes: x, dy, post_add, ... are [N, C, spatial...] with any number of spatial axes; weight, bias [C]; scale, shift
-[N, C]; pre_bias [C] or [N, C]; slope, prelu's, [C] or [1]; mean, rstd [N, groups] or [C]. Saved means are f64: f32
-would lose digits of the gradients where the mean is large beside the standard deviation.
+[N, C]; pre_bias [C] or [N, C]; slope, prelu's, [C] or [1]; mean, rstd [N, groups] or [C], of channel norm
+[N, groups, positions]. Saved means are f64: f32 would lose digits of the gradients where the mean is large beside the
+standard deviation. RMS norm has none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from .._library import EPS_KINDS, STATISTICS
 
 # The bits of `wanted` that the backward operators take.
 WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4, 8, 16, 32
@@ -34,6 +36,9 @@ ACTIVATIONS = {
     "elu": 7, "mish": 8, "relu6": 9, "prelu": 10,
 }  # fmt: skip
 DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
+# Channel norm's y_dtype: an index. None: x's.
+Y_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
+MEAN_SQUARE, EPS_OF_NORM = STATISTICS["mean_square"], EPS_KINDS["of_norm"]
 
 _ACT = "int activation, float act_param"
 _NORM = "Tensor x, Tensor? weight, Tensor? bias"
@@ -44,6 +49,7 @@ _RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
 _GIVEN_NORM, _GIVEN_RUNNING = "Tensor x, Tensor weight, Tensor bias", "Tensor(a!) running_mean, Tensor(b!) running_var"
 _SAVED = "Tensor mean, Tensor rstd"
 _BACK = f"Tensor? pre_bias, {_AFTER}"
+_OF_CHANNELS = "int groups, float eps, int statistics, int eps_kind"
 _SHARDS = "Tensor sums, Tensor parts, Tensor stats"
 
 SCHEMAS = {
@@ -72,6 +78,16 @@ SCHEMAS = {
     "batch_norm_evaluate_backward":
         "(Tensor dy, Tensor? du, Tensor u, Tensor running_mean, Tensor running_var, Tensor? weight, Tensor? bias, "
         f"{_BACK}, float eps, {_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # y_dtype: of Y_DTYPES. channels_last: y's channels are adjacent, whatever x's layout is.
+    "channel_norm":
+        f"({_NORM}, {_ADAPTIVE}, {_ADDS}, {_OF_CHANNELS}, {_ACT}, int y_dtype, bool channels_last, bool return_sum) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+    "channel_norm_inference":
+        f"({_NORM}, {_ADAPTIVE}, {_ADDS}, {_OF_CHANNELS}, {_ACT}, int y_dtype, bool channels_last) -> Tensor",
+    "channel_norm_backward":
+        f"(Tensor dy, Tensor? du, Tensor u, Tensor? mean, Tensor rstd, Tensor? weight, Tensor? bias, {_ADAPTIVE}, "
+        f"{_BACK}, {_OF_CHANNELS}, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     "channel_affine": f"(Tensor x, Tensor? scale, Tensor? bias, {_AFTER}, {_ACT}) -> Tensor",
     "channel_affine_backward":
         f"(Tensor dy, Tensor x, Tensor? scale, Tensor? bias, {_AFTER}, {_ACT}, int wanted) "
@@ -180,14 +196,17 @@ def is_walkable(x) -> bool:
     return (position == 1 and channel >= positions) or (channel == 1 and position >= channels)
 
 
-def like(x: Tensor) -> Tensor:
+def like(x: Tensor, dtype: Optional[torch.dtype] = None, channels_last: bool = False) -> Tensor:
     """An uninitialized result for x: x's strides where x is dense; else channels-last where x's channels are adjacent,
-    and contiguous otherwise."""
+    and contiguous otherwise. channels_last: that, whatever x is. dtype: None for x's."""
+    dtype = x.dtype if dtype is None else dtype
+    if channels_last and x.numel() > 0:
+        return torch.empty_strided(x.shape, _channels_last_strides(x.shape), dtype=dtype, device=x.device)
     if x.is_contiguous():
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        return torch.empty_strided(x.shape, x.stride(), dtype=dtype, device=x.device)
     if x.dim() > 2 and is_walkable(x) and x.shape[1] > 1 and x.stride(1) == 1:
-        return torch.empty_strided(x.shape, _channels_last_strides(x.shape), dtype=x.dtype, device=x.device)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return torch.empty_strided(x.shape, _channels_last_strides(x.shape), dtype=dtype, device=x.device)
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
 def _walkable(x: Optional[Tensor]) -> Optional[Tensor]:
@@ -225,6 +244,13 @@ def _big(x: Tensor, condition) -> Tensor:
     return like(x) if condition else _none(x)
 
 
+def y_type(y_dtype: int) -> Optional[torch.dtype]:
+    """None: x's."""
+    if not 0 <= y_dtype < len(Y_DTYPES):
+        raise RuntimeError("y_dtype is not one that the library knows")
+    return Y_DTYPES[y_dtype]
+
+
 def writes_u(pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool) -> bool:
     """Whether u is an output. pre_bias alone is a part of the mean, of which the backward makes it again."""
     return pre_add is not None or (pre_bias is not None and return_sum)
@@ -250,6 +276,26 @@ class _Outputs:
                 _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
                 _big(u, post_add is not None and wanted & WANT_POST_ADD), _asked(u, wanted, WANT_PRE_BIAS, pre_bias),
                 _asked(u, wanted, WANT_SLOPE, slope))
+
+    @staticmethod
+    def channel_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, statistics,
+                     eps_kind, activation, act_param, y_dtype, channels_last, return_sum):
+        mean, rstd = _saved(x, x.shape[0], groups, _checks.product(x.shape[2:]))
+        return (like(x, y_type(y_dtype), channels_last), _big(x, writes_u(pre_bias, pre_add, return_sum)),
+                _none(x) if statistics == MEAN_SQUARE else mean, rstd)
+
+    @staticmethod
+    def channel_norm_inference(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps,
+                               statistics, eps_kind, activation, act_param, y_dtype, channels_last):
+        return like(x, y_type(y_dtype), channels_last)
+
+    @staticmethod
+    def channel_norm_backward(dy, du, u, mean, rstd, weight, bias, scale, shift, pre_bias, post_add, slope, groups, eps,
+                              statistics, eps_kind, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
+                _asked(u, wanted, WANT_SCALE, scale), _asked(u, wanted, WANT_SHIFT, shift),
+                like(u, dy.dtype) if post_add is not None and wanted & WANT_POST_ADD else _none(u),
+                _asked(u, wanted, WANT_PRE_BIAS, pre_bias), _asked(u, wanted, WANT_SLOPE, slope))
 
     @staticmethod
     def instance_norm(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, momentum, eps,
@@ -385,6 +431,9 @@ OUTPUT_NAMES = {
     "group_norm": ("y", "u", "mean", "rstd"),
     "group_norm_inference": ("y",),
     "group_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias", "dslope"),
+    "channel_norm": ("y", "u", "mean", "rstd"),
+    "channel_norm_inference": ("y",),
+    "channel_norm_backward": ("dx", "dweight", "dbias", "dscale", "dshift", "dpost_add", "dpre_bias", "dslope"),
     "instance_norm": ("y", "u", "mean", "rstd"),
     "batch_norm": ("y", "u", "mean", "rstd"),
     "batch_norm_backward": ("dx", "dweight", "dbias", "dpost_add", "dpre_bias", "dslope"),
@@ -428,6 +477,9 @@ _FUNCTIONS = {
     "batch_norm_evaluate": ("batch_norm", "forward", "forward", _native.EVALUATE),
     "batch_norm_inference": ("batch_norm", "forward", "forward", _native.EVALUATE),
     "batch_norm_evaluate_backward": ("batch_norm", "backward", "backward", _native.EVALUATE),
+    "channel_norm": ("channel_norm", "forward", "forward", 0),
+    "channel_norm_inference": ("channel_norm", "forward", "forward", 0),
+    "channel_norm_backward": ("channel_norm", "backward", "backward", 0),
     "channel_affine": ("affine", "forward", "forward", 0),
     "channel_affine_backward": ("affine", "backward", "backward", 0),
     "group_norm_stats": ("group_norm", "forward", "stats", 0),
@@ -483,6 +535,8 @@ def _ctypes_kernel(name: str):
         for slot, tensor in zip(output_names, outputs if isinstance(outputs, tuple) else (outputs,)):
             if slot not in _OPTIONAL_OUTPUTS or tensor.dim() > 1 or tensor.numel() > 0:
                 tensors[slot] = tensor
+        if numbers.get("statistics") == MEAN_SQUARE:
+            tensors.pop("mean", None)
         if "parts" in tensors:
             _of_shards(partial(_native.call, operator, direction, function, flags), numbers, tensors)
         else:
@@ -531,6 +585,9 @@ def _with_checks(name: str):
     elif name in ("group_norm", "group_norm_inference"):
         def check(*args):
             _checks.group_norm(*args[:8], args[9])
+    elif name in ("channel_norm", "channel_norm_inference"):
+        def check(*args):
+            _checks.channel_norm(*args[:8], args[9], y_type(args[15]))
     elif name in ("lean_batch_norm", "lean_batch_norm_forward_only", "lean_batch_norm_inference"):
         def check(*args):
             if name != "lean_batch_norm_inference":

@@ -23,9 +23,10 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as _module
 
-from . import _activations, _calls, modules
+from . import _activations, _calls
 from ._calls import Biased, complete, fused_call
-from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, plain_class, takes_activation
+from ._rules import (BLOCK, KINDS, NORM, OURS, channel_axis, has_own_activation, hooked, is_channel_norm, plain_class,
+                     result_type, takes_activation, takes_modulation)
 
 _TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 # Of exactly these types truth, comparisons, attributes and items run no code of a model's.
@@ -43,7 +44,8 @@ FUNCTIONS = frozenset({f for f in ACTIVATIONS if not f.__name__.endswith("_")} |
 METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "chunk", "size", "dim", "flatten",
                      "mean", "unsqueeze", "squeeze", "expand", "numel", "split", "mul", "sub", "div", "is_contiguous",
                      "to", "add", "sum", "amax", "amin", "abs", "neg", "exp", "sqrt", "square", "clone", "detach",
-                     "float", "double", "half", "type", "tanh", "sigmoid", "movedim"})
+                     "float", "double", "half", "type", "tanh", "sigmoid", "movedim", "unbind", "unflatten"})
+VIEWS = ("movedim", "permute", "transpose")  # through which a norm over channels meets what follows it
 ARITHMETIC = {torch.add: "add", torch.mul: "multiply", torch.div: "divide", torch.true_divide: "divide",
               torch.multiply: "multiply", torch.divide: "divide"}
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -89,9 +91,11 @@ class Shared:
 
 class Pending:
     """dropout(layer(input) * (1 + scale) + shift + added), not computed yet. layer is one of the words above for what
-    is no norm: input + bias, of a Biased; input.contiguous(); 1 + input; and a sum, which is there already."""
+    is no norm: input + bias, of a Biased; input.contiguous(); 1 + input; and a sum, which is there already. order: of a
+    norm over channels, how the axes are permuted before the dropout; what is added is as before that. factor: scale as
+    it was given."""
 
-    added = scale = shift = dropout = value = None
+    added = scale = factor = shift = dropout = value = order = None
     in_place = consumed = False
 
     def __init__(self, frame: Frame, layer: Any, input: Any) -> None:
@@ -116,15 +120,21 @@ class Pending:
                               if self.layer is _COPIED else 1 + input)
                 return self.value
             frame, layer = self.frame, self.layer
-            frame.note(layer, "" if self.shift is None else "scale + shift")
-            if self.shift is not None:
-                value = fused_call(layer, input, _NO_ACTIVATION, scale=self.scale, shift=self.shift)
+            adds = self.added is not None and is_channel_norm(type(layer))
+            frame.note(layer, "add" if adds else "" if self.shift is None else "scale + shift")
+            if self.shift is not None or adds:
+                value = fused_call(layer, input, _NO_ACTIVATION, **(
+                    {"post_add": self.added} if adds else {"scale": self.scale, "shift": self.shift}))
             else:
                 value = (fused_call(layer, input, _NO_ACTIVATION) if type(input) is Biased else
                          layer(input) if frame.scoped else layer.forward(input))
-                if self.scale is not None:
-                    value = value * (1 + self.scale)
-            if self.in_place:
+            if self.order is not None:
+                value = value.permute(self.order)
+            if self.scale is not None and self.shift is None:
+                value = value * (1 + self.factor)
+            if adds:
+                pass
+            elif self.in_place:
                 value += self.added
             elif self.added is not None:
                 value = value + self.added
@@ -139,22 +149,61 @@ class Pending:
                 name == "prelu" and (type(chosen["slope"]) not in _TENSORS
                                      or not takes_activation(type(layer), {"slope": None}))):
             return _NOT_PENDING
-        frame, input = self.frame, self.close()
+        of_channels = is_channel_norm(type(layer))
+        if of_channels and name == "prelu" and not (chosen["slope"].shape == (1,) or chosen[
+                "slope"].shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input)):
+            return _NOT_PENDING
+        frame, input, order = self.frame, self.close(), self.order
         others = {} if added is scale is None else {"post_add": added} if scale is None else {
             "scale": scale, "shift": self.shift}
         frame.note(layer, name if not others else f"{' + '.join(others).replace('post_add', 'add')} + {name}")
-        if name == "prelu" or type(input) is Biased:
+        if name == "prelu" and not of_channels or type(input) is Biased:
             value = fused_call(layer, input, chosen, **others)
         else:
             value = (layer if frame.scoped else layer.forward)(input, **others, **chosen)
         self.added = self.scale = self.shift = None
+        if order is not None:
+            value = value.permute(order)
         return value if dropout is None else dropout(value)
+
+    def before(self, axis: int) -> int:
+        """Which axis of the norm's output it is."""
+        return axis if self.order is None else self.order[axis]
+
+    def shape(self) -> tuple[int, ...]:
+        """Of a norm over channels, permuted."""
+        shape = self.input.shape
+        return shape if self.order is None else tuple(shape[axis] for axis in self.order)
+
+    def permuted(self, name: str, rest: tuple[Any, ...]) -> Optional[Pending]:
+        """this.name(*rest), one of VIEWS, still pending; None where that cannot be."""
+        axes = self.input.dim() if type(self.input) in _TENSORS else 0
+        moved = _moved(name, rest, axes) if is_channel_norm(type(self.layer)) and axes else None
+        if moved is None or self.dropout is not None or self.added is not None or self.scale is not None:
+            return None
+        self.order = tuple(self.before(axis) for axis in moved)
+        return self
+
+    def is_modulation(self, parameter: Tensor) -> bool:
+        """Is it scale or shift of samples and channels, for what a norm over channels gives?"""
+        shape, layer = self.shape(), self.layer
+        expected = [1] * len(shape)
+        axis = channel_axis(layer, self.input)
+        at = axis if self.order is None else self.order.index(axis)
+        if at == 0 or self.before(0) != 0:
+            return False
+        expected[0], expected[at] = shape[0], shape[at]
+        return parameter.shape == tuple(expected) and parameter.dtype == result_type(layer, self.input)
 
     def plus(self, other: Any, in_place: bool) -> Any:
         """this + other, still pending; None where that cannot be."""
         x = self.input.value if type(self.input) is Biased else self.input
         if self.added is not None or self.shift is not None or self.dropout is not None \
-                or type(other) not in _TENSORS or other.dtype != x.dtype or other.device != x.device:
+                or type(other) not in _TENSORS or other.device != x.device:
+            return None
+        if is_channel_norm(type(self.layer)):
+            return self._plus(other, in_place)
+        if other.dtype != x.dtype:
             return None
         if self.scale is None:
             if other.shape != x.shape:
@@ -165,6 +214,39 @@ class Pending:
         else:
             self.shift = other
         return self
+
+    def _plus(self, other: Tensor, in_place: bool) -> Optional[Pending]:
+        """Of a norm over channels."""
+        if self.scale is not None:
+            if not self.is_modulation(other):
+                return None
+            self.shift = other.reshape(self.scale.shape)
+        elif other.shape == self.shape() and other.dtype == result_type(self.layer, self.input):
+            if self.order is not None:
+                other = other.permute(sorted(range(other.dim()), key=self.order.__getitem__))
+            self.added, self.in_place = other, in_place
+        else:
+            return None
+        return self
+
+
+def _moved(name: str, rest: tuple[Any, ...], axes: int) -> Optional[list[int]]:
+    """The permutation that a method of tensors is; None where its arguments are not known."""
+    if name == "permute" and len(rest) == 1 and type(rest[0]) in (tuple, list):
+        rest = tuple(rest[0])
+    if any(type(axis) is not int or not -axes <= axis < axes for axis in rest):
+        return None
+    at = [axis % axes for axis in rest]
+    order = list(range(axes))
+    if name == "permute":
+        return at if sorted(at) == order else None
+    if len(at) != 2:
+        return None
+    if name == "movedim":
+        order.insert(at[1], order.pop(at[0]))
+    else:
+        order[at[0]], order[at[1]] = at[1], at[0]
+    return order
 
 
 def _per_channel(x: Tensor) -> tuple[int, ...]:
@@ -248,6 +330,12 @@ class Frame:
                     type(found) is types.FunctionType or not hasattr(type(found), "__get__")):
                 return value
         return self.safe(value)
+
+    def classes(self, value: Any) -> Any:
+        """Gives the value back, which isinstance asks of next what it is of."""
+        if self.open and not all(type(kind) is type for kind in (value if type(value) is tuple else [value])):
+            self.settle()
+        return value
 
     def compared(self, value: Any) -> Any:
         """Gives the value back, which is compared next: of containers that compares what is in them."""
@@ -496,6 +584,8 @@ class Frame:
             given = self._activated(F.prelu if name == "prelu" else F.relu, x, *rest) if _is_open(x) and len(
                 rest) == (name == "prelu") else None
             given = None if given is _NOT_PENDING else given
+        elif name in VIEWS:
+            given = x.permuted(name, rest) if _norm_is_open(x) else None
         elif name == "contiguous":
             if type(x) in _TENSORS and not rest and not self.compiling and x.device.type in _calls.BIAS_DEVICES:
                 return Pending(self, _COPIED, self.safe(x))
@@ -566,12 +656,18 @@ class Frame:
 
     def _product(self, a: Any, b: Any) -> Any:
         for x, factor in ((a, b), (b, a)):
-            if _norm_is_open(x) and _is_open(factor) and factor.layer is _ONE_PLUS and isinstance(
-                    x.layer, modules.GroupNorm) and x.added is x.scale is x.dropout is None:
+            if _norm_is_open(x) and _is_open(factor) and factor.layer is _ONE_PLUS and takes_modulation(
+                    type(x.layer)) and x.added is x.scale is x.dropout is None:
                 input, scale = x.input.value if type(x.input) is Biased else x.input, factor.input
+                if is_channel_norm(type(x.layer)):
+                    if x.is_modulation(scale) and scale.device == input.device:
+                        factor.close()
+                        x.factor, x.scale = scale, scale.reshape(scale.shape[0], -1)
+                        return x
+                    continue
                 if scale.shape == _per_channel(input) and scale.dtype == input.dtype and scale.device == input.device:
                     factor.close()
-                    x.scale = scale
+                    x.factor = x.scale = scale
                     return x
         return None
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ._pending import (ACTIVATIONS, ARITHMETIC, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame,
-                       Shared)
+                       VIEWS, Shared)
 from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
@@ -34,7 +34,7 @@ FRAME = "_normfuse"
 # What of the frame may give a pending value.
 _WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply",
                     "in_place"})
-_WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul"})
+_WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _OPERATORS = {ast.Mult: "multiply", ast.Div: "divide"}
 # Contexts that let every exception pass.
@@ -302,6 +302,10 @@ class _Rewriter:
         if plain and known in (hasattr, getattr) and not keywords and len(args) > 1 and isinstance(args[1], ast.Constant):
             first, *rest = map(self.of, args)
             return ast.Call(self.of(f), [self._check("owner", first, args[1]), *rest], [])
+        if plain and known is isinstance and len(args) == 2 and not keywords:
+            first, kinds = map(self.of, args)
+            return ast.Call(self.of(f), [self._check("owner", first, ast.Constant("__class__")),
+                                         self._check("classes", kinds)], [])
         if plain and args and known in ACTIVATIONS:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
@@ -330,6 +334,11 @@ class _Rewriter:
             if f.attr.endswith("_"):
                 return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
             return self._harmless(operands[0], operands[1:], [], f.attr)
+        if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in VIEWS and known is None and not own:
+            value = self.of(f.value, True)
+            if self._may_wait(value):
+                return self._waits(_do("method", value, ast.Constant(f.attr), *map(self.of, args)))
+            return self._harmless(value, list(map(self.of, args)), [], f.attr)
         if plain and self._shares(f):
             callee = self.of(f)
             return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),

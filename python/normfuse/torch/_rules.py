@@ -27,10 +27,11 @@ _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for
     "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
     "SyncBatchNorm")}
 OURS = frozenset(_REPLACEMENTS.values())
+_CHANNEL_NORMS = (modules.ChannelNorm, modules.LayerNorm2d, modules.RMSNorm2d)  # which have no stock class of torch's
 
 # What a rewritten forward does with a call of a module of exactly this class: see _pending.py.
 NORM, BLOCK = "norm", "block"
-KINDS: dict[type, str] = dict.fromkeys(OURS, NORM)
+KINDS: dict[type, str] = dict.fromkeys((*OURS, *_CHANNEL_NORMS), NORM)
 
 
 def plain_class(kind: type) -> type:
@@ -155,6 +156,203 @@ class _ComfyGroupNorm(_Foreign, modules.GroupNorm):
         return output
 
 
+class _OfChannels(_Foreign, _Activated):
+    """A norm over the channels of each position. Where channel norm does not compute what the class does, such as for
+    other types, the class's own forward runs, and what follows it after that."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        """The keywords of functional.channel_norm; None where that is not the same."""
+        raise NotImplementedError
+
+    def _normfuse_words(self, x: Tensor) -> Optional[dict[str, Any]]:
+        if not isinstance(x, Tensor) or x.dtype not in _TYPES or x.device.type not in _DEVICES:
+            return None
+        how = self._normfuse_how(x)
+        if how is None or how.get("dim", 1) == 1 and x.dim() < 2:
+            return None
+        dtype = how.get("dtype")
+        return None if dtype is not None and dtype != x.dtype and (x.dtype, dtype) not in _OTHER_RESULTS else how
+
+    def forward(self, x: Tensor, *others: Any, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+                shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None,
+                slope: Optional[Tensor] = None, **named: Any) -> Tensor:
+        if is_traced(self, x):
+            return leaf(self, x, post_add=post_add, scale=scale, shift=shift, activation=activation,
+                        act_param=act_param, slope=slope)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
+        how = None if others or named else self._normfuse_words(x)
+        if how is not None:
+            return functional.channel_norm(x, **how, post_add=post_add, scale=scale, shift=shift, activation=activation,
+                                           act_param=act_param, slope=slope)
+        output = self._normfuse_stock.forward(self, x, *others, **named)
+        if scale is not None:
+            output = output * (1 + _spread(scale, output, self)) + _spread(shift, output, self)
+        if post_add is not None:
+            output = output + post_add
+        return apply(output, choice(activation, act_param, slope=slope))
+
+
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_DEVICES = ("cpu", "cuda", "meta")
+_OTHER_RESULTS = {(x, y) for sixteen in (torch.float16, torch.bfloat16) for x, y in (
+    (sixteen, torch.float32), (torch.float32, sixteen))}
+
+
+def _spread(parameter: Tensor, output: Tensor, layer: nn.Module) -> Tensor:
+    """[N, C] to be broadcast to a layer's output."""
+    ones = (1,) * (output.dim() - 2)
+    n, c = parameter.shape
+    return parameter.reshape((n, c, *ones) if channel_axis(layer, output) == 1 else (n, *ones, c))
+
+
+def channel_axis(layer: nn.Module, x: Tensor) -> int:
+    """The axis of x that a layer takes for the channels."""
+    if isinstance(layer, _OfChannels):
+        how = layer._normfuse_how(x)
+        return 1 if how is None or how.get("dim", 1) == 1 else x.dim() - 1
+    return 1 if not isinstance(layer, modules._ChannelNorm) or layer.dim == 1 else x.dim() - 1
+
+
+def result_type(layer: nn.Module, x: Tensor) -> Optional[torch.dtype]:
+    """Of a channel norm's output; None where that is not known before it is called."""
+    if isinstance(layer, modules._ChannelNorm):
+        return functional._result_type(x, None) or x.dtype
+    how = layer._normfuse_words(x)
+    return None if how is None else how.get("dtype") or functional._result_type(x, None) or x.dtype
+
+
+def is_channel_norm(kind: type) -> bool:
+    return issubclass(kind, (_OfChannels, modules._ChannelNorm))
+
+
+def takes_modulation(kind: type) -> bool:
+    """Whether calls of layers of this class take scale and shift."""
+    return issubclass(kind, (modules.GroupNorm, _OfChannels, modules._ChannelNorm))
+
+
+def _promoted(x: Tensor, *parameters: Any) -> torch.dtype:
+    """The type of arithmetic with x and what is given. Under autocast such classes compute some steps in f32."""
+    dtype = functional._result_type(x, None) or x.dtype
+    for parameter in parameters:
+        if isinstance(parameter, Tensor):
+            dtype = torch.promote_types(dtype, parameter.dtype)
+    return dtype
+
+
+def _flat(parameter: Any) -> Any:
+    return parameter.reshape(-1) if isinstance(parameter, Tensor) else None
+
+
+class _WanRMSNorm(_OfChannels):
+    """normalize(x).to(x.dtype) * sqrt(C) * gamma + bias."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        gamma, bias, dim = self.gamma, self.bias, 1 if self.channel_first else -1
+        if self.scale != gamma.numel() ** 0.5 or not isinstance(bias, Tensor) and bias not in (0, None):
+            return None
+        return {"weight": gamma.reshape(-1), "bias": _flat(bias), "statistics": "mean_square", "eps": 1e-12,
+                "eps_kind": "of_norm", "dim": dim, "dtype": self._normfuse_type(x, gamma, bias)}
+
+    def _normfuse_type(self, x: Tensor, *parameters: Any) -> torch.dtype:
+        dtype = x.dtype
+        for parameter in parameters:
+            if isinstance(parameter, Tensor):
+                dtype = torch.promote_types(dtype, parameter.dtype)
+        return dtype
+
+
+class _ComfyRMSNorm(_WanRMSNorm):
+    """The same with parameters that are cast to the input's type and device in each call."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        how = super()._normfuse_how(x)
+        if how is not None:
+            how.update({name: how[name].to(x) for name in ("weight", "bias") if how[name] is not None})
+        return how
+
+    def _normfuse_type(self, x: Tensor, *parameters: Any) -> torch.dtype:
+        return _promoted(x)
+
+
+class _DiffusersRMSNorm(_OfChannels):
+    """RMS norm over the last axis. Without a weight the result has the input's type, with one of 16 bits the weight's,
+    and else the wider one, f32 at least."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        weight, bias = self.weight, self.bias
+        if len(self.dim) != 1 or "torch_npu" in sys.modules:
+            return None
+        dtype = x.dtype
+        if weight is not None and weight.dtype in (torch.float16, torch.bfloat16):
+            dtype = weight.dtype
+        elif weight is not None:
+            dtype = torch.promote_types(torch.promote_types(dtype, torch.float32), weight.dtype)
+        if weight is not None and bias is not None:
+            dtype = torch.promote_types(dtype, bias.dtype)
+        return {"weight": weight, "bias": bias if weight is not None else None, "statistics": "mean_square",
+                "eps": self.eps, "dim": -1, "dtype": dtype}
+
+
+class _PerChannelRMSNorm(_OfChannels):
+    """LTX-2's: x / sqrt(mean(x^2) + eps)."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        if self.channel_dim not in (1, -1, x.dim() - 1):
+            return None
+        return {"statistics": "mean_square", "eps": self.eps, "dim": 1 if self.channel_dim == 1 else -1,
+                "dtype": _promoted(x)}
+
+
+class _RMSNorm2d(_OfChannels):
+    """timm's."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        if x.dim() != 4:
+            return None
+        return {"weight": self.weight, "statistics": "mean_square", "eps": self.eps, "dtype": _promoted(x, self.weight)}
+
+
+class _LayerNormOfTokens(_OfChannels):
+    """torch.nn.LayerNorm over one axis, in blocks that permute their input before it. Its result is contiguous."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        if len(self.normalized_shape) != 1:
+            return None
+        return {"weight": self.weight, "bias": self.bias, "eps": self.eps, "dim": -1, "channels_last": True}
+
+
+class _LayerNorm2d(_OfChannels):
+    """timm's and torchvision's: layer norm of a permuted input, which makes a channels-last result."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        if x.dim() != 4 or len(self.normalized_shape) != 1:
+            return None
+        return {"weight": self.weight, "bias": self.bias, "eps": self.eps, "channels_last": True}
+
+
+class _SamLayerNorm2d(_OfChannels):
+    """Segment Anything's: written out, in the wider of the types."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        weight, bias = self.weight, self.bias
+        return {"weight": weight, "bias": bias, "eps": self.eps, "dtype": _promoted(x, weight, bias)}
+
+
+class _LayerNormOfFormat(_OfChannels):
+    """transformers': `data_format` says where the channels are. A subclass of torch.nn.LayerNorm, and in older versions
+    written out for channels_first, where the statistics are of f32 and the result is of the wider type."""
+
+    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
+        how = {"weight": self.weight, "bias": self.bias, "eps": self.eps}
+        if self.data_format != "channels_first":
+            return {**how, "dim": -1, "channels_last": True}
+        if x.dim() != 4:
+            return None
+        if issubclass(self._normfuse_stock, nn.LayerNorm):
+            return {**how, "channels_last": True}
+        return {**how, "dtype": _promoted(x, self.weight, self.bias)}
+
+
 class _ByRule(_Foreign):
     """The caller's function in the place of forward."""
 
@@ -166,7 +364,10 @@ class _ByRule(_Foreign):
 
 # Attributes that must be false for the class to be what is said here.
 _SWITCHES = {("timm.layers.norm", "GroupNorm"): ("fast_norm", "_fast_norm"),
-             ("timm.layers.norm_act", "GroupNormAct"): ("_fast_norm",)}
+             ("timm.layers.norm_act", "GroupNormAct"): ("_fast_norm",),
+             ("timm.layers.norm", "LayerNorm"): ("_fast_norm",),
+             ("timm.layers.norm", "LayerNorm2d"): ("_fast_norm",),
+             ("timm.layers.norm", "RmsNorm2d"): ("_fast_norm",)}
 # Their forward is the stock class's. They become layers of the stock class's replacement itself.
 _SAME_AS_STOCK: dict[tuple[str, str], type] = {("timm.layers.norm", "GroupNorm"): nn.GroupNorm}
 # Their forward is the stock class's, then their children drop and act.
@@ -174,14 +375,32 @@ _WITH_OWN_ACTIVATION: dict[tuple[str, str], type] = {("timm.layers.norm_act", "B
                                                      ("timm.layers.norm_act", "SyncBatchNormAct"): nn.SyncBatchNorm,
                                                      ("timm.layers.norm_act", "GroupNormAct"): nn.GroupNorm}
 _BY_MIXIN: dict[tuple[str, str], type] = {
+    ("comfy.ldm.wan.vae", "RMS_norm"): _ComfyRMSNorm,
     ("comfy.ops", "disable_weight_init.GroupNorm"): _ComfyGroupNorm,
     ("comfy.ops", "manual_cast.GroupNorm"): _ComfyGroupNorm,
     ("detectron2.layers.batch_norm", "FrozenBatchNorm2d"): _FrozenOfInputType,
+    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerRMS_norm"): _WanRMSNorm,
+    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15", "HunyuanVideo15RMS_norm"): _WanRMSNorm,
+    ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "PerChannelRMSNorm"): _PerChannelRMSNorm,
+    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage", "QwenImageRMS_norm"): _WanRMSNorm,
+    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage21", "QwenImage21RMS_norm"): _WanRMSNorm,
+    ("diffusers.models.autoencoders.autoencoder_kl_wan", "WanRMS_norm"): _WanRMSNorm,
+    ("diffusers.models.normalization", "RMSNorm"): _DiffusersRMSNorm,
+    ("sam2.modeling.sam2_utils", "LayerNorm2d"): _SamLayerNorm2d,
+    ("segment_anything.modeling.common", "LayerNorm2d"): _SamLayerNorm2d,
+    ("timm.layers.norm", "LayerNorm2d"): _LayerNorm2d,
+    ("timm.layers.norm", "RmsNorm2d"): _RMSNorm2d,
     ("timm.layers.norm_act", "FrozenBatchNormAct2d"): _FrozenWithOwnActivation,
+    ("torchvision.models.convnext", "LayerNorm2d"): _LayerNorm2d,
     ("torchvision.ops.misc", "FrozenBatchNorm2d"): _Frozen,
     ("transformers.models.bit.modeling_bit", "BitGroupNormActivation"): _BitGroupNorm,
 }
-_LAYER_NORMS = {("timm.layers.norm", "LayerNorm2d"), ("torchvision.models.convnext", "LayerNorm2d")}
+# Layer norms over the last axis, which are those of channels in the blocks below alone.
+_OF_TOKENS = {("timm.layers.norm", "LayerNorm"), ("torch.nn.modules.normalization", "LayerNorm")}
+_LTX_BLOCKS = [("diffusers.models.autoencoders.autoencoder_kl_ltx", "LTXVideoResnetBlock3d"),
+               ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "LTX2VideoResnetBlock3d")]
+_LAYER_NORMS_OF_FORMAT = ("SamLayerNorm", "Sam2LayerNorm", "SamHQLayerNorm", "EdgeTamLayerNorm", "ConvNextLayerNorm",
+                          "ConvNextV2LayerNorm")
 
 
 def _name(kind: type) -> tuple[str, str]:
@@ -192,7 +411,27 @@ def _mixin(kind: type) -> Optional[type]:
     # DetrFrozenBatchNorm2d and its copies in a dozen models, all with the same code and a constant for eps.
     if kind.__module__.startswith("transformers.models.") and kind.__qualname__.endswith("FrozenBatchNorm2d"):
         return _Frozen
+    if kind.__module__.startswith("transformers.models.") and kind.__qualname__ in _LAYER_NORMS_OF_FORMAT:
+        return _LayerNormOfFormat
     return _BY_MIXIN.get(_name(kind))
+
+
+def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
+    """The layer norms of ConvNeXt's and LTX's blocks, which permute their input to channels-last before."""
+    found = set()
+    for module in model.modules():
+        name = _name(plain_class(type(module)))
+        if name == ("torchvision.models.convnext", "CNBlock") and isinstance(module._modules.get("block"), nn.Sequential):
+            before = None
+            for child in module.block:
+                if _name(type(before)) == ("torchvision.ops.misc", "Permute") and before.dims == [0, 2, 3, 1]:
+                    found.add(child)
+                before = child
+        elif name == ("timm.models.convnext", "ConvNeXtBlock") and not module.use_conv_mlp:
+            found.add(module.norm)
+        elif name in _LTX_BLOCKS and module.norm3 is not None:
+            found.add(module.norm3)
+    return {layer for layer in found if _name(plain_class(type(layer))) in _OF_TOKENS}
 
 
 @functools.cache
@@ -210,7 +449,7 @@ def _foreign_class(stock: type, rule: Optional[Rule] = None) -> type:
         bases = (_WithOwnActivation, _REPLACEMENTS[_WITH_OWN_ACTIVATION[_name(stock)]])
         members["_normfuse_base"] = bases[1]
     else:
-        bases = (_mixin(stock),)
+        bases = (_LayerNormOfTokens if _name(stock) in _OF_TOKENS else _mixin(stock),)
     made = type(stock.__name__, (*bases, stock), members)
     if takes_activation(made):
         KINDS[made] = NORM
@@ -249,17 +488,19 @@ def check(rules: Mapping[type, Rule]) -> None:
 
 def is_ours(kind: type) -> bool:
     """Is it a class that convert gives layers, and not one that someone derived from it?"""
-    return kind in OURS or "_normfuse_stock" in vars(kind)
+    return kind in OURS or kind in _CHANNEL_NORMS or "_normfuse_stock" in vars(kind)
 
 
 def is_normalization(module: nn.Module, rules: Mapping[type, Rule]) -> bool:
+    """Beside norms_of_tokens."""
     kind = type(module)
-    return (isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._NormBase, _Foreign)) or kind in rules
-            or _mixin(kind) is not None or _name(kind) in _LAYER_NORMS)
+    return (isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._NormBase, modules._ChannelNorm, _Foreign))
+            or kind in rules or _mixin(kind) is not None)
 
 
-def convert_layer(module: nn.Module, rules: Mapping[type, Rule]) -> tuple[bool, tuple[str, ...], Optional[str]]:
-    """Changes the layer's class, if it is known. For its report: whether that was done, what it does itself after the
+def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
+                  of_tokens: bool = False) -> tuple[bool, tuple[str, ...], Optional[str]]:
+    """of_tokens: one of norms_of_tokens. Changes the layer's class, if it is known. For its report: whether that was done, what it does itself after the
     norm, and why it was left or has nothing else folded into it."""
     kind = type(module)
     if is_ours(kind):
@@ -270,12 +511,10 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule]) -> tuple[bool, 
     on = [switch for switch in _SWITCHES.get(name, ()) if rule is None and getattr(module, switch, False)]
     if on:
         return False, (), f"its {on[0]} is on"
-    if rule is not None or name in _WITH_OWN_ACTIVATION or _mixin(kind) is not None:
+    if rule is not None or of_tokens or name in _WITH_OWN_ACTIVATION or _mixin(kind) is not None:
         ours = functools.partial(_foreign_class, kind, rule)
     elif kind in _REPLACEMENTS or name in _SAME_AS_STOCK:
         ours = functools.partial(_REPLACEMENTS.get, _SAME_AS_STOCK.get(name, kind))
-    elif name in _LAYER_NORMS:
-        return False, (), "it is a layer norm over channels, with statistics of each position, which normfuse has not"
     elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return False, (), "it is lazy: convert after the first forward"
     else:

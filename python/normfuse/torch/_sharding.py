@@ -2,10 +2,11 @@
 """How the operators run on DTensors: which of their tensors may be cut along a mesh axis, and what that makes of the
 results.
 
-Group norm is cut along the samples, training batch norm along the channels; evaluation and channel affine along any
-axis, each value being on its own. Other inputs are redistributed, to whole tensors at worst: DTensor picks what moves
-the fewest bytes. A gradient that a cut leaves to be summed is Partial. Running statistics are updated where they lie,
-so they are never redistributed: training with whole ones is training on the whole batch, as it is with stock's.
+Group norm and channel norm are cut along the samples, training batch norm along the channels; evaluation and channel
+affine along any axis, each value being on its own. Other inputs are redistributed, to whole tensors at worst: DTensor
+picks what moves the fewest bytes. A gradient that a cut leaves to be summed is Partial. Running statistics are updated
+where they lie, so they are never redistributed: training with whole ones is training on the whole batch, as it is with
+stock's.
 
 torch.distributed.tensor takes a while to import. So strategies are registered when a DTensor may first be there, not
 before.
@@ -17,7 +18,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ._operators import (OUTPUT_NAMES, UNANNOTATED, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE,
+from ._operators import (MEAN_SQUARE, OUTPUT_NAMES, UNANNOTATED, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS, WANT_SCALE,
                          WANT_SHIFT, WANT_SLOPE, WANT_WEIGHT, WANT_X, ops, writes_u)
 
 _WANTED = {"dx": WANT_X, "dweight": WANT_WEIGHT, "dbias": WANT_BIAS, "dscale": WANT_SCALE, "dshift": WANT_SHIFT,
@@ -27,7 +28,8 @@ _SAMPLES, _CHANNELS = 0, 1  # the axes of [N, C, spatial...]
 
 # Operators by what may be cut: the lean ones, too.
 _OF_SAMPLES = ("group_norm", "group_norm_inference", "group_norm_backward", "lean_group_norm",
-               "lean_group_norm_inference", "lean_group_norm_backward", "instance_norm", "instance_norm_unannotated")
+               "lean_group_norm_inference", "lean_group_norm_backward", "instance_norm", "instance_norm_unannotated",
+               "channel_norm", "channel_norm_inference", "channel_norm_backward")
 _OF_CHANNELS = ("batch_norm", "batch_norm_backward", "lean_batch_norm", "lean_batch_norm_forward_only",
                 "lean_batch_norm_backward", "batch_norm_unannotated")
 _OF_VALUES = ("batch_norm_evaluate", "batch_norm_inference", "batch_norm_evaluate_backward",
@@ -39,6 +41,8 @@ def _is_asked(name: str, given: dict[str, Any]) -> bool:
     """Whether an output has the shape that its name says, and is not a tensor of no elements."""
     if name == "u":
         return writes_u(given.get("pre_bias"), given.get("pre_add"), given.get("return_sum", True))
+    if name == "mean":
+        return given.get("statistics") != MEAN_SQUARE
     if name not in _WANTED:
         return True
     return bool(given.get("wanted", WANT_X | WANT_WEIGHT | WANT_BIAS) & _WANTED[name]) and (
@@ -59,13 +63,13 @@ class _Cut:
         return self.of_tensor(name, tensor.ndim, tensor.shape)
 
     def of_tensor(self, name: str, axes: int, shape: Any) -> Any:
-        """Big tensors, statistics and parameters: of [C], [N, C] or, statistics of group norm, [N, groups]."""
+        """Big tensors, statistics and parameters: of [C], [N, C] or, statistics of norms of samples, [N, ...]."""
         if self.axis is None:
             return self.whole
         if name in _BIG:
             return self.cut_along(self.axis)
         if self.axis == _SAMPLES:
-            return self.cut_along(0) if axes == 2 else self.whole
+            return self.cut_along(0) if axes > 1 else self.whole
         if self.axis == _CHANNELS and shape[-1] == self.channels:
             return self.cut_along(axes - 1)
         return self.whole

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import nn
 
-from . import _activations, _calls, modules
-from ._pending import ACTIVATIONS, ARITHMETIC, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING
+from . import _activations, _calls
+from ._pending import ACTIVATIONS, ARITHMETIC, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING, VIEWS
 from ._rewrite import FRAME, done
-from ._rules import BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, takes_activation
+from ._rules import (BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, is_channel_norm, takes_activation,
+                     takes_modulation)
 from ._text import SCOPES
 
 _COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
                 ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
                 ast.NotIn: lambda a, b: a not in b}
-_CHECKS = ("safe", "compared", "settled", "callee", "tensor", "force", "iter", "each", "owner")
+_CHECKS = ("safe", "classes", "compared", "settled", "callee", "tensor", "force", "iter", "each", "owner")
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
 UNKNOWN: tuple[Any, ...] = (None,)
@@ -336,7 +337,7 @@ class Survey:
             self.closed[v] = why
             self.kept |= v.convolutions
             if v.site:
-                if v.what == "scale + shift":
+                if v.what == "scale + shift" or v.what == "add" and is_channel_norm(type(v.layer)):
                     self.note(v, v.what)
                 else:
                     self.why.setdefault(v.layer, {}).setdefault(v.site, why)
@@ -395,7 +396,7 @@ class Survey:
     def _iter(self, node: ast.Call, argument: ast.expr, *unpacked: ast.expr) -> Any:
         return self.value(argument)
 
-    _each = _iter
+    _each = _classes = _iter
 
     def _in_place(self, node: ast.Call, argument: ast.expr, method: Any, callee: ast.expr, *rest: ast.expr) -> Any:
         x, f = self.value(argument), self.only(callee)
@@ -567,7 +568,7 @@ class Survey:
 
     def product(self, a: Any, b: Any) -> Any:
         for x, factor in ((a, b), (b, a)):
-            norms = [v for v in x if isinstance(v, Waiting) and v.site and isinstance(v.layer, modules.GroupNorm)
+            norms = [v for v in x if isinstance(v, Waiting) and v.site and takes_modulation(type(v.layer))
                      and v not in self.closed and not v.what and not v.dropout]
             if norms and _ONE_PLUS in factor:
                 return tuple(self.opened(v._replace(what="scale"), v) for v in norms)
@@ -597,6 +598,12 @@ class Survey:
             return self.sum(x, *others, name == "add_")
         if name == "mul":
             return self.product(x, *others)
+        if name in VIEWS:
+            for value in others:
+                self.force(value)
+            waits = tuple(v for v in x if isinstance(v, Waiting) and v.site and not v.what and not v.dropout
+                          and v not in self.closed and is_channel_norm(type(v.layer)))
+            return (*waits, *self.force(tuple(v for v in x if v not in waits)))
         for value in (x, *others):
             self.force(value)
         return UNKNOWN

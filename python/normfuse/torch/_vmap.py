@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """torch.func.vmap of the operators: where the mapped axis can join the samples, one call; elsewhere one for each slice.
 
-Samples share nothing in group norm, channel affine and evaluating batch norm, so N samples of B slices are B*N samples.
+Samples share nothing in group norm, channel norm, channel affine and evaluating batch norm, so N samples of B slices are B*N samples.
 The axis stays where it is when it is the first or the second, which needs no copy; from elsewhere it becomes the first.
 What else has x's shape and is not mapped is repeated. Slices are called one by one where x is not mapped; where
 parameters are, but channel affine's scale and bias, which may be those of a sample; in training batch norm; and in
@@ -131,7 +131,8 @@ def _each_slice(op):
     return lambda info, in_dims, *args: _slices(op, info.batch_size, in_dims, args)
 
 
-_RULES = {"group_norm": _group_norm, "group_norm_inference": _group_norm, "channel_affine": _channel_affine,
+_RULES = {"group_norm": _group_norm, "group_norm_inference": _group_norm, "channel_norm": _group_norm,
+          "channel_norm_inference": _group_norm, "channel_affine": _channel_affine,
           "batch_norm_evaluate": _evaluating_batch_norm, "batch_norm_inference": _evaluating_batch_norm,
           "instance_norm": _training, "batch_norm": _training}
 

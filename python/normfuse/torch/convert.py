@@ -94,8 +94,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
 
     model: any module, a single layer included. Its layers of exactly the stock classes GroupNorm, BatchNorm1d/2d/3d,
         InstanceNorm1d/2d/3d and SyncBatchNorm become those of normfuse.torch: the same objects, parameters, buffers
-        and hooks. So do known layers of ComfyUI, detectron2, timm, torchvision and transformers, which docs/pytorch.md
-        lists. Other subclasses with code of their own are left.
+        and hooks. So do known layers of ComfyUI, detectron2, diffusers, Segment Anything, timm, torchvision and
+        transformers, norms over channels among them, which docs/pytorch.md lists. Other subclasses with code of their own are left.
     rules: class -> what layers of exactly this class become: a stock class that it computes the same as, or a function
         in the place of its forward, rule(layer, input, *, post_add=None, activation=None, act_param=None, slope=None).
         A function without these keywords has nothing folded into its calls; one without slope no PReLU.
@@ -103,8 +103,9 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
 
     An activation that follows becomes part of the layer's call, and so does an addition between the two, where nothing
     else reads the values between. It may be ReLU, ReLU6, LeakyReLU, PReLU, SiLU, GELU, Hardswish, ELU or Mish with its
-    parameters, as a module or a function. `* (1 + scale) + shift` after a group norm is folded, too. What has hooks is
-    not folded.
+    parameters, as a module or a function. `* (1 + scale) + shift` after a group norm or a norm over channels is folded,
+    too; after a norm over channels also an addition alone, and what follows behind movedim, permute or transpose. What
+    has hooks is not folded.
 
     On CUDA biases of convolutions move into the calls of the layers that they feed, or into the residual additions
     after them: `norm(conv(x) + embedding)` and `conv(x) + residual` are a convolution without bias and one pass each.
@@ -119,11 +120,13 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     _rules.check(rules)
     _registries.add_classes()  # of what was imported since
     layers = {}  # in the order of named_modules()
+    of_tokens = _rules.norms_of_tokens(model)
     for name, module in list(model.named_modules()):
         if _rewrite.is_rewritten(module):
             _rewrite.restore(module)  # and rewritten anew below, as its class is now
-        if _rules.is_normalization(module, rules):
-            layers[module] = LayerReport(name, type(module).__name__, *_rules.convert_layer(module, rules))
+        if module in of_tokens or _rules.is_normalization(module, rules):
+            layers[module] = LayerReport(name, type(module).__name__,
+                                         *_rules.convert_layer(module, rules, module in of_tokens))
     blocks = _rewritten(model, layers)
     survey = Survey()
     for block in blocks:  # from the outermost on

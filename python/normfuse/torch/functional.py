@@ -6,6 +6,8 @@ fused in.
     z = ((u - mean) * rstd * weight + bias) [* (1 + scale) + shift] [+ post_add]
     y = activation(z)
 
+Channel norm has one mean, or none, and one rstd for the channels of each position.
+
 Tensors may have any of the dtypes f64, f32, f16, bf16; parameters may have another one than the input, so a 16-bit
 input under autocast is taken as it is, and the result has its dtype. Channels-last inputs are read in place and give
 channels-last results. ``activation`` is None, "relu", "leaky_relu" (``act_param``: slope, 0.01), "silu", "gelu",
@@ -23,9 +25,10 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import _autograd, _checks, _sharding, _vmap  # noqa: F401: registers rules
-from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, UNANNOTATED, ops, straight
+from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, UNANNOTATED, Y_DTYPES, ops, straight
+from .._library import EPS_KINDS, STATISTICS
 
-__all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "autocast_to_float32"]
+__all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "channel_norm", "autocast_to_float32"]
 
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _functorch_is_active = torch._C._are_functorch_transforms_active
@@ -48,11 +51,15 @@ _is_tracing = torch._C._is_tracing
 _any_requires_grad = torch._C._any_requires_grad
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _autocast_to_float32 = False
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+# Where torch's autocast gives layer_norm and rms_norm f32.
+_AUTOCASTS_TO_FLOAT32 = frozenset(("cuda", "xpu", "mtia", "maia"))
 
 
 def autocast_to_float32(enabled: bool = True) -> bool:
     """Whether under autocast 16-bit inputs are converted to f32 first, as torch's own group norm does, so that results
-    are f32 too. Off by default: sums are f32 either way, and converting doubles the memory read and written.
+    are f32 too. Off by default: sums are f32 either way, and converting doubles the memory read and written. Channel
+    norm, which converts nothing, does as torch's layer_norm and rms_norm do, and with this so on the CPU, too.
 
     Returns the setting before."""
     global _autocast_to_float32
@@ -100,22 +107,23 @@ def _said_right(activation: Any) -> str:
 
 
 def _under_autocast(input: Tensor) -> Tensor:
-    if _autocast_to_float32 and torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16,
-                                                                                               torch.bfloat16):
+    if _autocast_to_float32 and torch.is_autocast_enabled(input.device.type) and input.dtype in _SIXTEEN_BITS:
         return input.float()
     return input
 
 
 def _additions(input: Tensor, pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool,
-               post_add: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+               post_add: Optional[Tensor],
+               dtype: Optional[torch.dtype] = None) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """In input's dtype: under autocast an addition may arrive in f32 where input is 16 bits wide, or the other way
-    round."""
+    round. dtype: the result's, where it is another one."""
     if return_sum and pre_add is None and pre_bias is None:
         raise ValueError("return_sum needs pre_add or pre_bias")
     if pre_add is not None and pre_add.dtype != input.dtype:
         pre_add = pre_add.to(input.dtype)
-    if post_add is not None and post_add.dtype != input.dtype:
-        post_add = post_add.to(input.dtype)
+    dtype = input.dtype if dtype is None else dtype
+    if post_add is not None and post_add.dtype != dtype:
+        post_add = post_add.to(dtype)
     return pre_add, post_add
 
 
@@ -548,3 +556,122 @@ def channel_affine(
         _checks.channel_affine(input, scale, bias, post_add)
         _checks.slope(input, slope, activation)
         raise
+
+
+def _result_type(input: Tensor, dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
+    """Of channel norm's result; None for input's. Under autocast, f32 where torch's layer_norm and rms_norm give f32."""
+    if dtype is None:
+        device = input.device.type
+        if input.dtype in _SIXTEEN_BITS and torch.is_autocast_enabled(device) and (
+                device in _AUTOCASTS_TO_FLOAT32 or _autocast_to_float32):
+            return torch.float32
+        return None
+    _checks.result_dtype(input, dtype)
+    return None if dtype == input.dtype else dtype
+
+
+def _word(name: str, word: Any, numbers: Any) -> int:
+    if not (isinstance(word, str) and word in numbers):
+        raise ValueError(f"{name} must be one of {', '.join(numbers)}, but got {word!r}")
+    return numbers[word]
+
+
+def _channels_second(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    return tensor if tensor is None else tensor.movedim(-1, 1)
+
+
+def channel_norm(
+    input: Tensor,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    *,
+    groups: int = 1,
+    statistics: str = "mean_and_variance",
+    eps: float = 1e-5,
+    eps_kind: str = "added",
+    dim: int = 1,
+    activation: Optional[str] = None,
+    act_param: Optional[float] = None,
+    slope: Optional[Tensor] = None,
+    pre_bias: Optional[Tensor] = None,
+    pre_add: Optional[Tensor] = None,
+    return_sum: bool = False,
+    post_add: Optional[Tensor] = None,
+    scale: Optional[Tensor] = None,
+    shift: Optional[Tensor] = None,
+    dtype: Optional[torch.dtype] = None,
+    channels_last: bool = False,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """Normalization of each position over its channels, or over those of a group: layer normalization (Ba et al. 2016,
+    arXiv:1607.06450) of channels, or RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+    Args:
+        input: [N, C, ...], any number of further axes; with dim=-1 [N, ..., C] or [C].
+        weight, bias: [C].
+        groups: divides C; the norm group of a position is D = C/groups adjacent channels.
+        statistics: "mean_and_variance", layer norm, or "mean_square", RMS norm, whose mean is 0.
+        eps: with v = u - mean, or u, added to the mean of v^2: ``v / sqrt(mean(v^2) + eps)``.
+        eps_kind: "added", or "of_norm" where eps is the smallest norm of v: ``v * sqrt(D) / max(norm(v), eps)``. With
+            "mean_square" this is sqrt(D) times torch.nn.functional.normalize, whose eps is 1e-12.
+        dim: the axis of the channels, 1 or -1: that of input, pre_add and post_add.
+        activation, act_param, slope, pre_bias, pre_add, return_sum: as of :func:`group_norm`. pre_bias alone rounds its
+            sum as pre_add does.
+        post_add: input's shape; added before the activation, in the result's dtype.
+        scale, shift: [N, C] (or of input's number of axes, with one position): ``* (1 + scale) + shift`` after weight
+            and bias.
+        dtype: the result's: input's (None), f32 of a 16-bit input, or a 16-bit one of an f32 input. None under autocast
+            is f32 where torch's layer_norm and rms_norm give f32: of 16-bit inputs on CUDA, not on the CPU.
+        channels_last: the result's channels are adjacent, whatever input's layout is; with dim=-1 it is contiguous.
+
+    Returns:
+        A tensor of input's shape and layout; with return_sum a pair of it and the sum.
+
+    Raises:
+        RuntimeError: shapes do not fit, C is not divisible by groups, dtype is not one of these; on CUDA what
+            docs/operators/channel-norm.md says.
+        ValueError: statistics, eps_kind or activation is not known, dim is neither 1 nor the last axis, or act_param or
+            slope means nothing to the activation; slope is missing or of another shape.
+    """
+    if type(input) is not Tensor:
+        _sharding.register()
+    if has_torch_function_variadic(input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift):
+        return handle_torch_function(
+            channel_norm, (input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift), input, weight=weight,
+            bias=bias, groups=groups, statistics=statistics, eps=eps, eps_kind=eps_kind, dim=dim, activation=activation,
+            act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum,
+            post_add=post_add, scale=scale, shift=shift, dtype=dtype, channels_last=channels_last)
+    axes = input.dim()
+    if dim != 1 and dim != -1 and dim != axes - 1:
+        raise ValueError(f"dim must be 1 or the last axis, but got {dim} and an input of {axes} axes")
+    if axes == 1 and dim != 1:
+        given = {name: value if value is None else value.unsqueeze(0) for name, value in (
+            ("pre_add", pre_add), ("post_add", post_add))}
+        output = channel_norm(input.unsqueeze(0), weight, bias, groups=groups, statistics=statistics, eps=eps,
+                              eps_kind=eps_kind, activation=activation, act_param=act_param, slope=slope,
+                              pre_bias=pre_bias, return_sum=return_sum, scale=scale, shift=shift, dtype=dtype, **given)
+        return (output[0].squeeze(0), output[1].squeeze(0)) if return_sum else output.squeeze(0)
+    moves = dim != 1 and axes > 2
+    if moves:
+        input, pre_add, post_add, pre_bias, scale, shift = (
+            _channels_second(t) if t is not None and t.dim() == axes else t for t in (
+                input, pre_add, post_add, pre_bias, scale, shift))
+    type_of_y = None
+    try:
+        number, parameter = _activation(activation, act_param)
+        statistics_number = _word("statistics", statistics, STATISTICS)
+        eps_number = _word("eps_kind", eps_kind, EPS_KINDS)
+        type_of_y = _result_type(input, dtype)
+        pre_add, post_add = _additions(input, pre_bias, pre_add, return_sum, post_add, type_of_y)
+        scale, shift, pre_bias = _per_sample(scale), _per_sample(shift), _per_sample(pre_bias)
+        output = _run_or_infer("channel_norm", "channel_norm_inference", return_sum,
+                               (input, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps,
+                                statistics_number, eps_number, number, parameter, Y_DTYPES.index(type_of_y),
+                                channels_last))
+    except (RuntimeError, TypeError, ValueError, KeyError):
+        _check_activation(activation)
+        _checks.channel_norm(input, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups, type_of_y)
+        _checks.slope(input, slope, activation)
+        raise
+    if not moves:
+        return output
+    return (output[0].movedim(1, -1), output[1].movedim(1, -1)) if return_sum else output.movedim(1, -1)

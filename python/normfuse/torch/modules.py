@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Layers: PyTorch's normalization modules with normfuse underneath.
 
-Each class is a subclass of the stock class of its name: the same constructor, parameters, buffers and `state_dict`, so
+Each class is a subclass of the stock class of its name, where torch has one: the same constructor, parameters, buffers and `state_dict`, so
 that checkpoints load both ways, and `isinstance` holds. Three keywords are added for the activation that the layer
 applies to its own output, `activation`, `act_param` and `num_parameters`; `repr` shows them where they are set. With
 activation="prelu" the layer has one parameter more, `slope`, [num_parameters], which is 1 or the number of channels. It
@@ -16,7 +16,7 @@ A layer is called as its stock class is, and takes the tensors that can be fused
     input                      [N, C, spatial...]; f64, f32, f16 or bf16, whatever the parameters' dtype
     pre_bias                   [C], [N, C] or [N, C, 1, ...]
     pre_add, post_add          input's shape; converted to input's dtype
-    scale, shift               [N, C] or [N, C, 1, ...]                            (GroupNorm)
+    scale, shift               [N, C] or [N, C, 1, ...]         (GroupNorm, ChannelNorm)
     return_sum=True            gives (y, u); needs pre_bias or pre_add
     activation, act_param,     those of this call, where the layer has none of its own;
     slope                      slope is prelu's, [C] or [1], of any of the dtypes
@@ -45,8 +45,8 @@ from torch.overrides import has_torch_function_variadic
 
 from . import functional
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "GroupNorm", "InstanceNorm1d",
-           "InstanceNorm2d", "InstanceNorm3d", "SyncBatchNorm"]
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "ChannelAffine", "ChannelNorm", "GroupNorm", "InstanceNorm1d",
+           "InstanceNorm2d", "InstanceNorm3d", "LayerNorm2d", "RMSNorm2d", "SyncBatchNorm"]
 
 _SLOPE = 0.25  # torch.nn.PReLU's
 _Output = Union[Tensor, tuple[Tensor, Tensor]]
@@ -576,3 +576,128 @@ class ChannelAffine(_Activated, torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, bias={self.bias is not None}{self._activation_repr()}"
+
+
+class _ChannelNorm(_Activated, torch.nn.Module):
+    """What ChannelNorm, LayerNorm2d and RMSNorm2d share: options, parameters, forward."""
+
+    groups: int = 1
+    statistics: str = "mean_and_variance"
+    eps_kind: str = "added"
+    dim: int = 1
+
+    def _set_parameters(self, num_channels: int, eps: float, affine: bool, bias: bool, device: Any, dtype: Any) -> None:
+        self.num_channels, self.eps = num_channels, eps
+        for name, is_there in (("weight", affine), ("bias", affine and bias)):
+            self.register_parameter(name, torch.nn.Parameter(
+                torch.empty(num_channels, device=device, dtype=dtype)) if is_there else None)
+        _ChannelNorm.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            torch.nn.init.ones_(self.weight)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+        self._reset_slope()
+
+    def forward(self, input: Tensor, *, pre_bias: Optional[Tensor] = None, pre_add: Optional[Tensor] = None,
+                return_sum: bool = False, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+                shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None,
+                slope: Optional[Tensor] = None, out_dtype: Optional[torch.dtype] = None,
+                channels_last: bool = False) -> _Output:
+        if type(input) is not Tensor and is_traced(self, input):
+            return leaf(self, input, pre_bias=pre_bias, pre_add=pre_add, return_sum=return_sum, post_add=post_add,
+                        scale=scale, shift=shift, activation=activation, act_param=act_param, slope=slope,
+                        out_dtype=out_dtype, channels_last=channels_last)
+        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
+        return functional.channel_norm(input, self.weight, self.bias, groups=self.groups, statistics=self.statistics,
+                                       eps=self.eps, eps_kind=self.eps_kind, dim=self.dim, activation=activation,
+                                       act_param=act_param, slope=slope, pre_bias=pre_bias, pre_add=pre_add,
+                                       return_sum=return_sum, post_add=post_add, scale=scale, shift=shift,
+                                       dtype=out_dtype, channels_last=channels_last)
+
+    def extra_repr(self) -> str:
+        text = f"{self.num_channels}, eps={self.eps}, affine={self.weight is not None}"
+        for name in ("groups", "statistics", "eps_kind", "dim"):
+            if getattr(self, name) != getattr(_ChannelNorm, name) and name not in vars(type(self)):
+                text += f", {name}={getattr(self, name)!r}"
+        return text + ("" if self.weight is None or self.bias is not None else ", bias=False") + self._activation_repr()
+
+
+class ChannelNorm(_ChannelNorm):
+    """Layer norm (Ba et al. 2016, arXiv:1607.06450) or RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467) over the
+    channels of each position, with a fused activation, residuals and modulation.
+
+    Args:
+        num_channels: C.
+        eps, groups, statistics, eps_kind, dim: as of normfuse.torch.channel_norm.
+        affine: False: no weight and no bias.
+        bias: False: no bias.
+        activation: None or the name of an activation of normfuse.torch.group_norm.
+        act_param: leaky_relu's slope (0.01) or elu's alpha (1.0).
+        num_parameters: prelu's: the layer's parameter slope is [num_parameters], 1 or num_channels. It begins at 0.25.
+        device, dtype: of the parameters, weight [C] of ones, bias [C] of zeros, and slope.
+
+    Call:
+        layer(input, *, pre_bias=None, pre_add=None, return_sum=False, post_add=None, scale=None, shift=None,
+        activation=None, act_param=None, slope=None, out_dtype=None, channels_last=False) with input [N, C, spatial...],
+        or [..., C] with dim=-1; out_dtype is dtype of normfuse.torch.channel_norm, and the others and what is returned
+        are as there.
+
+    Raises:
+        ValueError: groups does not divide num_channels; statistics, eps_kind, activation, act_param, num_parameters or
+            slope is not known, does not fit or was given twice; dim is neither 1 nor -1.
+        RuntimeError: the input has other channels, or another tensor does not fit it.
+    """
+
+    def __init__(self, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None,
+                 *, groups: int = 1, statistics: str = "mean_and_variance", eps_kind: str = "added", bias: bool = True,
+                 dim: int = 1, activation: Optional[str] = None, act_param: Optional[float] = None,
+                 num_parameters: int = 1) -> None:
+        super().__init__()
+        functional._word("statistics", statistics, functional.STATISTICS)
+        functional._word("eps_kind", eps_kind, functional.EPS_KINDS)
+        if groups <= 0 or num_channels % groups != 0:
+            raise ValueError(f"groups must divide num_channels, but got {groups} and {num_channels}")
+        if dim not in (1, -1):
+            raise ValueError(f"dim must be 1 or -1, but got {dim}")
+        self.groups, self.statistics, self.eps_kind, self.dim = groups, statistics, eps_kind, dim
+        self._set_parameters(num_channels, eps, affine, bias, device, dtype)
+        self._set_activation(activation, act_param, num_parameters, num_channels, device, dtype)
+
+
+class _Norm2d(_ChannelNorm):
+    """With timm's arguments."""
+
+    def __init__(self, num_channels: int, eps: float = 1e-6, affine: bool = True, device: Any = None, dtype: Any = None,
+                 *, bias: bool = True, activation: Optional[str] = None, act_param: Optional[float] = None,
+                 num_parameters: int = 1) -> None:
+        torch.nn.Module.__init__(self)
+        self._set_parameters(num_channels, eps, affine, bias, device, dtype)
+        self._set_activation(activation, act_param, num_parameters, num_channels, device, dtype)
+
+
+class LayerNorm2d(_Norm2d):
+    """Layer norm over the channels of each position (arXiv:1607.06450): timm's and torchvision's layer of this name, with
+    input [N, C, H, W], or [N, C, spatial...], of any layout.
+
+    Args:
+        num_channels: C.
+        eps: added to the variance.
+        affine, bias, activation, act_param, num_parameters, device, dtype: as of normfuse.torch.ChannelNorm.
+
+    Call and raises: as of normfuse.torch.ChannelNorm.
+    """
+
+
+class RMSNorm2d(_Norm2d):
+    """RMS norm over the channels of each position (arXiv:1910.07467), timm's RmsNorm2d: a weight and no bias. eps is added
+    to the mean square; all else as of normfuse.torch.LayerNorm2d."""
+
+    statistics = "mean_square"
+
+    def __init__(self, num_channels: int, eps: float = 1e-6, affine: bool = True, device: Any = None, dtype: Any = None,
+                 *, activation: Optional[str] = None, act_param: Optional[float] = None,
+                 num_parameters: int = 1) -> None:
+        super().__init__(num_channels, eps, affine, device, dtype, bias=False, activation=activation,
+                         act_param=act_param, num_parameters=num_parameters)
