@@ -164,6 +164,7 @@ enum kind {
     SKIP_GROUP_NORM,
     INSTANCE_NORM,
     BATCH_NORM,
+    CHANNEL_NORM,
     CHANNEL_AFFINE,
     ONNX_GROUP_NORM,
     ONNX_INSTANCE_NORM,
@@ -172,7 +173,15 @@ enum kind {
 };
 
 /* Attributes that an operator has. */
-enum { GROUPS = 1, NUM_GROUPS = 2, EPSILON = 4, ACTIVATION = 8, CHANNELS_LAST = 16, TRAINING_MODE = 32 };
+enum {
+    GROUPS = 1,
+    NUM_GROUPS = 2,
+    EPSILON = 4,
+    ACTIVATION = 8,
+    CHANNELS_LAST = 16,
+    TRAINING_MODE = 32,
+    STATISTICS = 64, /* statistics, eps_kind, and groups where they are not 1 */
+};
 
 enum { X, WEIGHT, BIAS, SKIP, MEAN = 3, VAR = 4, MAX_INPUTS = 5 };
 enum { Y, SUM, NEW_MEAN = 1, NEW_VAR = 2 }; /* outputs */
@@ -186,6 +195,7 @@ static const struct {
     [SKIP_GROUP_NORM] = {"SkipGroupNorm", 4, 2, GROUPS | EPSILON | ACTIVATION | CHANNELS_LAST},
     [INSTANCE_NORM] = {"InstanceNorm", 3, 1, EPSILON | ACTIVATION | CHANNELS_LAST},
     [BATCH_NORM] = {"BatchNorm", 5, 1, EPSILON | ACTIVATION | CHANNELS_LAST},
+    [CHANNEL_NORM] = {"ChannelNorm", 3, 1, STATISTICS | EPSILON | ACTIVATION | CHANNELS_LAST},
     [CHANNEL_AFFINE] = {"ChannelAffine", 3, 1, ACTIVATION | CHANNELS_LAST},
     [ONNX_GROUP_NORM] = {"GroupNormalization", 3, 1, NUM_GROUPS | EPSILON},
     [ONNX_INSTANCE_NORM] = {"InstanceNormalization", 3, 1, EPSILON},
@@ -212,7 +222,7 @@ struct kernel {
     int64_t groups;
     bool trains;
     double eps, act_param, momentum;
-    int32_t activation;
+    int32_t activation, statistics, eps_kind;
     uint32_t flags;
 };
 
@@ -342,26 +352,48 @@ static struct ort_status *read_float(const struct ort_api *api, const struct ort
     return NULL;
 }
 
+/* The number of a word, where the attribute is there. `problem`: what is said of any other. */
+static struct ort_status *read_word(const struct ort_api *api, const struct ort_info *info, const char *operator,
+                                    const char *name, const char *const *words, int32_t count, const char *problem,
+                                    int32_t *number)
+{
+    char text[32];
+    size_t size = sizeof text;
+    if (!succeeded(api, api->attribute_string(info, name, text, &size)))
+        return has_attribute(api, info, name) ? refuse(api, operator, name, problem) : NULL;
+    for (int32_t i = 0; i < count; i++) {
+        if (strcmp(text, words[i]) != 0)
+            continue;
+        *number = i;
+        return NULL;
+    }
+    return refuse(api, operator, name, problem);
+}
+
 static struct ort_status *read_activation(const struct ort_api *api, const struct ort_info *info, const char *operator,
                                           int32_t *activation)
 {
     static const char *const names[] = {"identity", "relu",      "leaky_relu", "silu", "gelu",
                                         "gelu_tanh", "hardswish", "elu",        "mish", "relu6"};
     _Static_assert(sizeof names / sizeof names[0] == NORMFUSE_RELU6 + 1, "a name for each activation but prelu");
-    char text[16];
-    size_t size = sizeof text;
-    if (!succeeded(api, api->attribute_string(info, "activation", text, &size))) {
-        if (has_attribute(api, info, "activation"))
-            return refuse(api, operator, "activation", "is not a name of an activation");
-        return NULL;
-    }
-    for (int32_t i = 0; i <= NORMFUSE_RELU6; i++) {
-        if (strcmp(text, names[i]) != 0)
-            continue;
-        *activation = i;
-        return NULL;
-    }
-    return refuse(api, operator, "activation", "is not a name of an activation");
+    return read_word(api, info, operator, "activation", names, NORMFUSE_RELU6 + 1, "is not a name of an activation",
+                     activation);
+}
+
+static struct ort_status *read_statistics(struct kernel *kernel, const struct ort_info *info)
+{
+    static const char *const statistics[] = {"mean_and_variance", "mean_square"};
+    static const char *const kinds_of_eps[] = {"added", "of_norm"};
+    const char *const operator = kinds[kernel->kind].name;
+    kernel->groups = 1;
+    struct ort_status *status = read_int(kernel->api, info, operator, "groups", false, &kernel->groups);
+    if (status == NULL)
+        status = read_word(kernel->api, info, operator, "statistics", statistics, NORMFUSE_MEAN_SQUARE + 1,
+                           "is neither mean_and_variance nor mean_square", &kernel->statistics);
+    if (status == NULL)
+        status = read_word(kernel->api, info, operator, "eps_kind", kinds_of_eps, NORMFUSE_EPS_OF_NORM + 1,
+                           "is neither added nor of_norm", &kernel->eps_kind);
+    return status;
 }
 
 static struct ort_status *read_switch(const struct ort_api *api, const struct ort_info *info, const char *operator,
@@ -403,6 +435,8 @@ static struct ort_status *read_attributes(struct kernel *kernel, const struct or
         status = read_switch(api, info, operator, "channels_last", &kernel->channels_last);
     if (status == NULL && (attributes & TRAINING_MODE) != 0)
         status = read_training(kernel, info);
+    if (status == NULL && (attributes & STATISTICS) != 0)
+        status = read_statistics(kernel, info);
     if (status != NULL || (attributes & ACTIVATION) == 0)
         return status;
     status = read_activation(api, info, operator, &kernel->activation);
@@ -705,11 +739,12 @@ static void parallel_for(void *pool, int64_t count, void (*task)(void *context, 
 
 /* ---- calls of the library -------------------------------------------------------------------------------------- */
 
-enum function { GROUP, BATCH, BATCH_STATS, BATCH_APPLY, AFFINE };
+enum function { GROUP, BATCH, BATCH_STATS, BATCH_APPLY, CHANNEL, AFFINE };
 
 union options {
     normfuse_group_norm_options group;
     normfuse_batch_norm_options batch;
+    normfuse_channel_norm_options channel;
     normfuse_affine_options affine;
 };
 
@@ -721,6 +756,7 @@ static normfuse_status forward(enum function function, const union options *opti
     case BATCH: return normfuse_batch_norm_forward(&options->batch, tensors, exec);
     case BATCH_STATS: return normfuse_batch_norm_stats(&options->batch, tensors, exec);
     case BATCH_APPLY: return normfuse_batch_norm_apply(&options->batch, tensors, exec);
+    case CHANNEL: return normfuse_channel_norm_forward(&options->channel, tensors, exec);
     default: return normfuse_affine_forward(&options->affine, tensors, exec);
     }
 }
@@ -732,6 +768,7 @@ static normfuse_status scratch_bytes(enum function function, const union options
     switch (function) {
     case GROUP: return normfuse_group_norm_forward_scratch_bytes(&options->group, tensors, exec, bytes);
     case BATCH: return normfuse_batch_norm_forward_scratch_bytes(&options->batch, tensors, exec, bytes);
+    case CHANNEL: return normfuse_channel_norm_forward_scratch_bytes(&options->channel, tensors, exec, bytes);
     default: return normfuse_affine_forward_scratch_bytes(&options->affine, tensors, exec, bytes);
     }
 }
@@ -985,6 +1022,19 @@ static struct ort_status *run_batch_norm(struct call *call)
     return run(call, BATCH, &options, &tensors);
 }
 
+static struct ort_status *run_channel_norm(struct call *call)
+{
+    const struct kernel *const kernel = call->kernel;
+    const union options options = {
+        .channel = {.struct_bytes = sizeof options.channel, .flags = kernel->flags, .groups = kernel->groups,
+                    .eps = kernel->eps, .statistics = kernel->statistics, .eps_kind = kernel->eps_kind,
+                    .activation = kernel->activation, .act_param = kernel->act_param}};
+    const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &call->x.tensor,
+                                      .weight = &call->parameters[WEIGHT].tensor,
+                                      .bias = &call->parameters[BIAS].tensor, .y = &call->y.tensor};
+    return run(call, CHANNEL, &options, &tensors);
+}
+
 static struct ort_status *run_affine(struct call *call)
 {
     const struct kernel *const kernel = call->kernel;
@@ -1021,6 +1071,7 @@ static struct ort_status *compute(void *data, struct ort_context *context)
     case ONNX_INSTANCE_NORM: return run_instance_norm(&call);
     case BATCH_NORM:
     case ONNX_BATCH_NORM: return run_batch_norm(&call);
+    case CHANNEL_NORM: return run_channel_norm(&call);
     case CHANNEL_AFFINE: return run_affine(&call);
     default: return run_plain_group_norm(&call);
     }

@@ -191,6 +191,8 @@ enum call {
     BATCH_NORM_BACKWARD,
     AFFINE_FORWARD,
     AFFINE_BACKWARD,
+    CHANNEL_NORM_FORWARD,
+    CHANNEL_NORM_BACKWARD,
     BATCH_NORM_STATS,
     BATCH_NORM_APPLY,
     BATCH_NORM_BACKWARD_SUMS,
@@ -235,7 +237,7 @@ struct attributes {
     int64_t call;            /* an `enum call` */
     int64_t inputs, outputs; /* a bit for each tensor of normfuse_tensors, x the lowest; buffers come in that order */
     int64_t channels_last;   /* 1: big tensors have the axes N, spatial, C */
-    int64_t groups, flags, activation, set_values; /* as in the options */
+    int64_t groups, flags, activation, set_values, statistics, eps_kind; /* as in the options */
     /* reals */
     double eps, momentum, act_param; /* as in the options */
 };
@@ -473,6 +475,10 @@ static normfuse_status enqueue(const struct attributes *given, const normfuse_te
     const normfuse_batch_norm_options batch_norm = {
         .struct_bytes = sizeof batch_norm, .flags = flags, .eps = given->eps, .activation = activation,
         .act_param = given->act_param, .momentum = given->momentum, .set_values = given->set_values};
+    const normfuse_channel_norm_options channel_norm = {
+        .struct_bytes = sizeof channel_norm, .flags = flags, .groups = given->groups, .eps = given->eps,
+        .statistics = (int32_t)given->statistics, .eps_kind = (int32_t)given->eps_kind, .activation = activation,
+        .act_param = given->act_param};
     const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .flags = flags, .activation = activation,
                                             .act_param = given->act_param};
     switch (given->call) {
@@ -484,6 +490,8 @@ static normfuse_status enqueue(const struct attributes *given, const normfuse_te
     case BATCH_NORM_APPLY: return normfuse_batch_norm_apply(&batch_norm, tensors, exec);
     case BATCH_NORM_BACKWARD_SUMS: return normfuse_batch_norm_backward_sums(&batch_norm, tensors, exec);
     case BATCH_NORM_BACKWARD_APPLY: return normfuse_batch_norm_backward_apply(&batch_norm, tensors, exec);
+    case CHANNEL_NORM_FORWARD: return normfuse_channel_norm_forward(&channel_norm, tensors, exec);
+    case CHANNEL_NORM_BACKWARD: return normfuse_channel_norm_backward(&channel_norm, tensors, exec);
     case AFFINE_FORWARD: return normfuse_affine_forward(&affine, tensors, exec);
     default: return normfuse_affine_backward(&affine, tensors, exec);
     }

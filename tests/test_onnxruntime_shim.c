@@ -10,7 +10,7 @@
 #include "harness.h"
 #include "onnxruntime.h"
 
-enum { F32 = 1, INT64 = 7, SLOTS = 275, MAX_AXES = 80, OPERATORS = 64 };
+enum { F32 = 1, INT64 = 7, SLOTS = 275, MAX_AXES = 80, OPERATORS = 72 };
 enum { CREATE = 17, COMPUTE = 18, INFER = 19, DESTROY = 9, NAME = 2, PROVIDER = 3, INPUT_TYPE = 4, INPUTS = 5,
        OUTPUT_TYPE = 6, OUTPUTS = 7, MAY_INPLACE = 22, RELEASE_INPLACE = 23 };
 
@@ -479,8 +479,8 @@ static float variances[C], scale[C] = {1, 2, 3, 4}, shift[C] = {0.5F, -1, 0, 2},
 static const struct attribute attributes[] = {{"groups", 'i', 2, 0, NULL}, {"num_groups", 'i', 2, 0, NULL},
                                               {"epsilon", 'f', 0, 1e-3F, NULL}, {NULL, 0, 0, 0, NULL}};
 static const struct attribute training[] = {{"training_mode", 'i', 1, 0, NULL}, {NULL, 0, 0, 0, NULL}};
-static const char *const names[] = {"GroupNorm", "SkipGroupNorm", "InstanceNorm", "BatchNorm", "ChannelAffine",
-                                    "GroupNormalization", "InstanceNormalization", "BatchNormalization"};
+static const char *const names[] = {"GroupNorm", "SkipGroupNorm", "InstanceNorm", "BatchNorm", "ChannelNorm",
+                                    "ChannelAffine", "GroupNormalization", "InstanceNormalization", "BatchNormalization"};
 
 static struct value big(float *data)
 {
@@ -656,6 +656,12 @@ static void test_attributes(void)
         {"BatchNormalization", "momentum is not a float", {{"momentum", 'i', 1, 0, NULL}}},
         {"BatchNormalization", NULL, {{"training_mode", 'i', 0, 0, NULL}}},
         {"ChannelAffine", NULL, {{NULL, 0, 0, 0, NULL}}},
+        {"ChannelNorm", NULL, {{NULL, 0, 0, 0, NULL}}},
+        {"ChannelNorm", NULL, {{"statistics", 's', 0, 0, "mean_square"}, {"eps_kind", 's', 0, 0, "of_norm"}}},
+        {"ChannelNorm", "statistics is neither mean_and_variance nor", {{"statistics", 's', 0, 0, "mean"}}},
+        {"ChannelNorm", "statistics is neither mean_and_variance nor", {{"statistics", 'i', 1, 0, NULL}}},
+        {"ChannelNorm", "eps_kind is neither added nor of_norm", {{"eps_kind", 's', 0, 0, "norm"}}},
+        {"ChannelNorm", "groups is not an integer", {{"groups", 'f', 0, 2, NULL}}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const void *const op = find_operator(cases[i].operator, false);

@@ -65,7 +65,12 @@ OPERATORS = {
     "batch": lambda a, **k: nfj.batch_norm(a.pop("x"), training=True, **a, **k),
     "evaluate": lambda a, **k: nfj.batch_norm(a.pop("x"), training=False, **a, **k),
     "affine": lambda a, **k: nfj.channel_affine(a.pop("x"), a.pop("weight", None), **a, **k),
+    "channel": lambda a, **k: nfj.channel_norm(a.pop("x"), groups=CHANNEL_GROUPS, **a, **k),
+    "mean_square": lambda a, **k: nfj.channel_norm(a.pop("x"), statistics="mean_square", eps_kind="of_norm", **a, **k),
 }
+CHANNEL_NORMS = ("channel", "mean_square")
+# On CUDA several samples with positions have one group, channels last, and no parameters of each sample.
+CHANNEL_GROUPS = 1 if ON_CUDA else 2
 SAMPLES, CHANNELS, SPATIAL = 3, 8, (5, 6)
 
 
@@ -73,11 +78,14 @@ def arguments(operator, dtype, layout, parameter_dtype="float32", additions=True
     shape = (SAMPLES, *SPATIAL, CHANNELS) if layout == "nhwc" else (SAMPLES, CHANNELS, *SPATIAL)
     given = {"x": values(0, shape, dtype, 2, 0.5), "weight": values(1, CHANNELS, parameter_dtype, 0.3, 1),
              "bias": values(2, CHANNELS, parameter_dtype)}
+    if operator in CHANNEL_NORMS and ON_CUDA and layout == "nchw":
+        pytest.skip("channel norm on CUDA has its channels last")
+    per_sample = ("group", "instance") if ON_CUDA else ("group", "instance", *CHANNEL_NORMS)
     if additions:
-        bias = (SAMPLES, CHANNELS) if operator in ("group", "evaluate") else CHANNELS
+        bias = (SAMPLES, CHANNELS) if operator in (*per_sample, "evaluate") and operator != "instance" else CHANNELS
         given.update(pre_add=values(3, shape, dtype), pre_bias=values(10, bias, parameter_dtype),
                      post_add=values(4, shape, dtype))
-    if additions and operator in ("group", "instance"):
+    if additions and operator in per_sample:
         given.update(scale=values(5, (SAMPLES, CHANNELS), parameter_dtype, 0.3),
                      shift=values(6, (SAMPLES, CHANNELS), parameter_dtype))
     if operator in ("batch", "evaluate"):
@@ -90,10 +98,13 @@ assert ON_CUDA == (jax.default_backend() == "gpu"), "jax was imported before, wi
 
 def problem_of(operator, given, layout, activation="identity", act_param=None):
     x = given["x"]
-    kind = {"group": "group", "instance": "group", "affine": "affine"}.get(operator, "batch")
+    kind = {"group": "group", "instance": "group", "affine": "affine", **dict.fromkeys(CHANNEL_NORMS, "channel")}.get(
+        operator, "batch")
+    of_channels = {"statistics": "mean_square", "eps_kind": "of_norm"} if operator == "mean_square" else {}
     return reference.Problem(
-        kind, x.dtype.name, big(x, layout), groups={"group": 4, "instance": CHANNELS}.get(operator, 0),
-        columns=layout == "nhwc", pre_add=big(given.get("pre_add"), layout), post_add=big(given.get("post_add"), layout),
+        kind, x.dtype.name, big(x, layout), columns=layout == "nhwc", **of_channels,
+        groups={"group": 4, "instance": CHANNELS, "channel": CHANNEL_GROUPS, "mean_square": 1}.get(operator, 0),
+        pre_add=big(given.get("pre_add"), layout), post_add=big(given.get("post_add"), layout),
         evaluate=operator == "evaluate", activation=activation, act_param=act_param, on_cuda=ON_CUDA,
         **{name: wide(given.get(name)) for name in ("weight", "bias", "pre_bias", "scale", "shift", "running_mean", "running_var")})
 
@@ -160,8 +171,9 @@ def test_float64(operator, x64):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation):
-    check("group", arguments("group", "float32", "nhwc", additions=False), "nhwc", activation=activation)
+@pytest.mark.parametrize("operator", ["group", "channel"])
+def test_activations(operator, activation):
+    check(operator, arguments(operator, "float32", "nhwc", additions=False), "nhwc", activation=activation)
 
 
 @pytest.mark.parametrize("activation, act_param", [("leaky_relu", 0.2), ("elu", 0.7)])
@@ -175,8 +187,9 @@ def test_without_jit(operator):
 
 
 @pytest.mark.parametrize("parameter_dtype", ["bfloat16", "float32"])
-def test_parameters_of_another_dtype(parameter_dtype):
-    check("group", arguments("group", "bfloat16", "nhwc", parameter_dtype), "nhwc")
+@pytest.mark.parametrize("operator", ["group", *CHANNEL_NORMS])
+def test_parameters_of_another_dtype(operator, parameter_dtype):
+    check(operator, arguments(operator, "bfloat16", "nhwc", parameter_dtype), "nhwc")
 
 
 def test_large_tensor_runs_on_several_threads():
@@ -237,6 +250,8 @@ def test_only_the_gradient_of_pre_bias(bias):
 
 
 def test_six_axes_and_two():
+    for function in (lambda x: nfj.group_norm(x, 2), nfj.channel_norm):
+        assert function(jnp.zeros((0, 3, 2, 2, 3, 8))).shape == (0, 3, 2, 2, 3, 8)
     x = values(0, (2, 3, 2, 2, 3, 8))
     numpy.testing.assert_array_equal(nfj.group_norm(x, 2).reshape(2, -1, 8), nfj.group_norm(x.reshape(2, -1, 8), 2))
     assert nfj.batch_norm(values(1, (5, 8)), training=True).shape == (5, 8)
@@ -247,6 +262,74 @@ def test_empty():
     assert nfj.group_norm(x, 2).shape == x.shape
     gradient = jax.grad(lambda w: nfj.group_norm(x, 2, w).sum())(jnp.ones(8))
     numpy.testing.assert_array_equal(gradient, numpy.zeros(8))
+
+
+# ---- channel norm ---------------------------------------------------------------------------------------------------
+
+
+def formula_of_channels(x, weight=None, bias=None, groups=1, statistics="mean_and_variance", eps=1e-5, eps_kind="added"):
+    """Channels last."""
+    v = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    v = v - v.mean(-1, keepdims=True) if statistics == "mean_and_variance" else v
+    if eps_kind == "added":
+        v = v / jnp.sqrt((v * v).mean(-1, keepdims=True) + eps)
+    else:
+        v = v * v.shape[-1]**0.5 / jnp.maximum(jnp.linalg.norm(v, axis=-1, keepdims=True), eps)
+    return v.reshape(x.shape) * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+@pytest.mark.skipif(ON_CUDA, reason="CUDA has no kernel for y of another dtype")
+@pytest.mark.parametrize("dtype, other", [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"),
+                                          ("float32", "float16")])
+@pytest.mark.parametrize("statistics", ["mean_and_variance", "mean_square"])
+def test_y_of_another_dtype(statistics, dtype, other):
+    """y, post_add and their gradients are in it; u has x's, and a loss of u alone has no dy."""
+    x, weight, post_add = values(0, (3, 5, 8), dtype, 2, 1), values(1, 8), values(2, (3, 5, 8), other)
+
+    def function(x, weight, post_add):
+        return nfj.channel_norm(x, weight, statistics=statistics, activation="silu", pre_add=x, post_add=post_add, dtype=other,
+                                return_sum=True)
+
+    def plain(x, weight, post_add):
+        u = x + x
+        z = formula_of_channels(u.astype("float32"), weight, statistics=statistics) + post_add.astype("float32")
+        return jax.nn.silu(z).astype(other), u
+    (y, u), (want, _) = jax.jit(function)(x, weight, post_add), plain(x, weight, post_add)
+    assert (y.dtype, u.dtype) == (jnp.dtype(other), jnp.dtype(dtype))
+    numpy.testing.assert_allclose(wide(y), wide(want), rtol=reference.UNIT[other] * 4, atol=1e-5)
+    losses = (lambda y, u: jnp.sum(jnp.sin(y.astype("float32"))), lambda y, u: jnp.sum(jnp.sin(u.astype("float32"))))
+    for loss in losses:
+        got, want = (jax.grad(lambda *a, f=f: loss(*f(*a)), (0, 1, 2))(x, weight, post_add) for f in (function, plain))
+        assert [g.dtype for g in got] == [v.dtype for v in (x, weight, post_add)]
+        for a, b in zip(got, want):
+            numpy.testing.assert_allclose(wide(a), wide(b), rtol=0.02, atol=0.02 * float(abs(wide(b)).max()))
+    with pytest.raises(TypeError, match="post_add"):
+        function(x, weight, post_add.astype(dtype))
+
+
+def test_clamped_norms(x64):
+    """Where the norm is at most eps rstd is a constant: derivatives of both orders beside the formula, which has NaN where x
+    is 0."""
+    x = values(0, (2, 3, 8), "float64").at[0, 1].multiply(1e-3)
+    words = {"statistics": "mean_square", "eps_kind": "of_norm", "eps": 0.1}
+
+    def both(function, x):
+        first = jax.grad(lambda x: jnp.sum(jnp.sin(function(x, **words))))
+        return function(x, **words), first(x), jax.grad(lambda x: jnp.sum(jnp.cos(first(x))))(x)
+    for got, want in zip(both(nfj.channel_norm, x), both(formula_of_channels, x)):
+        numpy.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+    y, first, second = both(nfj.channel_norm, jnp.zeros_like(x))
+    numpy.testing.assert_allclose(first, jnp.full_like(x, 8**0.5 / 0.1), rtol=1e-12)
+    assert not y.any() and not second.any()
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 7, 8), (2, 2, 2, 2, 3, 8), (0, 8), (2, 0, 8)])
+def test_tokens(shape):
+    x, weight = values(0, shape), values(1, 8)
+    got, want = (jax.jit(jax.value_and_grad(lambda *a, f=f: jnp.sum(jnp.sin(f(*a))), (0, 1)))(x, weight)
+                 for f in (nfj.channel_norm, formula_of_channels))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+        numpy.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
 # ---- transformations ------------------------------------------------------------------------------------------------
@@ -298,7 +381,8 @@ def test_second_derivative(operator, x64):
 @pytest.mark.parametrize("operator, mapped, calls", [
     ("group", "x", "folded"), ("group", "weight", "sequential"), ("instance", "x", "folded"), ("evaluate", "x", "folded"),
     ("batch", "x", "sequential"), ("affine", "x", "folded"), ("group", "scale", "folded"),
-    ("group", "pre_bias", "folded"), ("affine", "pre_bias", "sequential")])
+    ("group", "pre_bias", "folded"), ("affine", "pre_bias", "sequential"), ("channel", "x", "folded"),
+    ("mean_square", "weight", "sequential")])
 def test_vmap(operator, mapped, calls):
     given = arguments(operator, "float32", "nhwc", additions=operator == "group" or mapped == "pre_bias")
     batch = jnp.stack([given[mapped] * (1 + 0.5 * i) for i in range(3)])
@@ -367,7 +451,7 @@ def collectives(compiled):
     return {word for word in COLLECTIVES if word + "(" in compiled.as_text() or word + "-start(" in compiled.as_text()}
 
 
-@pytest.mark.parametrize("operator", ["group", "instance", "affine", "evaluate"])
+@pytest.mark.parametrize("operator", ["group", "instance", "affine", "evaluate", *CHANNEL_NORMS])
 def test_sharded_batch_without_communication(operator, mesh):
     given = arguments(operator, "float32", "nhwc")
     given = {k: jnp.concatenate([v, v[:1] * 2]) if v.shape[0] == SAMPLES else v for k, v in given.items()}
@@ -463,11 +547,31 @@ def test_shared_statistics_with_the_sum(mesh, adds):
             numpy.testing.assert_allclose(wide(got), wide(want), atol=2e-2, rtol=2.0**-8)
 
 
-def test_sharded_channels_are_gathered(mesh):
+@pytest.mark.parametrize("operator", ["group", "channel"])
+def test_sharded_channels_are_gathered(operator, mesh):
     x = values(0, (2, 4, 4, 8))
     placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, None, "data")))
-    function = jax.jit(lambda x: nfj.group_norm(x, 2))
+    function = jax.jit(lambda x: OPERATORS[operator]({"x": x}))
     numpy.testing.assert_array_equal(function(placed), function(x))
+
+
+def test_sharded_positions_of_a_channel_norm(mesh):
+    """Nothing is exchanged but sums of parameters' gradients, those of each sample, too."""
+    x, weight = values(0, (2, 4, 6, 8)), values(1, 8)
+    scale = None if ON_CUDA else values(2, (2, 8))
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, "data")))
+    function = jax.jit(lambda x: nfj.channel_norm(x, weight, scale=scale, activation="silu"))
+    compiled = function.lower(placed).compile()
+    assert not collectives(compiled) and compiled(placed).sharding.spec == PartitionSpec(None, None, "data")
+    same(compiled(placed), function(x))
+
+    def loss(x, weight, scale):
+        return jnp.sum(jnp.sin(nfj.channel_norm(x, weight, scale=scale, activation="silu")))
+    gradient = jax.jit(jax.grad(loss, (0, 1) if ON_CUDA else (0, 1, 2)))
+    compiled = gradient.lower(placed, weight, scale).compile()
+    assert collectives(compiled) == {"all-reduce"}
+    for got, want in zip(compiled(placed, weight, scale), gradient(x, weight, scale)):
+        numpy.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------
@@ -490,6 +594,13 @@ def test_sharded_channels_are_gathered(mesh):
     (lambda x: nfj.group_norm(x[0, 0, 0], 2), ValueError, "x"),
     (lambda x: nfj.group_norm(x.astype(jnp.int32), 2), TypeError, "dtype"),
     (lambda x: nfj.group_norm(x, 2.5), TypeError, "integer"),
+    (lambda x: nfj.channel_norm(x, groups=3), ValueError, "channel_norm forward: groups is 3 and does not divide the 8 channels"),
+    (lambda x: nfj.channel_norm(x, statistics="mean"), ValueError, "statistics is 'mean', expected one of mean_and_variance"),
+    (lambda x: nfj.channel_norm(x, eps_kind="of norm"), ValueError, "eps_kind is 'of norm', expected one of added"),
+    (lambda x: nfj.channel_norm(x, eps=-1, eps_kind="of_norm"), ValueError, "eps"),
+    (lambda x: nfj.channel_norm(x, dtype="int32"), TypeError, "y"),
+    (lambda x: nfj.channel_norm(x.astype("float16"), dtype="bfloat16"), TypeError, "y must have"),
+    (lambda x: nfj.channel_norm(x[0, 0, 0]), ValueError, "x"),
 ])
 def test_errors_while_tracing(call, error, words):
     with pytest.raises(error, match=words.replace("(", r"\(")):
@@ -518,7 +629,10 @@ def compare_layers(stock, ours, x, atol):
 LAYERS = [("GroupNorm", dict(num_groups=4)), ("GroupNorm", dict(num_groups=None, group_size=2, use_bias=False)),
           ("InstanceNorm", dict()), ("InstanceNorm", dict(use_scale=False, epsilon=1e-3)),
           ("BatchNorm", dict(use_running_average=False)), ("BatchNorm", dict(use_running_average=True)),
-          ("BatchNorm", dict(use_running_average=False, momentum=0.7, axis=1))]
+          ("BatchNorm", dict(use_running_average=False, momentum=0.7, axis=1)),
+          ("LayerNorm", dict()), ("LayerNorm", dict(use_bias=False, epsilon=1e-3, reduction_axes=(3,), feature_axes=[-1])),
+          ("RMSNorm", dict()), ("RMSNorm", dict(use_scale=False))]
+LAYERS += [] if ON_CUDA else [("LayerNorm", dict(reduction_axes=1, feature_axes=-3, use_fast_variance=False))]
 
 
 @pytest.mark.parametrize("dtype, result", [("float32", None), ("bfloat16", None), ("bfloat16", "bfloat16"),
@@ -567,6 +681,33 @@ def test_layers_fuse():
     variables = layer.init(jax.random.key(0), x)
     want = jax.nn.relu(linen.GroupNorm(4).apply(variables, x) + residual)
     numpy.testing.assert_allclose(layer.apply(variables, x, post_add=residual), want, atol=1e-5)
+    for name in ("LayerNorm", "RMSNorm"):
+        variables = getattr(linen, name)().init(jax.random.key(0), x)
+        want = jax.nn.silu(getattr(linen, name)().apply(variables, x) + residual)
+        got = getattr(nfl, name)(activation="silu").apply(variables, x, post_add=residual)
+        numpy.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("dtype, result", [("float64", None), ("float64", "float32"), ("float16", "float64"),
+                                           ("float16", "bfloat16"), ("float32", "float64")])
+def test_layers_of_two_dtypes(name, library, dtype, result, x64):
+    """Those of x and of the result, where there may be no kernel for both."""
+    flax = pytest.importorskip(f"flax.{library}", reason="flax is not installed")
+    from normfuse.jax import linen, nnx
+    x = values(0, (3, 4, 5, 8), dtype, 2, 0.5)
+    options = dict(dtype=result, param_dtype=result or dtype, use_fast_variance=False)
+    made = []
+    for module in (flax, linen if library == "linen" else nnx):
+        if library == "linen":
+            layer = getattr(module, name)(**options)
+            made.append(layer.apply(layer.init(jax.random.key(0), x), x))
+        else:
+            made.append(getattr(module, name)(8, **options, rngs=flax.Rngs(0))(x))
+    assert made[0].dtype == made[1].dtype
+    unit = max(reference.UNIT[made[0].dtype.name], 1e-9)
+    numpy.testing.assert_allclose(wide(made[1]), wide(made[0]), rtol=4 * unit, atol=4 * unit)
 
 
 @pytest.mark.parametrize("name, options, words", [
@@ -576,6 +717,13 @@ def test_layers_fuse():
     ("BatchNorm", dict(use_running_average=False, axis_index_groups=[[0]]), "axis_index_groups"),
     ("BatchNorm", dict(use_running_average=False, force_float32_reductions=False), "force_float32_reductions"),
     ("BatchNorm", dict(use_running_average=False, axis=2), "axis"),
+    ("LayerNorm", dict(reduction_axes=(1, 2, 3)), "reduction_axes"),
+    ("LayerNorm", dict(reduction_axes=2, feature_axes=2), "reduction_axes"),
+    ("LayerNorm", dict(feature_axes=1), "feature_axes"),
+    ("RMSNorm", dict(reduction_axes=(-2, -1)), "reduction_axes"),
+    ("RMSNorm", dict(feature_axes=(-2, -1)), "feature_axes"),
+    ("RMSNorm", dict(axis_name="i"), "axis_name"),
+    ("LayerNorm", dict(force_float32_reductions=False), "force_float32_reductions"),
 ])
 def test_options_without_a_kernel(name, options, words):
     pytest.importorskip("flax.linen", reason="flax is not installed")

@@ -22,6 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 import normfuse.jax as nfj  # noqa: E402
 
 DEVICES = 4
+# Operators that take scale and shift; of a channel norm with positions CUDA does not.
+PER_SAMPLE = ("group", "instance") if ON_CUDA else ("group", "instance", "channel")
 several_devices = pytest.mark.skipif(len(jax.devices()) < DEVICES, reason="needs four devices")
 
 
@@ -51,7 +53,7 @@ ACTIVATIONS = {None: lambda z: z, "silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu,
 
 def plain(operator, x, weight=None, bias=None, *, groups=2, running_mean=None, running_var=None, momentum=0.1, eps=1e-5,
           activation=None, pre_bias=None, pre_add=None, post_add=None, scale=None, shift=None, axis_name=None,
-          layout="nhwc"):
+          layout="nhwc", statistics="mean_and_variance", eps_kind="added"):
     """(y, new running statistics) of an operator, whose statistics are shared along axis_name."""
     channel = x.ndim - 1 if layout == "nhwc" else 1
 
@@ -68,6 +70,17 @@ def plain(operator, x, weight=None, bias=None, *, groups=2, running_mean=None, r
     running, z = (), u
     if operator == "evaluate":
         z = (u - spread(running_mean)) / jnp.sqrt(spread(running_var) + eps)
+    elif operator == "channel":
+        grouped = jnp.moveaxis(u, channel, -1)
+        grouped = grouped.reshape(*grouped.shape[:-1], groups, -1)
+        grouped = grouped - (grouped.mean(-1, keepdims=True) if statistics == "mean_and_variance" else 0)
+        if eps_kind == "added":
+            z = grouped / jnp.sqrt(jnp.square(grouped).mean(-1, keepdims=True) + eps)
+        else:
+            squares = jnp.square(grouped).sum(-1, keepdims=True)  # whose root has no derivative at 0
+            is_small = squares < eps**2
+            z = grouped * grouped.shape[-1]**0.5 / jnp.where(is_small, eps, jnp.sqrt(jnp.where(is_small, 1, squares)))
+        z = jnp.moveaxis(z.reshape(*z.shape[:-2], -1), -1, channel)
     elif operator != "affine":
         each = 1 if operator == "instance" else x.shape[channel] // groups
         if operator == "batch":
@@ -93,6 +106,8 @@ def ours(operator, x, weight=None, bias=None, *, groups=2, running_mean=None, ru
     running = dict(running_mean=running_mean, running_var=running_var)
     if operator == "group":
         return nfj.group_norm(x, groups, weight, bias, **words), ()
+    if operator == "channel":
+        return nfj.channel_norm(x, weight, bias, groups=groups, **words), ()
     if operator == "affine":
         return nfj.channel_affine(x, weight, bias, **words), ()
     if operator == "instance":
@@ -237,23 +252,60 @@ CUTS = {"[:6]": lambda x: x[:6], "[1:]": lambda x: x[1:], "[::3]": lambda x: x[:
 
 @several_devices
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("operator", ["group", "instance", "batch", "evaluate", "affine"])
+@pytest.mark.parametrize("operator", ["group", "instance", "batch", "evaluate", "affine", "channel"])
 def test_samples_that_the_devices_do_not_divide(mesh, operator, cut):
     """Values and gradients beside formulas of one device: XLA pads the samples, and no sum may have the padding."""
     rows = {"x": values(0, (8, 3, 2, 4), shift=1), "post_add": values(1, (8, 3, 2, 4))}
     parameters = {"weight": values(2, 4), "bias": values(3, 4), "pre_bias": values(4, 4)}
-    if operator in ("group", "instance"):
+    if operator in PER_SAMPLE:
         rows["scale"] = values(5, (8, 4))
-    running = {} if operator in ("group", "affine") else {"running_mean": values(6, 4), "running_var": abs(values(7, 4))}
+    running = {} if operator in ("group", "affine", "channel") else {"running_mean": values(6, 4),
+                                                                     "running_var": abs(values(7, 4))}
+    words = {"groups": 1} if operator == "channel" and ON_CUDA else {}
 
     def function(make):
         def loss(rows, parameters):
             given = jax.tree.map(lambda a: CUTS[cut](a) * 1.5, rows)
-            made = make(operator, given.pop("x"), activation="silu", **given, **parameters, **running)
+            made = make(operator, given.pop("x"), activation="silu", **given, **parameters, **running, **words)
             return jnp.sum(jnp.sin(made[0])), made
         return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
     placed = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("data")))
     compare(function(ours)(placed, parameters), function(plain)(rows, parameters))
+
+
+def position_cases():
+    for sizes in ((8, 6, 4, 4), (8, 5, 4, 4), (6, 8, 3, 4)):  # of 2 devices along the samples and 2 along positions
+        for spec in ((None, "data", None), ("data", "model"), (None, ("data", "model")), ("model", None, "data")):
+            yield sizes, spec
+
+
+@several_devices
+@pytest.mark.parametrize("sizes, spec", list(position_cases()), ids=str)
+def test_sharded_positions_of_a_channel_norm(sizes, spec):
+    """Values and gradients beside the formula of one device, of positions that the devices divide and that they do not."""
+    mesh = Mesh(numpy.array(jax.devices()[:DEVICES]).reshape(2, 2), ("data", "model"))
+    x = values(0, sizes, shift=1)
+    given = {"weight": values(1, 4), "bias": values(2, 4), "pre_bias": values(3, 4)}
+    if not ON_CUDA:
+        given.update(scale=values(4, (sizes[0], 4)), shift=values(5, (sizes[0], 4)))
+
+    def function(make):
+        def loss(x, given):
+            made = make("channel", x, activation="silu", groups=1, **given)[0]
+            return jnp.sum(jnp.sin(made)), made
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
+    fits = all(size % (4 if isinstance(axes, tuple) else 2) == 0 for size, axes in zip(sizes, spec) if axes is not None)
+    if not fits:  # sharded inside, where XLA pads it
+        whole, cut = values(0, (8, 8, 8, 4), shift=1), tuple(map(slice, sizes))
+        placed = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
+
+        def of_cut(make):
+            step = function(make)
+            return jax.jit(lambda whole, given: step(whole[cut] * 1.5, given))
+        compare(of_cut(ours)(placed, given), of_cut(plain)(whole, given))
+        return
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    compare(function(ours)(placed, given), function(plain)(x, given))
 
 
 @pytest.mark.skipif(ON_CUDA, reason="is about XLA's partitioner, on the CPU here")
@@ -338,11 +390,12 @@ def test_one_value_over_all_devices_is_refused():
 
 
 @pytest.mark.skipif(ON_CUDA, reason="is about the CPU")
-@pytest.mark.parametrize("operator", ["group", "instance", "batch", "evaluate", "affine"])
+@pytest.mark.parametrize("operator", ["group", "instance", "batch", "evaluate", "affine", "channel"])
 def test_export_with_symbolic_shapes(operator):
     """Values and gradients of an exported program, at a shape that it did not know, beside the formula."""
     from jax import export
-    running = {} if operator in ("group", "affine") else {"running_mean": values(1, 4), "running_var": abs(values(2, 4))}
+    running = {"running_mean": values(1, 4), "running_var": abs(values(2, 4))} \
+        if operator in ("instance", "batch", "evaluate") else {}
 
     def function(make):
         def loss(x, weight):
@@ -376,9 +429,11 @@ def random_case(seed):
 
     def pick(*choices):
         return choices[random.integers(len(choices))]
-    operator = pick("group", "instance", "batch", "batch", "evaluate", "affine")
+    operator = pick("group", "instance", "batch", "batch", "evaluate", "affine", "channel", "channel")
     way = pick("jit", "vmap", "vmap, two axes") if few else pick("jit", "sharded", "sharded", *WAYS)
     samples, channels, layout = pick(1, 2, 3, 4, 4, 5, 8, 8), pick(2, 4, 6), pick("nhwc", "nchw")
+    if operator == "channel" and ON_CUDA:
+        layout = "nhwc"
     spatial = tuple(random.integers(1, 5, random.integers(0, 4)).tolist())
     axis = pick(None, axis_of(way)) if operator == "batch" and way in WAYS else None
     if isinstance(axis, tuple):
@@ -400,11 +455,13 @@ def random_case(seed):
         if random.random() < 0.3:
             each[name] = values(next(seeds), copies + shape)
     for name in ("pre_bias", "scale", "shift"):
-        if random.random() < 0.3 and (name == "pre_bias" or operator in ("group", "instance")):
-            if name == "pre_bias" and random.random() < 0.5:
+        if random.random() < 0.3 and (name == "pre_bias" or operator in PER_SAMPLE):
+            if name == "pre_bias" and (random.random() < 0.5 or (operator == "channel" and ON_CUDA)):
                 shared[name] = values(next(seeds), channels)
             else:
                 each[name] = values(next(seeds), (*copies, samples, channels))
+    if way == "pmap" and not shared:
+        way = "shard_map"  # JAX 0.10's pmap takes the second argument for an array of all devices where the first has none
     words = {"activation": pick(*ACTIVATIONS), "layout": layout}
     if operator != "affine":
         words["eps"] = pick(1e-5, 1e-2)
@@ -412,8 +469,11 @@ def random_case(seed):
         running = {"running_mean": values(next(seeds), channels), "running_var": abs(values(next(seeds), channels)) + 0.1}
     else:
         running = {}
-    if operator == "group":
-        words["groups"] = pick(*(g for g in (1, 2, 3, 6) if channels % g == 0))
+    if operator in ("group", "channel"):
+        words["groups"] = pick(*(g for g in (1, 2, 3, 6) if channels % g == 0 and (g == 1 or operator in PER_SAMPLE)))
+    if operator == "channel":
+        words["statistics"] = pick("mean_and_variance", "mean_square")
+        words["eps_kind"] = pick("added", "of_norm")
     if operator in ("batch", "instance"):
         words["momentum"] = pick(0.1, 1.0)
     if axis is not None:

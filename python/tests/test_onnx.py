@@ -91,7 +91,7 @@ def shape_of(last, samples=SAMPLES, channels=CHANNELS, spatial=SPATIAL):
 
 
 OPERATORS = {"GroupNorm": "group", "SkipGroupNorm": "group", "InstanceNorm": "group", "BatchNorm": "batch",
-             "ChannelAffine": "affine"}
+             "ChannelNorm": "channel", "ChannelAffine": "affine"}
 
 
 def arguments(operator, dtype, last, parameters="float32"):
@@ -109,10 +109,11 @@ def problem_of(operator, given, dtype, last, **words):
         words["pre_add"] = big(given["skip"], last)
     if "mean" in given:
         words.update(running_mean=given["mean"].astype("f8"), running_var=given["var"].astype("f8"), evaluate=True)
-    groups = {"GroupNorm": GROUPS, "SkipGroupNorm": GROUPS, "InstanceNorm": CHANNELS}.get(operator, 0)
+    groups = {"GroupNorm": GROUPS, "SkipGroupNorm": GROUPS, "InstanceNorm": CHANNELS, "ChannelNorm": 1}.get(operator, 0)
+    groups = words.pop("groups", groups)
     return reference.Problem(OPERATORS[operator], dtype, big(given["x"], last), groups=groups, columns=last,
                              weight=given["scale"].astype("f8"), bias=given["bias"].astype("f8"),
-                             eps=float(numpy.float32(1e-5)), **words)
+                             **{"eps": float(numpy.float32(1e-5)), **words})
 
 
 def compare(name, got, want, last, dtype):
@@ -144,6 +145,24 @@ def test_activations(activation):
         attributes.update({} if parameter is None else {"act_param": parameter})
         problem = problem_of("GroupNorm", given, "float32", False, activation=activation, act_param=parameter)
         compare("y", run("GroupNorm", attributes, given), reference.forward(problem)["y"], False, "float32")
+
+
+@pytest.mark.parametrize("words", [{"groups": 2}, {"statistics": "mean_square"}, {"eps_kind": "of_norm", "eps": 1.0},
+                                   {"statistics": "mean_square", "eps_kind": "of_norm", "eps": 0.0, "groups": 4}], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
+def test_channel_norm(last, words):
+    given = arguments("ChannelNorm", "float32", last)
+    attributes = {{"eps": "epsilon"}.get(name, name): value for name, value in words.items()}
+    want = reference.forward(problem_of("ChannelNorm", given, "float32", last, activation="gelu", **words))
+    y = run("ChannelNorm", {"activation": "gelu", "channels_last": int(last), **attributes}, given)
+    compare("y", y, want["y"], last, "float32")
+
+
+@pytest.mark.parametrize("shape", [(5, CHANNELS), (2, 5, CHANNELS), (2, 2, 3, 2, 2, 2, CHANNELS)], ids=str)
+def test_tokens(shape):
+    given = {**arguments("ChannelNorm", "float32", True), "x": values(0, shape)}
+    want = reference.forward(problem_of("ChannelNorm", given, "float32", True))
+    compare("y", run("ChannelNorm", {"channels_last": 1}, given), want["y"], True, "float32")
 
 
 @pytest.mark.parametrize("parameters", ["float16", "float32", "float64"])
@@ -370,6 +389,11 @@ REFUSED = {
     "training": ("BatchNormalization", {"training_mode": 2}, {}, "training_mode is neither 0 nor 1"),
     "training of one value": ("BatchNormalization", {"training_mode": 1}, {"x": (1, 8, 1, 1)}, "more than 1 value"),
     "momentum": ("BatchNormalization", {"training_mode": 1, "momentum": 1}, {}, "momentum is not a float"),
+    "groups of channels": ("ChannelNorm", {"groups": 3}, {}, "groups is 3 and does not divide the 8 channels"),
+    "statistics": ("ChannelNorm", {"statistics": "mean"}, {}, "statistics is neither mean_and_variance nor mean_square"),
+    "statistics of a number": ("ChannelNorm", {"statistics": 1}, {}, "statistics is neither mean_and_variance nor"),
+    "eps_kind": ("ChannelNorm", {"eps_kind": "of norm"}, {}, "eps_kind is neither added nor of_norm"),
+    "an eps below 0": ("ChannelNorm", {"eps_kind": "of_norm", "epsilon": -1.0}, {}, "eps"),
     "no num_groups": ("GroupNormalization", {"groups": 4}, {}, "num_groups is missing"),
 }
 
@@ -517,6 +541,45 @@ class Builder:
         product = self.add("Mul", [scale, back] if swapped else [back, scale])
         return self.add("Add", [bias, product] if swapped else [product, bias])
 
+    def reduce(self, operator, x, axis, **words):
+        """Axes are an attribute before version 18."""
+        if self.opset < 18:
+            words["axes"] = [axis]
+            return self.add(operator, [x], **words)
+        return self.add(operator, [x, self.constant(numpy.array([axis]))], **words)
+
+    def scalar(self, value, shape=()):
+        return self.constant(numpy.full(shape, value, self.dtype))
+
+    def channel_chain(self, x, axis=1, statistics="mean_and_variance", square="Pow", quotient="Div", twice=False, swapped=False,
+                      shape=(), epsilon=0.125, scale=None, bias=None):
+        """A norm of channels as models write it; the words change it."""
+        v = [x, x]
+        if statistics == "mean_and_variance":
+            mean = self.reduce("ReduceMean", x, axis)
+            v = [self.add("Sub", [x, mean]) for _ in range(1 + twice)] * (2 - twice)
+        squares = self.add("Mul", [v[0], v[0]]) if square == "Mul" else self.add("Pow", [v[0], self.scalar(2, shape)])
+        sum_ = [self.reduce("ReduceMean", squares, axis), self.scalar(epsilon, shape)]
+        root = self.add("Sqrt", [self.add("Add", sum_[::-1] if swapped else sum_)])
+        if quotient == "Div":
+            y = self.add("Div", [v[1], root])
+        else:
+            inverse = self.add("Reciprocal", [root]) if quotient == "Reciprocal" else self.add("Div", [self.scalar(1, shape), root])
+            y = self.add("Mul", [inverse, v[1]] if swapped else [v[1], inverse])
+        for operation, parameter in (("Mul", scale), ("Add", bias)):
+            if parameter is not None:
+                y = self.add(operation, [parameter, y] if swapped else [y, parameter])
+        return y
+
+    def normalize(self, x, axis=1, epsilon=0.5, factor=None, expand="Shape"):
+        """torch.nn.functional.normalize, multiplied."""
+        norm = self.add("Clip", [self.reduce("ReduceL2", x, axis), self.scalar(epsilon)])
+        if expand is not None:
+            sizes = self.add("Shape", [x]) if expand == "Shape" else self.constant(numpy.array(expand))
+            norm = self.add("Expand", [norm, sizes])
+        y = self.add("Div", [x, norm])
+        return self.add("Mul", [y, self.scalar(CHANNELS**0.5 if factor is None else factor)])
+
     def silu(self, x):
         return self.add("Mul", [x, self.add("Sigmoid", [x])])
 
@@ -630,6 +693,167 @@ def test_an_addition_that_stays(name):
     assert operators(made).count("Sub" if name == "Sub" else "Add") == 1
     if name != "by group":  # which onnx's own evaluator takes for by channel
         check_equal(before, made, (2, CHANNELS, 6, 10) if name != "samples" else (1, CHANNELS, 6, 10))
+
+
+def settings_of(node):
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+CHAINS = [{}, {"square": "Mul"}, {"quotient": "Reciprocal"}, {"quotient": "Div of 1"}, {"twice": True}, {"swapped": True},
+          {"swapped": True, "quotient": "Reciprocal"}, {"shape": (1,)}, {"statistics": "mean_square"},
+          {"statistics": "mean_square", "quotient": "Reciprocal", "square": "Mul", "shape": (1,)}]
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("last", [False, True], ids=["second axis", "last axis"])
+@pytest.mark.parametrize("words", CHAINS, ids=str)
+def test_channel_norms_that_models_write(words, last, opset):
+    graph = Builder(opset, (2, 6, 10, CHANNELS) if last else (2, CHANNELS, 6, 10))
+    scale, bias = (graph.vector(seed, (CHANNELS,) if last else (CHANNELS, 1, 1)) for seed in (1, 2))
+    y = graph.silu(graph.channel_chain("x", (-1 if opset == 13 else 3) if last else 1, scale=scale, bias=bias, **words))
+    before = graph.model(y, ir=8)
+    after, changes = rewrite(before)
+    assert operators(after) == ["ChannelNorm"] and len(after.graph.initializer) == 2, list(map(str, changes))
+    settings = settings_of(after.graph.node[0])
+    assert settings.pop("channels_last", 0) == last and settings.pop("statistics", b"mean_and_variance").decode() == words.get(
+        "statistics", "mean_and_variance")
+    assert settings == {"epsilon": 0.125, "activation": b"silu"}
+    assert len(changes) == 1 and changes[0].kind == "ReduceMean"
+    check_equal(before, after, tuple(graph.sizes))
+
+
+@pytest.mark.parametrize("scale", [None, "number", (CHANNELS, 1, 1), (1, CHANNELS, 1, 1)], ids=str)
+@pytest.mark.parametrize("bias", [None, "number", (CHANNELS, 1, 1), (1, CHANNELS, 1, 1)], ids=str)
+def test_parameters_of_a_channel_norm(scale, bias):
+    graph = Builder()
+    scale, bias = (None if shape is None else graph.scalar(0.3 + seed) if shape == "number" else graph.vector(seed, shape)
+                   for seed, shape in enumerate((scale, bias)))
+    before = graph.model(graph.channel_chain("x", scale=scale, bias=bias))
+    after, _ = rewrite(before)
+    assert operators(after) == ["ChannelNorm"]
+    check_equal(before, after)
+
+
+@pytest.mark.parametrize("scale", [(CHANNELS,), (1, 1, CHANNELS), (1, 1, 1, CHANNELS)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parameters_of_the_last_axis(scale, transposed):
+    """Between Transposes those of one axis are of the second axis, too."""
+    graph = Builder(17, (2, CHANNELS, 6, 10) if transposed else (2, 6, 10, CHANNELS))
+    x = graph.add("Transpose", ["x"], perm=[0, 2, 3, 1]) if transposed else "x"
+    y = graph.channel_chain(x, 3, scale=graph.vector(1, scale), bias=graph.vector(2))
+    before = graph.model(graph.add("Transpose", [y], perm=[0, 3, 1, 2]) if transposed else y)
+    after, _ = rewrite(before)
+    assert operators(after) == (["Transpose", "ChannelNorm", "Transpose"] if transposed and len(scale) > 1 else ["ChannelNorm"])
+    check_equal(before, after, tuple(graph.sizes))
+
+
+@pytest.mark.parametrize("words", [{}, {"expand": None}, {"expand": [2, CHANNELS, 6, 10]}, {"expand": [1, CHANNELS, 6, 1]},
+                                   {"epsilon": 0.0}, {"epsilon": 100.0}], ids=str)
+@pytest.mark.parametrize("scale", [False, True])
+def test_normalize_is_found(words, scale):
+    graph = Builder(17)
+    y = graph.normalize("x", **words)
+    y = graph.add("Mul", [y, graph.vector(1, (CHANNELS, 1, 1))]) if scale else y
+    before = graph.model(y)
+    after, _ = rewrite(before)
+    assert operators(after) == ["ChannelNorm"]
+    assert settings_of(after.graph.node[0]) == {"epsilon": words.get("epsilon", 0.5), "statistics": b"mean_square",
+                                                "eps_kind": b"of_norm"}
+    check_equal(before, after)
+
+
+def layer_norm(graph, x, operator="LayerNormalization", bias=True, outputs=1, size=CHANNELS, **words):
+    inputs = [x, *(graph.vector(seed, (size,)) for seed in range(1, 3 if bias else 2))]
+    y = graph.add(operator, inputs, epsilon=0.125, **words)
+    graph.nodes[-1].output.extend(f"more{i}" for i in range(1, outputs))
+    return y
+
+
+@pytest.mark.parametrize("operator,bias", [("LayerNormalization", True), ("LayerNormalization", False),
+                                           ("RMSNormalization", False)])
+@pytest.mark.parametrize("around", ["nothing", "Transposes", "Transposes that others use", "Transpose", "activation inside"])
+@pytest.mark.parametrize("axis", [{}, {"axis": 3}], ids=str)
+def test_layer_normalization_is_found(axis, around, operator, bias):
+    graph = Builder(23, (2, 6, 10, CHANNELS) if around == "nothing" else (2, CHANNELS, 6, 10))
+    x = "x" if around == "nothing" else graph.add("Transpose", ["x"], perm=[0, 2, 3, 1])
+    y = layer_norm(graph, x, operator, bias, **axis)
+    y = graph.silu(y) if around == "activation inside" else y
+    y = graph.add("Transpose", [y], perm=[0, 3, 1, 2]) if around not in ("nothing", "Transpose") else y
+    y = graph.add("Relu", [y]) if around == "Transposes" else y
+    outputs = [y, graph.add("Neg", [x])] if around == "Transposes that others use" else [y]
+    before = graph.model(*outputs, ir=11)
+    after, changes = rewrite(before)
+    left = {"Transpose": ["Transpose", "ChannelNorm"], "Transposes that others use": ["Transpose", "ChannelNorm", "Neg"]}
+    assert operators(after) == left.get(around, ["ChannelNorm"]), list(map(str, changes))
+    node = next(node for node in after.graph.node if node.domain)
+    assert settings_of(node).get("channels_last", 0) == (around in ("nothing", "Transpose"))
+    assert settings_of(node).get("activation", b"") == {"Transposes": b"relu", "activation inside": b"silu"}.get(around, b"")
+    check_equal(before, after, tuple(graph.sizes))
+
+
+def chain_that_is_used(graph, at):
+    y = graph.channel_chain("x")
+    return y, graph.add("Neg", [graph.nodes[at].output[0]])
+
+
+def mean_of_another(graph):
+    """Layer norm whose numerator is of another mean."""
+    y = graph.channel_chain("x")
+    quotient = graph.nodes.pop()
+    quotient.input[0] = graph.add("Sub", ["x", graph.reduce("ReduceMean", "x", 2, name="another")], name="numerator")
+    graph.nodes.append(quotient)
+    return y,
+
+
+def roots(graph, squares, numerator="x", epsilon=None):
+    total = graph.add("Add", [graph.reduce("ReduceMean", squares, 1), epsilon or graph.scalar(1000)])
+    return graph.add("Div", [numerator, graph.add("Sqrt", [total])]),
+
+
+NO_CHANNEL_NORMS = {
+    **{f"the value of node {at} is used": lambda graph, at=at: chain_that_is_used(graph, at) for at in range(6)},
+    "positions": lambda graph: (graph.channel_chain("x", 2),),
+    "a cube": lambda graph: roots(graph, graph.add("Pow", ["x", graph.scalar(3)])),
+    "a product of two": lambda graph: roots(graph, graph.add("Mul", ["x", graph.add("Abs", ["x"])])),
+    "another numerator": lambda graph: roots(graph, graph.add("Mul", ["x", "x"]), graph.add("Abs", ["x"])),
+    "a mean of another axis": mean_of_another,
+    "an epsilon by channel": lambda graph: roots(graph, graph.add("Mul", ["x", "x"]), epsilon=graph.vector(5, (CHANNELS, 1, 1))),
+    "normalize that is not multiplied": lambda graph: (graph.normalize("x", factor=1.0),),
+    "normalize to another shape": lambda graph: (graph.normalize("x", expand=[3, 1, 1, 1, 1]),),
+    "a norm of positions": lambda graph: (graph.normalize("x", 2),),
+    "several axes": lambda graph: (graph.add("LayerNormalization", ["x", graph.vector(1, (6, 10)), graph.vector(2, (6, 10))],
+                                             axis=2),),
+    "a mean that is used": lambda graph: (layer_norm(graph, "x", outputs=2, size=10), graph.add("Neg", ["more1"])),
+}
+
+
+@pytest.mark.parametrize("name", NO_CHANNEL_NORMS)
+def test_what_is_no_channel_norm(name):
+    graph = Builder(17)
+    before = graph.model(*NO_CHANNEL_NORMS[name](graph))
+    after, changes = rewrite(before)
+    assert operators(after) == operators(before)
+    assert all("the rewritten graph would not have" not in change.note for change in changes)  # which is the last check
+
+
+def test_an_epsilon_that_float32_does_not_hold():
+    """The attribute is of float32; in float64 another epsilon is another result."""
+    for epsilon, found in ((0.1, False), (0.125, True)):
+        graph = Builder(17, dtype="float64")
+        before = graph.model(graph.channel_chain("x", epsilon=epsilon))
+        after, changes = rewrite(before)
+        assert operators(after) == (["ChannelNorm"] if found else operators(before))
+        assert found or "float32" in str(changes[0])
+        check_equal(before, after, dtype="float64", tolerance=1e-14)
+
+
+def test_factors_of_float64():
+    """One number for all channels, which float32 does not hold."""
+    graph = Builder(17, dtype="float64")
+    before = graph.model(graph.channel_chain("x", scale=graph.scalar(0.1), bias=graph.scalar(0.3)))
+    after, _ = rewrite(before)
+    assert operators(after) == ["ChannelNorm"]
+    check_equal(before, after, dtype="float64", tolerance=1e-14)
 
 
 @pytest.mark.parametrize("opset,scale", [(18, GROUPS), (21, CHANNELS)])
@@ -1047,6 +1271,88 @@ def test_unet_of_pytorch(exporter, opset, named, tmp_path):
         assert abs(got - want).max() <= 1e-5 * largest
         # No further from float64 than ONNX Runtime's own, but for what chance gives.
         assert abs(got - want).max() <= 2 * abs(stock - want).max() + 1e-7 * largest
+
+
+def layer_of_channels(name):
+    import torch
+    functional = torch.nn.functional
+
+    class OfChannels(torch.nn.Module):
+        """Norms of the second axis, as models write them."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = (torch.nn.Parameter(torch.randn(32)) for _ in range(2))
+
+        def forward(self, x):
+            if name == "permuted":
+                return functional.layer_norm(x.permute(0, 2, 3, 1), (32,), self.weight, self.bias, 1e-6).permute(0, 3, 1, 2)
+            if name == "normalize":
+                return functional.normalize(x, dim=1) * 32**0.5 * self.weight[:, None, None]
+            if name == "mean square":
+                x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)
+            else:
+                mean = x.mean(1, keepdim=True)
+                x = (x - mean) / torch.sqrt((x - mean).pow(2).mean(1, keepdim=True) + 1e-6)
+            return self.weight[:, None, None] * x + self.bias[:, None, None]
+    if name in ("permuted", "written", "normalize", "mean square"):
+        return OfChannels()
+    if name == "RMSNorm":
+        return torch.nn.RMSNorm(32, eps=1e-6)
+    if name == "LayerNorm":
+        return torch.nn.LayerNorm(32)
+    from test_models import load, load_torchvision
+    torchvision = load_torchvision()
+    if name == "torchvision's block":
+        return torchvision.models.convnext.CNBlock(32, 1.0, 0.0)
+    if name == "torchvision's LayerNorm2d":
+        return torchvision.models.convnext.LayerNorm2d(32)
+    timm = load("timm")
+    if name == "timm's block":
+        return timm.models.convnext.ConvNeXtBlock(32, conv_mlp=True)
+    return getattr(timm.layers, name)(32)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exporter,opset", [("torchscript", 13), ("torchscript", 17), ("dynamo", 18), ("dynamo", 23)])
+@pytest.mark.parametrize("name", ["permuted", "written", "mean square", "normalize", "LayerNorm", "RMSNorm", "LayerNorm2d", "RmsNorm2d",
+                                  "timm's block", "torchvision's LayerNorm2d", "torchvision's block"])
+def test_channel_norms_of_pytorch(name, exporter, opset, tmp_path):
+    """With SiLU behind them, with sizes that only the running program knows."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript, which torch.onnx.export needs, is not installed")
+    if name == "RMSNorm" and exporter == "torchscript":
+        pytest.skip("PyTorch's TorchScript exporter has no rms_norm")
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(layer_of_channels(name), torch.nn.SiLU()).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    is_last = name in ("LayerNorm", "RMSNorm")
+    # dynamo expands normalize's norm to sizes that it computes; those of a fixed shape are constants.
+    is_named = not (name == "normalize" and exporter == "dynamo")
+    sizes = (2, 9, 11, 32) if is_last else (2, 32, 9, 11)
+    axes = {0: "n", 1: "h", 2: "w"} if is_last else {0: "n", 2: "h", 3: "w"}
+    words = {"dynamic_shapes": (axes,)} if exporter == "dynamo" else {"dynamic_axes": {"x": axes}}
+    torch.onnx.export(layer, (torch.randn(sizes),), str(tmp_path / "layer.onnx"), input_names=["x"], opset_version=opset,
+                      dynamo=exporter == "dynamo", external_data=False, **(words if is_named else {}))
+    changes = normfuse.onnx.rewrite_file(tmp_path / "layer.onnx", tmp_path / "rewritten.onnx")
+    before, after = (onnx.load(tmp_path / file) for file in ("layer.onnx", "rewritten.onnx"))
+    onnx.checker.check_model(after)
+    of = " of mean squares" if name in ("mean square", "normalize", "RMSNorm", "RmsNorm2d") else ""
+    with_ = "" if "block" in name else " with silu"
+    assert [change.operator for change in changes] == [f"ChannelNorm{of}{with_}"], list(map(str, changes))
+    if "torchvision's block" not in name:
+        assert "Transpose" not in operators(after) and ("block" in name or operators(after) == ["ChannelNorm"])
+    for samples, positions in ((3, (7, 5)), (1, (4, 6))) if is_named else ((2, (9, 11)),):
+        x = torch.randn((samples, *positions, 32) if is_last else (samples, 32, *positions)) * 2 + 0.5
+        with torch.no_grad():
+            want = layer.double()(x.double()).numpy()
+        stock, got = (session(model).run(None, {"x": x.numpy()})[0] for model in (before, after))
+        largest = abs(want).max()
+        assert abs(got - want).max() <= 1e-5 * largest
+        # No further from float64 than ONNX Runtime's own, but for what chance gives.
+        assert abs(got - want).max() <= 2 * abs(stock - want).max() + 3e-7 * largest
 
 
 def test_example(tmp_path):

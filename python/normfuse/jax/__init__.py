@@ -16,6 +16,7 @@ kernel for, with the library's own words.
 """
 from __future__ import annotations
 
+import math
 from typing import Any, Optional
 
 try:
@@ -24,11 +25,11 @@ try:
 except ImportError as error:
     raise ImportError("normfuse.jax needs JAX: pip install normfuse[jax]") from error
 
-from .. import _activation, _library
+from .. import _activation, _library, _number_of
 from ._call import all_varying, axes_of, refuse_symbolic_axes
 from ._gradients import Settings, apply
 
-__all__ = ["batch_norm", "channel_affine", "group_norm", "instance_norm"]
+__all__ = ["batch_norm", "channel_affine", "channel_norm", "group_norm", "instance_norm"]
 
 Array = Any
 _LAYOUTS = {"nhwc": True, "nchw": False}
@@ -36,7 +37,7 @@ _LAYOUTS = {"nhwc": True, "nchw": False}
 
 def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act_param: Optional[float],
          return_sum: bool, groups: int = 0, eps: float = 1e-5, momentum: float = 0.0, evaluate: bool = False,
-         axis_name: Any = None) -> Any:
+         axis_name: Any = None, **of_channel_norm: Any) -> Any:
     if layout not in _LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {', '.join(_LAYOUTS)}")
     if return_sum and arrays.get("pre_add") is None and arrays.get("pre_bias") is None:
@@ -46,7 +47,8 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     x = given["x"]
     shape = x.shape
     if x.ndim > 5:  # the library has three spatial axes; more are as one
-        folded = (shape[0], -1, shape[-1]) if channels_last else (*shape[:2], -1)
+        positions = math.prod(shape[1:-1] if channels_last else shape[2:])
+        folded = (shape[0], positions, shape[-1]) if channels_last else (*shape[:2], positions)
         for name in ("x", "pre_add", "post_add"):
             if name in given and given[name].shape == shape:
                 given[name] = given[name].reshape(folded)
@@ -75,8 +77,10 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     flags = fields["flags"] | (_library.EVALUATE if evaluate else 0)
     if operator == "instance_norm":
         operator, groups = "group_norm", channels
-    made = apply(Settings(operator, channels_last, _library.integer("num_groups", groups), float(eps), float(momentum),
-                          flags, fields["activation"], float(fields["act_param"]), return_sum, axes), given)
+    word_of_groups = "groups" if operator == "channel_norm" else "num_groups"
+    made = apply(Settings(operator, channels_last, _library.integer(word_of_groups, groups), float(eps), float(momentum),
+                          flags, fields["activation"], float(fields["act_param"]), return_sum, axes,
+                          **of_channel_norm), given)
     results = [made[name].reshape(shape) for name in ("y", "u") if name in made]
     results += [jax.lax.stop_gradient(made[name]) for name in ("running_mean", "running_var") if name in made]
     return results[0] if len(results) == 1 else tuple(results)
@@ -147,6 +151,33 @@ def batch_norm(x: Array, running_mean: Optional[Array] = None, running_var: Opti
                   running_mean=running_mean, running_var=running_var)
     return _run("batch_norm", arrays, layout, activation, act_param, return_sum, 0, eps, momentum, not training,
                 axis_name if training else None)
+
+
+def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array] = None, *, groups: int = 1,
+                 statistics: str = "mean_and_variance", eps: float = 1e-5, eps_kind: str = "added",
+                 activation: Optional[str] = None, act_param: Optional[float] = None, pre_bias: Optional[Array] = None,
+                 pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
+                 scale: Optional[Array] = None, shift: Optional[Array] = None, dtype: Any = None,
+                 layout: str = "nhwc") -> Any:
+    """act((norm(x + pre_bias + pre_add) * weight + bias) * (1 + scale) + shift + post_add), each position normalized over
+    the D = C/groups channels of a group: layer norm of channels (arXiv:1607.06450), or RMS norm (arXiv:1910.07467).
+
+    x                   [N, ..., C] (layout="nchw": [N, C, ...]); tokens are [N, C] or [N, L, C]
+    groups              of channels, divides C; 1: all channels of a position
+    statistics          "mean_and_variance": layer norm, v = u - mean. "mean_square": RMS norm, v = u
+    eps_kind            "added": rstd = 1/sqrt(sum of v^2 / D + eps), for any eps. "of_norm": rstd = sqrt(D) / max(sqrt(sum
+                        of v^2), eps), for eps of 0 or above
+    dtype               of y, and of post_add: None or x's, float32 where x has 16 bits, or one of 16 bits where x is
+                        float32. u has x's
+
+    The other arguments are group_norm's. On CUDA channels are last; docs/operators/channel-norm.md has what else is not
+    taken there, which raises TypeError."""
+    arrays = dict(x=x, weight=weight, bias=bias, pre_bias=pre_bias, pre_add=pre_add, post_add=post_add, scale=scale,
+                  shift=shift)
+    return _run("channel_norm", arrays, layout, activation, act_param, return_sum, groups, eps,
+                statistics=_number_of("statistics", statistics, _library.STATISTICS),
+                eps_kind=_number_of("eps_kind", eps_kind, _library.EPS_KINDS),
+                y_dtype="" if dtype is None else jax.numpy.dtype(dtype).name)
 
 
 def channel_affine(x: Array, scale: Optional[Array] = None, bias: Optional[Array] = None, *,

@@ -26,8 +26,9 @@ from .._library import library
 
 # `enum call` of src/xla.c.
 OPERATIONS = ("group_norm_forward", "group_norm_backward", "batch_norm_forward", "batch_norm_backward",
-              "affine_forward", "affine_backward", "batch_norm_stats", "batch_norm_apply", "batch_norm_backward_sums",
-              "batch_norm_backward_apply", "stats_merge", "sums_merge")
+              "affine_forward", "affine_backward", "channel_norm_forward", "channel_norm_backward", "batch_norm_stats",
+              "batch_norm_apply", "batch_norm_backward_sums", "batch_norm_backward_apply", "stats_merge", "sums_merge")
+OPERATORS = ("group_norm", "batch_norm", "channel_norm", "affine")
 SLOTS = _library.TENSOR_FIELDS
 BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
 PARAMETER_OF = {"dweight": "weight", "dbias": "bias", "dscale": "scale", "dshift": "shift", "dpre_bias": "pre_bias"}
@@ -52,10 +53,18 @@ class Call(NamedTuple):
     act_param: float = 0.0
     set_values: int = 0                 # values a channel has over all devices; 0: those of x
     has_wide_gradients: bool = False    # of parameters: in float32 at least, to be summed over devices
+    statistics: int = 0
+    eps_kind: int = 0
+    y_dtype: str = ""                   # "": that of x
 
     @property
     def operator(self) -> str:
-        return next(name for name in ("group_norm", "batch_norm", "affine", "") if self.operation.startswith(name))
+        return next(name for name in (*OPERATORS, "") if self.operation.startswith(name))
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one of the calls that devices share a forward or a backward by."""
+        return not self.operation.endswith(("forward", "backward"))
 
     @property
     def is_backward(self) -> bool:
@@ -89,10 +98,14 @@ def _shapes(call: Call, avals: Sequence[Any]) -> List[Tuple[Tuple[int, ...], Any
         return [(avals[0].shape[1:], avals[0].dtype)]
     x = given["x"]
     channels = _channels(call, x.shape)
-    sets = (x.shape[0], call.groups) if call.operator == "group_norm" and x.ndim else (channels,)
+    sets = (x.shape[0], call.groups) if call.operator in ("group_norm", "channel_norm") and x.ndim else (channels,)
+    if call.operator == "channel_norm":
+        sets += x.shape[1:-1] if call.channels_last else x.shape[2:]
     single = numpy.dtype("float64" if x.dtype == numpy.float64 else "float32")
 
     def one(name: str) -> Tuple[Tuple[int, ...], Any]:
+        if name in ("y", "dpost_add"):
+            return x.shape, given["dy"].dtype if name == "dpost_add" else numpy.dtype(call.y_dtype or x.dtype)
         if name in BIG:
             return x.shape, x.dtype
         if name in PARAMETER_OF:
@@ -143,13 +156,13 @@ def _options(call: Call) -> Any:
     common = {"flags": call.flags, "activation": call.activation, "act_param": call.act_param}
     if call.operator == "affine":
         return _library.AffineOptions(**common)
+    if call.operator == "channel_norm":
+        return _library.ChannelNormOptions(groups=call.groups, eps=call.eps, statistics=call.statistics,
+                                           eps_kind=call.eps_kind, **common)
     common.update(eps=call.eps, momentum=call.momentum, set_values=call.set_values)
     if call.operator == "batch_norm":
         return _library.BatchNormOptions(**common)
     return _library.GroupNormOptions(groups=call.groups, **common)
-
-
-_NAMES = {"groups": "num_groups"}
 
 
 def _scratch_bytes(call: Call, avals: Sequence[Any], device_type: int) -> int:
@@ -162,7 +175,7 @@ def _scratch_bytes(call: Call, avals: Sequence[Any], device_type: int) -> int:
         where = _library.Exec(sync=sync[0], sync_bytes=sync[1])
         status = function(_options(call), ctypes.byref(tensors), ctypes.byref(where), ctypes.byref(size))
         try:
-            _library.call(status, _NAMES)
+            _library.call(status, {"groups": "num_groups"} if call.operator == "group_norm" else {})
         except Exception as error:  # the question is of the arguments, not of scratch
             raise type(error)(str(error).replace("_scratch_bytes", "")) from None
         most = max(most, size.value)
@@ -186,7 +199,7 @@ def all_varying(arrays: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _abstract(*avals: Any, call: Call) -> List[Any]:
-    if call.operation.endswith(("forward", "backward")):
+    if not call.is_part:
         _scratch_bytes(call, _numbers(avals), _library.CPU)
     varying = frozenset().union(*(varying_of(aval) for aval in avals))
     if not varying:
@@ -209,7 +222,7 @@ def _mask(names: Sequence[str]) -> int:
 
 def _whole(call: Call) -> Call:
     """The forward or backward that a part of a sharded one has the scratch of."""
-    if call.operation.endswith(("forward", "backward")):
+    if not call.is_part:
         return call
     if call.is_backward:
         wanted = set(call.outputs) - {"sums"} | {"dx"}
@@ -222,7 +235,7 @@ def _whole(call: Call) -> Call:
 def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
     # `struct attributes` of src/xla.c.
     integers = [OPERATIONS.index(call.operation), _mask(call.inputs), _mask(call.outputs), call.channels_last, call.groups,
-                call.flags, call.activation, call.set_values]
+                call.flags, call.activation, call.set_values, call.statistics, call.eps_kind]
     reals = [call.eps, call.momentum, call.act_param]
     shared = {i: call.outputs.index(name) for i, name in enumerate(call.inputs) if name in call.outputs} \
         if not call.operation.endswith("_merge") else {}
@@ -258,6 +271,9 @@ def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
     if name in BIG:
         spatial = tuple(f"s{a}" for a in range(rank - 2))
         return ("n", *spatial, "c") if call.channels_last else ("n", "c", *spatial)
+    if name in ("mean", "rstd") and call.operator == "channel_norm":
+        spatial = tuple(f"s{a}" for a in range(rank - 2 - (name == "mean")))
+        return ("n", "g", *spatial, "two")[:rank]
     if name in ("mean", "rstd") and call.operator == "group_norm":
         return ("n", "g", "two")[:rank]
     if name in ("mean", "rstd"):
@@ -341,56 +357,62 @@ def synchronized(call: Call, arrays: Dict[str, Any], axes: Axes, index: Any, sum
 
 @functools.lru_cache(maxsize=None)
 def _partitioned(call: Call, ranks: Tuple[Tuple[int, ...], Tuple[int, ...]], has_shardy: bool) -> Any:
-    """The call as a function that XLA's partitioner may split along the samples, and along nothing else. The partitioner
-    before Shardy does not split it: JAX ends the process where that one's shardings have no names."""
+    """The call as a function that XLA's partitioner may split along the samples, a channel norm along its positions too, and
+    along nothing else. The partitioner before Shardy does not split it: JAX ends the process where that one's shardings
+    have no names."""
     inputs = [_axes(call, name, rank) for name, rank in zip(call.inputs, ranks[0])]
     outputs = [_axes(call, name, rank) for name, rank in zip(call.outputs, ranks[1])]
+    factors = dict.fromkeys(factor for axes in (*inputs, *outputs) for factor in axes)  # in order, as Shardy wants them
     trains = call.operator == "batch_norm" and not call.evaluates
     # Running statistics of instance norm are means over the batch.
-    is_whole = call.operation not in OPERATIONS[:6] or (call.operator == "group_norm" and "running_mean" in call.outputs)
-    factors = dict.fromkeys(factor for axes in (*inputs, *outputs) for factor in axes)  # in order, as Shardy wants them
-    summed = {name for name, axes in zip(call.outputs, outputs) if name in PARAMETER_OF and "n" not in axes}
+    if call.is_part or (call.operator == "group_norm" and "running_mean" in call.outputs):
+        separable = set()
+    else:
+        separable = {f for f in factors if f == "n" or call.operator == "channel_norm" and f.startswith("s")}
+    # The factors that gradients of parameters are sums over.
+    summed = {name: separable.difference(axes) for name, axes in zip(call.outputs, outputs) if name in PARAMETER_OF}
 
     @custom_partitioning
     def function(*arrays: Any) -> Any:
         return tuple(handler_p.bind(*arrays, call=call))
 
-    def split(mesh: Any, arguments: Any) -> Tuple[Any, Axes]:
-        """How the samples are split: as in a PartitionSpec, and as Axes."""
-        x = arguments[call.inputs.index("x" if "x" in call.inputs else call.inputs[0])]
-        if is_whole or not isinstance(x.sharding, NamedSharding) or not len(x.sharding.spec):
-            return None, ()
-        samples = x.sharding.spec[0]
-        names = () if samples is None else samples if isinstance(samples, tuple) else (samples,)
-        axes = tuple((name, mesh.shape[name]) for name in names)
-        # XLA pads samples that the devices do not divide, and the sums would be of the padding, too.
-        if (trains or summed) and x.shape[0] % math.prod(size for _, size in axes):
-            return None, ()
-        return samples, axes
+    def split(mesh: Any, arguments: Any) -> Dict[str, Tuple[str, ...]]:
+        """The mesh axes that each factor is split along."""
+        at = call.inputs.index("x" if "x" in call.inputs else call.inputs[0])
+        x = arguments[at]
+        found = {}
+        for factor, size, names in zip(inputs[at], x.shape, x.sharding.spec if isinstance(x.sharding, NamedSharding) else ()):
+            names = () if names is None else names if isinstance(names, tuple) else (names,)
+            # XLA pads what the devices do not divide, and the sums would be of the padding, too.
+            is_sum = trains or any(factor in over for over in summed.values())
+            if factor in separable and names and not (is_sum and size % math.prod(mesh.shape[name] for name in names)):
+                found[factor] = names
+        return found
 
-    def placed(mesh: Any, samples: Any, arrays: Any) -> Tuple[NamedSharding, ...]:
-        return tuple(NamedSharding(mesh, PartitionSpec(*(samples if axis == "n" else None for axis in axes)))
-                     for axes in arrays)
+    def placed(mesh: Any, found: Dict[str, Tuple[str, ...]], arrays: Any) -> Tuple[NamedSharding, ...]:
+        return tuple(NamedSharding(mesh, PartitionSpec(*map(found.get, axes))) for axes in arrays)
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
-        samples, axes = split(mesh, arguments)
+        found = split(mesh, arguments)
 
         def part(*arrays: Any) -> Any:
-            if not axes:
+            if not found:
                 return tuple(handler_p.bind(*arrays, call=call))
             if trains:
+                axes = tuple((name, mesh.shape[name]) for name in found["n"])
                 made = synchronized(call, dict(zip(call.inputs, arrays)), axes, index_along(axes), sums_parameters=True)
             else:
                 made = dict(zip(call.outputs, handler_p.bind(*arrays, call=call._replace(has_wide_gradients=True))))
-            for name in ordered(summed - {"dweight", "dbias"} if trains else summed):
-                made[name] = jax.lax.psum(made[name], tuple(axis for axis, _ in axes))
+            for name in ordered(summed.keys() - {"dweight", "dbias"} if trains else summed):
+                axes = tuple(axis for factor, names in found.items() if factor in summed[name] for axis in names)
+                made[name] = jax.lax.psum(made[name], axes) if axes else made[name]
             return tuple(made[name].astype(want[1]) for name, want in zip(call.outputs, _shapes(call, arrays)))
-        return mesh, part, placed(mesh, samples, outputs), placed(mesh, samples, inputs)
+        return mesh, part, placed(mesh, found, outputs), placed(mesh, found, inputs)
 
     rule = ", ".join(map(" ".join, inputs)) + " -> " + ", ".join(map(" ".join, outputs))
     function.def_partition(partition, decode_shardings=has_shardy, sharding_rule=rule,
-                           infer_sharding_from_operands=lambda mesh, arguments, results: placed(mesh, None, outputs),
-                           need_replication_factors=tuple(f for f in factors if is_whole or f != "n"))
+                           infer_sharding_from_operands=lambda mesh, arguments, results: placed(mesh, {}, outputs),
+                           need_replication_factors=tuple(f for f in factors if f not in separable))
     return function
 
 
@@ -404,8 +426,8 @@ def _bound(call: Call) -> Any:
 
     @jax.custom_batching.custom_vmap
     def function(*arrays: Any) -> Any:
-        if call.operation not in OPERATIONS[:6]:
-            return tuple(handler_p.bind(*arrays, call=call))  # a part, of one device
+        if call.is_part:
+            return tuple(handler_p.bind(*arrays, call=call))
         ranks = (tuple(a.ndim for a in arrays), tuple(len(shape) for shape, _ in _shapes(call, arrays)))
         return _partitioned(call, ranks, bool(getattr(jax.config, "jax_use_shardy_partitioner", True)))(*arrays)
 
@@ -436,7 +458,7 @@ def _bound(call: Call) -> Any:
 
 def _are_samples(call: Call, axes: Sequence[Tuple[str, ...]], is_mapped: Sequence[bool]) -> bool:
     """Whether the samples of one call give what a call for each element of the batch gives."""
-    if call.operation not in OPERATIONS[:6] or (call.operator == "batch_norm" and not call.evaluates):
+    if call.is_part or (call.operator == "batch_norm" and not call.evaluates):
         return False
     sums = [name for name in call.outputs if name.startswith("running") or (
         name in ("dweight", "dbias", "dpre_bias") and "n" not in axes[call.inputs.index(PARAMETER_OF[name])])]

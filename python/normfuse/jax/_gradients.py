@@ -29,12 +29,20 @@ class Settings(NamedTuple):
     act_param: float
     return_sum: bool
     axes: Axes  # batch norm: those whose devices share the statistics
+    statistics: int = 0  # channel norm
+    eps_kind: int = 0
+    y_dtype: str = ""  # "": that of x
+
+    @property
+    def has_mean(self) -> bool:
+        return self.statistics == _library.STATISTICS["mean_and_variance"]
 
 
 def _call(settings: Settings, direction: str, arrays: Arrays, outputs: Any, index: Any) -> Arrays:
     call = Call(f"{settings.operator}_{direction}", ordered(arrays), ordered(outputs), settings.channels_last,
                 settings.groups, settings.eps, settings.momentum, settings.flags, settings.activation,
-                settings.act_param)
+                settings.act_param, statistics=settings.statistics, eps_kind=settings.eps_kind,
+                y_dtype=settings.y_dtype)
     return synchronized(call, arrays, settings.axes, index) if settings.axes else run(call, arrays)
 
 
@@ -49,7 +57,7 @@ def _forward(settings: Settings, arrays: Arrays, saves: bool) -> Arrays:
     if _trains(settings):
         outputs |= {"running_mean", "running_var"} & set(arrays)
         if saves or settings.axes:
-            outputs |= {"mean", "rstd"}
+            outputs |= {"mean", "rstd"} if settings.has_mean else {"rstd"}
     return _call(settings, "forward", arrays, outputs, index_along(settings.axes))
 
 
@@ -102,7 +110,7 @@ def _apply_backward(settings: Settings, residuals: Any, cotangents: Arrays) -> A
     given = {"d" + name: cotangents[name] for name in ("y", "u")
              if name in cotangents and not isinstance(cotangents[name], SymbolicZero)}
     if "dy" not in given:
-        given["dy"] = jnp.zeros(kept["x"].shape, kept["x"].dtype)
+        given["dy"] = jnp.zeros(kept["x"].shape, settings.y_dtype or kept["x"].dtype)
     of_dx = {"x", "pre_add"} if bias_of_u is None else {"x", "pre_add", "pre_bias"}
     outputs = {"d" + name for name in wanted if name not in of_dx}
     if {"x", "pre_add", "pre_bias"} & set(wanted):
@@ -188,6 +196,22 @@ def _mean_over(axes: Axes, value: Any) -> Any:
     return _mean(axes, bool(varying & names), value) if axes else value
 
 
+def _normalized_by_position(settings: Settings, u: Any, channel: int) -> Any:
+    grouped = jnp.moveaxis(u, channel, -1)
+    shape = grouped.shape
+    grouped = grouped.reshape(*shape[:-1], settings.groups, shape[-1] // settings.groups)
+    if settings.has_mean:
+        grouped = grouped - grouped.mean(-1, keepdims=True)
+    if settings.eps_kind == _library.EPS_KINDS["added"]:
+        grouped = grouped * jax.lax.rsqrt(jnp.square(grouped).mean(-1, keepdims=True) + settings.eps)
+    else:
+        squares = jnp.square(grouped).sum(-1, keepdims=True)
+        is_clamped = jnp.sqrt(squares) <= settings.eps
+        norm = jnp.where(is_clamped, settings.eps, jnp.sqrt(jnp.where(is_clamped, 1, squares)))  # sqrt'(0) is infinite
+        grouped = grouped * (math.sqrt(grouped.shape[-1]) / norm)
+    return jnp.moveaxis(grouped.reshape(shape), -1, channel)
+
+
 def formula(settings: Settings, arrays: Arrays) -> Arrays:
     """y and u in jax.numpy: what the library computes, for derivatives that it has not."""
     x = arrays["x"]
@@ -206,11 +230,13 @@ def formula(settings: Settings, arrays: Arrays) -> Arrays:
         u = u + spread(arrays["pre_bias"])
     if "pre_add" in arrays:
         u = u + arrays["pre_add"].astype(wide)
-    # pre_bias alone is a part of the mean, and nothing is rounded.
-    if settings.return_sum or "pre_add" in arrays:
+    # pre_bias alone is a part of the mean, and nothing is rounded, but in a channel norm.
+    if settings.return_sum or "pre_add" in arrays or settings.operator == "channel_norm":
         u = u.astype(x.dtype).astype(wide)
     z = u
-    if settings.operator != "affine":
+    if settings.operator == "channel_norm":
+        z = _normalized_by_position(settings, u, channel)
+    elif settings.operator != "affine":
         if not _trains(settings):
             mean, variance = spread(arrays["running_mean"]), spread(arrays["running_var"])
         elif settings.operator == "batch_norm":
@@ -236,7 +262,7 @@ def formula(settings: Settings, arrays: Arrays) -> Arrays:
         z = z + arrays["post_add"].astype(wide)
     name = next(name for name, number in _library.ACTIVATIONS.items() if number == settings.activation)
     parameter = settings.act_param if settings.flags & _library.HAS_ACT_PARAM else _DEFAULT.get(name, 0.0)
-    made = {"y": _ACTIVATIONS[name](z, parameter).astype(x.dtype)}
+    made = {"y": _ACTIVATIONS[name](z, parameter).astype(settings.y_dtype or x.dtype)}
     if settings.return_sum:
         made["u"] = u.astype(x.dtype)
     return made

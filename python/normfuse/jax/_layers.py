@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from . import batch_norm, group_norm
+from . import batch_norm, channel_norm, group_norm
 from ._call import axes_of
 
 
@@ -50,6 +50,28 @@ def group(layer: Any, x: Any, groups: int, scale: Any, bias: Any, dtype: Any, po
     x = x.astype(jnp.promote_types(x.dtype, dtype))
     y = group_norm(x, groups, scale, bias, layer.epsilon, activation=layer.activation, act_param=layer.act_param,
                    post_add=None if post_add is None else post_add.astype(x.dtype), layout=order)
+    return y.astype(dtype)
+
+
+def channel_axis(layer: Any, rank: int) -> str:
+    """The layout in which the axis that a LayerNorm or an RMSNorm reduces has the channels."""
+    order = layout(layer, "reduction_axes", layer.reduction_axes, rank)
+    features = layer.feature_axes if isinstance(layer.feature_axes, Iterable) else (layer.feature_axes,)
+    if [a % rank for a in features] != [rank - 1 if order == "nhwc" else 1]:
+        refuse(layer, "feature_axes", layer.feature_axes, "parameters are those of the axis that is reduced")
+    return order
+
+
+def by_position(layer: Any, x: Any, scale: Any, bias: Any, dtype: Any, post_add: Any, order: str, statistics: str) -> Any:
+    """Layer norm or RMS norm of channels whose result has dtype. There are kernels for a result of x's dtype, and for one of
+    float32 and one of 16 bits."""
+    dtype = jnp.dtype(dtype)
+    if x.dtype != dtype and {x.dtype.itemsize, dtype.itemsize} != {2, 4}:
+        x = x.astype(jnp.promote_types(x.dtype, dtype))
+    given = dtype if dtype.itemsize < 8 and x.dtype.itemsize < 8 else x.dtype
+    y = channel_norm(x, scale, bias, statistics=statistics, eps=layer.epsilon, activation=layer.activation,
+                     act_param=layer.act_param, post_add=None if post_add is None else post_add.astype(given), dtype=given,
+                     layout=order)
     return y.astype(dtype)
 
 

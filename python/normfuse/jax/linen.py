@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""GroupNorm, InstanceNorm and BatchNorm in the place of flax.linen's: subclasses with the same fields, parameters,
-collections and results, and a fused activation and addition besides.
+"""GroupNorm, InstanceNorm, BatchNorm, LayerNorm and RMSNorm in the place of flax.linen's: subclasses with the same fields,
+parameters, collections and results, and a fused activation and addition besides.
 
     norm = linen.GroupNorm(32, activation="silu")
     y = norm.apply(variables, x, post_add=residual)
 
 use_fast_variance has no effect: the variance is always the exact one. Options that would change the result raise
 NotImplementedError: mask, axis_index_groups, axis_name (but for BatchNorm), force_float32_reductions=False,
-reduction_axes other than all but the first, channels on other axes than the last or the second. In GroupNorm channels
-are last."""
+reduction_axes of GroupNorm other than all but the first, channels on other axes than the last or the second. In GroupNorm
+channels are last. In LayerNorm and RMSNorm reduction_axes and feature_axes are the channels' axis."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -19,13 +19,13 @@ from flax.linen import dtypes, module
 
 from . import _layers
 
-__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 
 
 def _parameters(layer: Any, x: Any, channels: int) -> Any:
     """scale, bias, and the dtype of the result."""
     scale = layer.param("scale", layer.scale_init, (channels,), layer.param_dtype) if layer.use_scale else None
-    bias = layer.param("bias", layer.bias_init, (channels,), layer.param_dtype) if layer.use_bias else None
+    bias = layer.param("bias", layer.bias_init, (channels,), layer.param_dtype) if getattr(layer, "use_bias", False) else None
     given = [value for value in (x, scale, bias) if value is not None]
     return scale, bias, dtypes.canonicalize_dtype(*given, dtype=layer.dtype)
 
@@ -88,3 +88,29 @@ class BatchNorm(nn.BatchNorm):
             mean.value = self.momentum * mean.value + (1 - self.momentum) * new_mean
             variance.value = self.momentum * variance.value + (1 - self.momentum) * new_variance
         return y
+
+
+def _by_position(layer: Any, x: Any, mask: Any, post_add: Any, statistics: str) -> Any:
+    _layers.check(layer, mask)
+    x = jnp.asarray(x)
+    order = _layers.channel_axis(layer, x.ndim)
+    scale, bias, dtype = _parameters(layer, x, x.shape[-1 if order == "nhwc" else 1])
+    return _layers.by_position(layer, x, scale, bias, dtype, post_add, order, statistics)
+
+
+class LayerNorm(nn.LayerNorm):
+    activation: Optional[str] = None
+    act_param: Optional[float] = None
+
+    @nn.compact
+    def __call__(self, x: Any, *, mask: Any = None, post_add: Any = None) -> Any:
+        return _by_position(self, x, mask, post_add, "mean_and_variance")
+
+
+class RMSNorm(nn.RMSNorm):
+    activation: Optional[str] = None
+    act_param: Optional[float] = None
+
+    @nn.compact
+    def __call__(self, x: Any, *, mask: Any = None, post_add: Any = None) -> Any:
+        return _by_position(self, x, mask, post_add, "mean_square")

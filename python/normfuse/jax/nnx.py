@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""GroupNorm, InstanceNorm and BatchNorm in the place of flax.nnx's: subclasses with the same arguments, variables and
-results, and a fused activation and addition besides.
+"""GroupNorm, InstanceNorm, BatchNorm, LayerNorm and RMSNorm in the place of flax.nnx's: subclasses with the same arguments,
+variables and results, and a fused activation and addition besides.
 
     norm = nnx.GroupNorm(256, 32, activation="silu", rngs=flax.nnx.Rngs(0))
     y = norm(x, post_add=residual)
@@ -16,7 +16,7 @@ from flax import nnx
 
 from . import _layers
 
-__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm"]
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 
 
 def _promoted(layer: Any, x: Any) -> Any:
@@ -66,3 +66,20 @@ class BatchNorm(_Fused, nnx.BatchNorm):
             for variable, new in ((self.mean, mean), (self.var, variance)):
                 variable[...] = jax.lax.stop_gradient(self.momentum * variable[...] + (1 - self.momentum) * new)
         return y
+
+
+class LayerNorm(_Fused, nnx.LayerNorm):
+    def __call__(self, x: Any, *, mask: Any = None, post_add: Any = None) -> Any:
+        _layers.check(self, mask)
+        order = _layers.channel_axis(self, x.ndim)
+        x, scale, bias = _promoted(self, x)
+        return _layers.by_position(self, x, scale, bias, x.dtype, post_add, order, "mean_and_variance")
+
+
+class RMSNorm(_Fused, nnx.RMSNorm):
+    def __call__(self, x: Any, mask: Any = None, *, post_add: Any = None) -> Any:
+        _layers.check(self, mask)
+        order = _layers.channel_axis(self, x.ndim)
+        scale = None if self.scale is None else self.scale[...]
+        x, scale = self.promote_dtype((jnp.asarray(x), scale), dtype=self.dtype)
+        return _layers.by_position(self, x, scale, None, x.dtype, post_add, order, "mean_square")

@@ -6,7 +6,16 @@ A group norm is a GroupNormalization, or as before version 18 of ONNX
     Reshape [0, G, -1], InstanceNormalization with scale 1 and bias 0, Reshape to the shape of x, Mul, Add
 
 with an activation behind it: one node, or Sigmoid and Mul for SiLU. An Add of what differs along N and C alone in front
-of a group norm becomes its skip. A node belongs to one pattern at most. Graphs are read through onnx's protobuf classes and
+of a group norm becomes its skip.
+
+A channel norm is a LayerNormalization or an RMSNormalization of the last axis, or the nodes that these, or the norms of
+channels that models write themselves, consist of: over the last axis or the second one
+
+    ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div            layer norm
+    Pow, ReduceMean, Add, Sqrt, Div                             RMS norm; also Reciprocal and Mul for Div
+    ReduceL2, Clip, Expand, Div, Mul by the root of C           of_norm
+
+with Mul and Add behind it. Between two Transposes, there and back, one of the last axis is one of the second. A node belongs to one pattern at most. Graphs are read through onnx's protobuf classes and
 written as bytes: fields of the model that are not replaced are copied, whatever they hold. A file may hold anything:
 what is malformed is a ValueError, and memory and time grow with the file, not with the sizes that it claims.
 """
@@ -15,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy
 import onnx
@@ -23,7 +32,9 @@ from onnx import numpy_helper
 
 DOMAIN = "normfuse"
 DEFAULT_DOMAINS = ("", "ai.onnx")
-NORMS = ("InstanceNormalization", "GroupNormalization", "BatchNormalization")
+NORMS = ("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LayerNormalization", "RMSNormalization")
+# What the nodes of a norm that models write themselves are found by.
+REDUCTIONS = ("ReduceMean", "ReduceL2")
 # Nodes that are removed with a norm where nothing else uses their outputs.
 CONSTANT_NODES = ("Constant", "ConstantOfShape", "Identity", "Shape")
 # Larger initializers are no shapes; shape inference does not need their values.
@@ -42,6 +53,8 @@ FIRST_IR_OF_DEFAULTS = 4
 # The fewest and the most inputs of the nodes that are looked at.
 INPUTS = {"InstanceNormalization": (3, 3), "GroupNormalization": (3, 3), "BatchNormalization": (5, 5), "Conv": (2, 3),
           "Reshape": (2, 2), "Mul": (2, 2), "Add": (2, 2), "Clip": (1, 3), "Constant": (0, 0),
+          "LayerNormalization": (2, 3), "RMSNormalization": (2, 2), "ReduceMean": (1, 2), "ReduceL2": (1, 2),
+          **dict.fromkeys(("Sub", "Div", "Pow", "Expand"), (2, 2)), **dict.fromkeys(("Transpose", "Sqrt", "Reciprocal"), (1, 1)),
           **dict.fromkeys(("ConstantOfShape", "Identity", "Shape", "Sigmoid", "Relu", "LeakyRelu", "Elu", "HardSwish",
                            "Mish", "Gelu", "Swish"), (1, 1))}
 # Which of them are vectors, and the fewest axes of the first one.
@@ -530,12 +543,16 @@ class Plan:
     unused: Set[str] = dataclasses.field(default_factory=set)  # initializers that go
 
 
-def _is_by_channel(shape: Optional[Sequence[Any]], rank: int, channels: Any) -> bool:
-    """Whether what has that shape, broadcast to x, differs along C alone."""
-    if shape is None or len(shape) not in (rank - 1, rank):
+def _is_by_channel(shape: Optional[Sequence[Any]], of: Sequence[Any], axis: int) -> bool:
+    """Whether what has that shape, broadcast to what has the other one, differs along that axis alone; and whether the
+    operators take it, which is [C], or has all axes or all but N."""
+    if shape is None:
         return False
-    channel = len(shape) - (rank - 1)
-    return all(size == (channels if axis == channel else 1) for axis, size in enumerate(shape))
+    missing = len(of) - len(shape)
+    if missing == axis == len(of) - 1:
+        return list(shape) == [of[axis]]
+    return missing in (0, 1) and len(of) > 2 and missing <= axis and \
+        all(size == (of[axis] if at == axis - missing else 1) for at, size in enumerate(shape))
 
 
 def _check_groups(graph: Graph, reshape: Any) -> int:
@@ -587,7 +604,7 @@ def _match_reshaped(graph: Graph, plan: Plan, index: int) -> Match:
     _check_back(graph, graph.nodes[after], x)
     output, nodes, parameters = graph.nodes[after].output[0], [before, index, after], []
     for operation, neutral in (("Mul", 1.0), ("Add", 0.0)):
-        found = _match_parameter(graph, output, operation, x)
+        found = _match_parameter(graph, output, operation, graph.shape(x), 1)
         parameters.append(neutral if found is None else found)
         if found is not None:
             nodes.append(graph.only_user(output))
@@ -597,18 +614,28 @@ def _match_reshaped(graph: Graph, plan: Plan, index: int) -> Match:
     return Match("GroupNorm", inputs, attributes, output, nodes)
 
 
-def _match_parameter(graph: Graph, value: str, operation: str, x: str) -> Union[str, float, None]:
+def _match_parameter(graph: Graph, value: str, operation: str, shape: Sequence[Any], axis: int) -> Union[str, float, None]:
     """The other input of a Mul or an Add that is the value's only user: its name, if it is by channel, or one number."""
     user = graph.only_user(value)
     if user is None or not _is(graph.nodes[user], operation):
         return None
     first, second = graph.nodes[user].input
     other = second if first == value else first
-    shape = graph.shape(x)
-    if _is_by_channel(graph.shape(other), len(shape), shape[1]):
+    if _is_by_channel(graph.shape(other), shape, axis):
         return other
-    number = graph.constant(other)
-    return None if number is None or number.size != 1 or number.ndim > len(shape) else float(number.reshape(()))
+    return _number(graph, other, len(shape))
+
+
+def _number(graph: Graph, name: str, most_axes: int) -> Optional[float]:
+    """The value of a constant of one element, which does not add axes to what has so many."""
+    number = graph.constant(name)
+    if number is None or number.size != 1 or number.ndim > most_axes or number.dtype.kind not in "fVi":
+        return None
+    return float(number.reshape(()))
+
+
+def _is_float32(value: float) -> bool:
+    return abs(value) <= float(numpy.finfo(numpy.float32).max) and float(numpy.float32(value)) == value
 
 
 def _type_of(graph: Graph, name: str) -> int:
@@ -670,8 +697,230 @@ def _match_batch_norm(graph: Graph, plan: Plan, index: int) -> Match:
     return Match("BatchNorm", list(norm.input), {"epsilon": _float(norm, "epsilon", 1e-5)}, norm.output[0], [index])
 
 
-_MATCHES = {"InstanceNormalization": _match_instance_norm, "GroupNormalization": _match_group_norm,
-            "BatchNormalization": _match_batch_norm}
+# ---- channel norms --------------------------------------------------------------------------------------------------
+
+def _match_last_axis(graph: Graph, plan: Plan, index: int) -> Match:
+    """LayerNormalization and RMSNormalization."""
+    norm = graph.nodes[index]
+    is_layer_norm = norm.op_type == "LayerNormalization"
+    first = 17 if is_layer_norm else 23
+    if graph.opset < first:
+        raise Left(f"before version {first} ONNX has no such operator")
+    shape, axis = graph.shape(norm.input[0]), _integer(norm, "axis", -1)
+    if shape is None:
+        raise Left("the axes of its input are not known")
+    if len(shape) < 2 or axis not in (-1, len(shape) - 1):
+        raise Left("it normalizes over other axes than the last of several")
+    if not isinstance(shape[-1], int) or graph.shape(norm.input[1]) != [shape[-1]]:
+        raise Left("its scale is not known to have an element for each channel")
+    if len(list(filter(None, norm.output))) > 1:
+        raise Left("its mean or its deviation is used")
+    bias: Union[str, float] = norm.input[2] if len(norm.input) > 2 and norm.input[2] else 0.0
+    if isinstance(bias, str) and graph.shape(bias) != [shape[-1]]:
+        raise Left("its bias is not known to have an element for each channel")
+    attributes = {"epsilon": _float(norm, "epsilon", 1e-5), "channels_last": 1}
+    if not is_layer_norm:
+        attributes["statistics"] = "mean_square"
+    parameters = _fill(graph, plan, onnx.TensorProto.FLOAT, shape[-1], [norm.input[1], bias])
+    return Match("ChannelNorm", [norm.input[0], *parameters], attributes, norm.output[0], [index])
+
+
+def _reduced_axis(graph: Graph, node: Any, x: str) -> Optional[int]:
+    """The axis of channels, if a reduction of what has x's shape leaves it with size 1, and all others as they are."""
+    shape = graph.shape(x)
+    axes = graph.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else \
+        _attribute(node, "axes", onnx.AttributeProto.INTS)
+    if shape is None or axes is None or _integer(node, "keepdims", 1) != 1:
+        return None
+    axes = numpy.asarray(axes).reshape(-1)
+    if axes.size != 1 or axes.dtype.kind != "i" or not -len(shape) <= axes[0] < len(shape):
+        return None
+    axis = int(axes[0]) % len(shape)
+    return axis if len(shape) > 1 and axis in (1, len(shape) - 1) and isinstance(shape[axis], int) else None
+
+
+def _squared(graph: Graph, name: str) -> Optional[str]:
+    """What the value is the square of."""
+    node = graph.producer(name)
+    is_square = _is(node, "Mul") and node.input[0] == node.input[1] or \
+        _is(node, "Pow") and _number(graph, node.input[1], 1) == 2
+    return node.input[0] if is_square else None
+
+
+def _only_node(graph: Graph, value: str, *types: str) -> Optional[int]:
+    """The value's only user, if it is one of these nodes."""
+    user = graph.only_user(value)
+    return user if user is not None and _is(graph.nodes[user], *types) else None
+
+
+def _other_input(node: Any, value: str) -> str:
+    return node.input[1] if node.input[0] == value else node.input[0]
+
+
+@dataclasses.dataclass
+class Chain:
+    """The nodes of a norm that a model writes itself: of x over an axis, up to what is normalized."""
+    x: str
+    axis: int
+    nodes: List[int]
+    attributes: Dict[str, Any]
+    output: str
+
+
+def _quotient(graph: Graph, root: str, numerators: Sequence[str]) -> Optional[List[int]]:
+    """The nodes that divide one of the numerators by the root: Div, or Mul by Reciprocal or by Div of 1."""
+    user = _only_node(graph, root, "Div", "Reciprocal")
+    if user is None:
+        return None
+    node = graph.nodes[user]
+    if _is(node, "Div") and node.input[0] in numerators and node.input[1] == root:
+        return [user]
+    if _is(node, "Div") and (node.input[1] != root or _number(graph, node.input[0], 1) != 1):
+        return None
+    product = _only_node(graph, node.output[0], "Mul")
+    if product is None or _other_input(graph.nodes[product], node.output[0]) not in numerators:
+        return None
+    return [user, product]
+
+
+def _find_mean_square(graph: Graph, index: int) -> Optional[Chain]:
+    """The norm whose mean of squares is at that index."""
+    reduce = graph.nodes[index]
+    v = _squared(graph, reduce.input[0])
+    axis = None if v is None else _reduced_axis(graph, reduce, v)
+    add = _only_node(graph, reduce.output[0], "Add")
+    root = None if add is None else _only_node(graph, graph.nodes[add].output[0], "Sqrt")
+    if v is None or axis is None or add is None or root is None:
+        return None
+    eps = _number(graph, _other_input(graph.nodes[add], reduce.output[0]), 1)
+    if eps is None:
+        return None
+    if not _is_float32(eps):
+        raise Left("its epsilon is not one of float32")
+    nodes = [graph.survey.makers[reduce.input[0]], index, add, root]
+    attributes: Dict[str, Any] = {"epsilon": eps}
+    x, numerators = v, [v]
+    centred = graph.producer(v)
+    mean = graph.producer(centred.input[1]) if _is(centred, "Sub") else None
+    if _is(mean, "ReduceMean") and mean.input[0] == centred.input[0] and _reduced_axis(graph, mean, mean.input[0]) == axis:
+        x, users = centred.input[0], graph.consumers[mean.output[0]]
+        if len(users) > 2:
+            raise Left("a value between its nodes is used elsewhere too")
+        differences = [i for i in users if _is(graph.nodes[i], "Sub") and graph.nodes[i].input == centred.input]
+        numerators = [graph.nodes[i].output[0] for i in differences]
+        nodes += [graph.survey.makers[mean.output[0]], *differences]
+    else:
+        attributes["statistics"] = "mean_square"
+    last = _quotient(graph, graph.nodes[root].output[0], numerators)
+    if last is None:
+        raise Left("what is divided by the root is not what was squared")
+    return Chain(x, axis, nodes + last, attributes, graph.nodes[last[-1]].output[0])
+
+
+def _is_expanded(graph: Graph, sizes: str, x: str) -> bool:
+    """Whether an Expand of what has x's axes to these sizes gives x's shape."""
+    maker = graph.producer(sizes)
+    if _is(maker, "Shape") and maker.input[0] == x and not _integer(maker, "start", 0) and _integer(maker, "end") is None:
+        return True
+    wanted, known = graph.constant(sizes), graph.shape(x)
+    return wanted is not None and known is not None and wanted.ndim == 1 and len(wanted) == len(known) and \
+        all(int(size) in (1, of) for size, of in zip(wanted, known))
+
+
+def _find_clamped(graph: Graph, index: int) -> Optional[Chain]:
+    """The norm whose L2 norm is at that index: torch.nn.functional.normalize. `output` is not yet multiplied by the root of
+    C."""
+    reduce = graph.nodes[index]
+    x = reduce.input[0]
+    axis, clip = _reduced_axis(graph, reduce, x), _only_node(graph, reduce.output[0], "Clip")
+    if axis is None or clip is None or graph.opset < 11:
+        return None
+    limits = [*graph.nodes[clip].input[1:], "", ""][:2]
+    is_below = limits[0] and not limits[1] and graph.nodes[clip].input[0] == reduce.output[0]
+    eps = _number(graph, limits[0], 0) if is_below else None
+    if eps is None:
+        return None
+    if eps < 0 or not _is_float32(eps):
+        raise Left("its epsilon is not one of float32 above 0")
+    nodes, norm = [index, clip], graph.nodes[clip].output[0]
+    expand = _only_node(graph, norm, "Expand")
+    if expand is not None and graph.nodes[expand].input[0] == norm and _is_expanded(graph, graph.nodes[expand].input[1], x):
+        nodes.append(expand)
+        norm = graph.nodes[expand].output[0]
+    last = _quotient(graph, norm, [x])
+    if last is None:
+        raise Left("what is divided by the norm is not what it is of, or may have another shape")
+    return Chain(x, axis, nodes + last, {"epsilon": eps, "statistics": "mean_square", "eps_kind": "of_norm"},
+                 graph.nodes[last[-1]].output[0])
+
+
+def _rounding(graph: Graph, index: Optional[int]) -> float:
+    """How far, relatively, a constant of that node may be from the number that it stands for."""
+    kinds = [array.dtype for array in map(graph.constant, graph.nodes[index].input) if array is not None]
+    return max((2.0**-7 if kind.kind == "V" else 4 * float(numpy.finfo(kind).eps) for kind in kinds if kind.kind in "fV"),
+               default=0.0)
+
+
+def _match_chain(graph: Graph, plan: Plan, index: int) -> Optional[Match]:
+    """What a ReduceMean or a ReduceL2 belongs to, if it is a norm."""
+    node = graph.nodes[index]
+    chain = _find_mean_square(graph, index) if _is(node, "ReduceMean") else _find_clamped(graph, index)
+    if chain is None:
+        return None
+    shape = graph.shape(chain.x) or []
+    for name in (name for i in chain.nodes for name in graph.nodes[i].output):
+        users = graph.users(name)
+        if name != chain.output and not (users and set(users) <= set(chain.nodes)):
+            raise Left("a value between its nodes is used elsewhere too")
+    nodes, output, attributes = list(chain.nodes), chain.output, dict(chain.attributes)
+
+    def take() -> str:
+        nodes.append(graph.only_user(output))  # type: ignore[arg-type]
+        return graph.nodes[nodes[-1]].output[0]
+    found = _match_parameter(graph, output, "Mul", shape, chain.axis)
+    if attributes.get("eps_kind") == "of_norm":
+        root = math.sqrt(shape[chain.axis])
+        if not isinstance(found, float) or abs(found / root - 1) > _rounding(graph, graph.only_user(output)):
+            raise Left("it is not multiplied by the root of the number of channels")
+        output = take()
+        found = _match_parameter(graph, output, "Mul", shape, chain.axis)
+    weight: Union[str, float] = 1.0 if found is None else found
+    output = output if found is None else take()
+    found = _match_parameter(graph, output, "Add", shape, chain.axis)
+    bias: Union[str, float] = 0.0 if found is None else found
+    output = output if found is None else take()
+    is_single = all(isinstance(value, str) or _is_float32(value) for value in (weight, bias))
+    kind = onnx.TensorProto.FLOAT if is_single else onnx.TensorProto.DOUBLE
+    parameters = _fill(graph, plan, kind, shape[chain.axis], [weight, bias])
+    if chain.axis == len(shape) - 1:
+        attributes["channels_last"] = 1
+    return Match("ChannelNorm", [chain.x, *parameters], attributes, output, nodes)
+
+
+def _fold_transposes(graph: Graph, match: Match) -> None:
+    """A norm of the last axis between Transposes, there and back, is one of the second axis."""
+    if match.operator != "ChannelNorm" or "channels_last" not in match.attributes:
+        return
+    before, after = graph.producer(match.inputs[0]), _only_node(graph, match.output, "Transpose")
+    if not _is(before, "Transpose") or after is None:
+        return
+    there, back = (_attribute(node, "perm", onnx.AttributeProto.INTS, []) for node in (before, graph.nodes[after]))
+    rank = len(there)
+    if rank < 3 or list(there) != [0, *range(2, rank), 1] or list(back) != [0, rank - 1, *range(1, rank - 1)] or \
+            any(len(graph.shape(name) or []) != 1 for name in match.inputs[1:]):
+        return
+    users = graph.users(match.inputs[0])
+    if users and set(users) <= set(match.nodes):
+        match.nodes.append(graph.survey.makers[match.inputs[0]])
+    match.nodes.append(after)
+    match.inputs[0], match.output = before.input[0], graph.nodes[after].output[0]
+    del match.attributes["channels_last"]
+
+
+_MATCHES: Dict[str, Callable[[Graph, Plan, int], Optional[Match]]] = {
+    "InstanceNormalization": _match_instance_norm, "GroupNormalization": _match_group_norm,
+    "BatchNormalization": _match_batch_norm, "LayerNormalization": _match_last_axis, "RMSNormalization": _match_last_axis,
+    "ReduceMean": _match_chain, "ReduceL2": _match_chain}
 
 
 # ---- additions ------------------------------------------------------------------------------------------------------
@@ -756,13 +1005,15 @@ def _describe(match: Match) -> str:
     words = [match.operator]
     if "groups" in match.attributes:
         words.append(f"of {match.attributes['groups']} groups")
+    if match.attributes.get("statistics") == "mean_square":
+        words.append("of mean squares")
     if "activation" in match.attributes:
         words.append(f"with {match.attributes['activation']}")
     return " ".join(words)
 
 
 def _replace(graph: Graph, plan: Plan, index: int) -> None:
-    """Plans what becomes of the norm at that index."""
+    """Plans what becomes of the norm at that index, or of the one that a reduction there belongs to."""
     norm = graph.nodes[index]
     try:
         if graph.obstacle is not None:
@@ -771,7 +1022,12 @@ def _replace(graph: Graph, plan: Plan, index: int) -> None:
     except Left as reason:
         plan.changes.append(_left(norm, str(reason)))
         return
+    if match is None:
+        return
     _add_activation(graph, match)
+    _fold_transposes(graph, match)
+    if "activation" not in match.attributes:
+        _add_activation(graph, match)
     _add_bias(graph, match)
     node = onnx.helper.make_node(match.operator, match.inputs, [match.output], name=norm.name, domain=DOMAIN,
                                  **match.attributes)
@@ -788,7 +1044,7 @@ def _left(norm: Any, reason: str) -> Change:
 def _plan(model: Any, folder: Optional[str]) -> Tuple[Graph, Plan]:
     graph, plan = Graph(model, folder), Plan()
     for index, node in enumerate(graph.nodes):
-        if _is(node, *NORMS):
+        if _is(node, *NORMS) or graph.obstacle is None and _is(node, *REDUCTIONS) and index not in graph.claimed:
             _replace(graph, plan, index)
         for inner in _subgraphs(node):
             plan.changes += [_left(norm, "it is in a subgraph") for norm in _norms_within(inner.node)]
