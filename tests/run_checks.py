@@ -662,14 +662,10 @@ def release_all():
 
     machine = os.uname().machine
     shutil.rmtree(BUILD / "wheel", ignore_errors=True)
-    make("wheel")
+    make("hub")  # and the wheels whose libraries it takes
     other = PLATFORMS["aarch64"]
-    if machine == "aarch64":
-        pass
-    elif not shutil.which(other[0]):
+    if machine != "aarch64" and not shutil.which(other[0]):
         skip("make wheel MACHINE=aarch64", f"{other[0]} is not installed (Debian: {other[2]})")
-    else:
-        make("wheel", "MACHINE=aarch64")
     make("conan")
     if shutil.which("dpkg-buildpackage") and shutil.which("dh"):
         make("deb", timeout=1800)

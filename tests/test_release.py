@@ -178,6 +178,20 @@ def test_wheel_of_this_machine(tmp_path):
     assert first[0] == VERSION and first[1].startswith(str(tmp_path / "venv"))
 
 
+def test_hub(machine):
+    """The package for the Kernel Hub: each variant has the library of the wheel, which manylinux_2_28 suffices for."""
+    with zipfile.ZipFile(wheel(machine)) as files:
+        library = files.read(LIBRARIES[0])
+    variants = list((BUILD / "hub/build").glob(f"torch-stable-abi210-*-{machine}-linux"))
+    assert variants, "make hub"
+    for variant in variants:
+        assert (variant / "lib/libnormfuse.so").read_bytes() == library
+        needed = run(["readelf", "-W", "--dyn-syms", variant / "lib/libnormfuse.so"], ROOT)
+        versions = {tuple(map(int, version.split("."))) for version in re.findall(r" UND \w+@GLIBC_([\d.]+)", needed)}
+        assert versions and max(versions) <= (2, 28), max(versions)
+        assert not re.search(r" UND (_?Py|\w+@(?!GLIBC_\d))", needed)
+
+
 @pytest.fixture(scope="module")
 def aarch64(tmp_path_factory):
     """Words that run a Python for aarch64 with NumPy: Debian's, unpacked into a folder, under an emulator."""
