@@ -85,7 +85,8 @@ def write_variant(folder, backend, commit, library):
     namespace.write_text(text.replace('NAMESPACE = "normfuse"', f'NAMESPACE = "{identifier}"'))
     if namespace.read_text() == text:
         sys.exit(f"build.py: {namespace.name} has no line that names the namespace")
-    shutil.copyfile(PACKAGE / "_library.py", folder / "_library.py")
+    for name in ("_library.py", "_words.py"):
+        shutil.copyfile(PACKAGE / name, folder / name)
     shutil.copyfile(HUB / "__init__.py", folder / "__init__.py")
     shutil.copyfile(HUB / "layers.py", folder / "layers.py")
     shutil.copyfile(library, folder / "lib/libnormfuse.so")
