@@ -20,7 +20,7 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms \
-    check-torch-versions check-programs check-release soak mutants bench \
+    check-torch-versions check-pythons check-programs check-release soak mutants bench \
     bench-peers figures install wheel hub dist version deb conan docs clean venv venv-release
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
 	@echo 'make check-torch-versions  the PyTorch package with each version in python/requirements-torch-*.txt: GB of downloads'
 	@echo 'make check-programs   5,000 random models, converted, with PYTHON'"'"'s PyTorch; PROGRAMS=, SEED=; differing ones: build/programs'
+	@echo 'make check-pythons    wheel, site, archive and the start of check with each Python from 3.10 on; PYTHONS='"'"'...'"'"'
 	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
@@ -88,6 +89,9 @@ check-platforms: build venv
 
 check-torch-versions: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) torch-versions
+
+check-pythons: $(filter build/%,$(CMAKE)) venv
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) pythons
 
 check-release: $(filter build/%,$(CMAKE)) venv venv-release
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) release
