@@ -674,14 +674,14 @@ def all_pythons():
 def pythons():
     """What a first user of a system runs, with its Python and the pip that came with it: in a clone of the commit, without
     vectors and CUDA, which are the same whatever the Python."""
-    plain = {"NORMFUSE_CUDA": "OFF", "CFLAGS": "-O1"}
+    plain = "OPTIONS=" + " ".join(f"-Ccmake.define.NORMFUSE_{name}=OFF" for name in ("CUDA", "ENABLE_AVX2", "ENABLE_AVX512"))
     for version, python in all_pythons().items():
         tree = BUILD / "pythons" / version
         shutil.rmtree(tree, ignore_errors=True)
         if not check(f"Python {version}: clone", ["git", "clone", "--quiet", ROOT, tree]):
             continue
         words = ["make", f"JOBS={args.jobs}", f"CMAKE={args.cmake}", f"PYTHON={shutil.which(python)}"]
-        check(f"Python {version}: make wheel", [*words, "wheel"], 900, plain, tree, ".whl")
+        check(f"Python {version}: make wheel", [*words, plain, "wheel"], 900, None, tree, ".whl")
         check(f"Python {version}: pip install and info", ["sh", "-c", f"{python} -m venv build/user && "
               "build/user/bin/pip install --quiet --disable-pip-version-check build/wheel/*.whl && cd build && "
               "user/bin/python -m normfuse info"], 600, None, tree, "cuda        not built")

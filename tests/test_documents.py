@@ -541,6 +541,23 @@ def test_site(tmp_path):
 # ---- what pages say of the code -------------------------------------------------------------------------------------
 
 
+def test_one_address():
+    """The repository's address is that of pyproject.toml wherever it stands, and an index can follow the links of its page."""
+    spec = importlib.util.spec_from_file_location("description", ROOT / "cmake/description.py")
+    description = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(description)
+    address = description.repository()
+    for name in ("mkdocs.yml", "CITATION.cff", "docs/help.md", "integrations/comfyui/pyproject.toml", "pyproject.toml"):
+        found = re.findall(r"https://github\.com/[\w-]+/normfuse\b", (ROOT / name).read_text())
+        assert found and set(found) == {address}, name
+    page = description.dynamic_metadata("readme", {})["text"]
+    for target in re.findall(r"\]\(([^)\s]+)\)", page):
+        assert target.startswith(f"{address}/"), target
+        path = target.removeprefix(f"{address}/").split("/", 2)[2].partition("#")[0]
+        assert (ROOT / path).exists(), target
+    assert "<!--" not in page and f"]({address}/raw/main/docs/figures/" in page
+
+
 def test_messages_are_those_of_the_code():
     """Each message of docs/errors.md is somewhere in the sources, but for what its <...> stand for."""
     text = "\n".join(path.read_text() for folder in ("src", "cli", "python/normfuse") for path in sorted((ROOT / folder).rglob("*.*"))
