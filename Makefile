@@ -20,8 +20,8 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms \
-    check-torch-versions check-programs check-release soak mutants bench \
-    bench-peers figures install wheel dist version deb conan docs clean venv venv-release
+    check-torch-versions check-pythons check-programs check-release soak mutants bench \
+    bench-peers figures install wheel hub dist version deb conan docs clean venv venv-release
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
@@ -34,6 +34,7 @@ help:
 	@echo 'make check-platforms  musl, and s390x, riscv64 and aarch64 emulated, in full; other versions of gcc and clang'
 	@echo 'make check-torch-versions  the PyTorch package with each version in python/requirements-torch-*.txt: GB of downloads'
 	@echo 'make check-programs   5,000 random models, converted, with PYTHON'"'"'s PyTorch; PROGRAMS=, SEED=; differing ones: build/programs'
+	@echo 'make check-pythons    wheel, site, archive and the start of check with each Python from 3.10 on; PYTHONS='"'"'...'"'"'
 	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
@@ -42,6 +43,7 @@ help:
 	@echo 'make figures          docs/figures/ and the tables of the pages, from the rows in bench/results/'
 	@echo 'make install PREFIX=/usr/local'
 	@echo 'make wheel            the Python package: build/wheel/normfuse-*.whl; MACHINE=aarch64'
+	@echo 'make hub              the package for the Kernel Hub: build/hub'
 	@echo 'make dist             the source archive of the last commit: build/dist'
 	@echo 'make deb, make conan  the Debian packages: build/deb; the Conan package'
 	@echo 'make docs             the site, from docs/ and the header: build/site/index.html'
@@ -88,6 +90,9 @@ check-platforms: build venv
 check-torch-versions: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) torch-versions
 
+check-pythons: $(filter build/%,$(CMAKE)) venv
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) pythons
+
 check-release: $(filter build/%,$(CMAKE)) venv venv-release
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) release
 
@@ -130,13 +135,24 @@ TARGET = $(if $(filter-out $(HERE),$(MACHINE)),CC=$(MACHINE)-linux-gnu-gcc _PYTH
 OPTIONS = $(if $(CUDA),-Ccmake.define.NORMFUSE_CUDA=$(CUDA),-Ccmake.args=-UNORMFUSE_CUDA) \
     $(if $(TARGET),-Ccmake.define.CMAKE_SYSTEM_NAME=Linux -Ccmake.define.CMAKE_SYSTEM_PROCESSOR=$(MACHINE))
 
+# By `build`, which is pinned: a distribution's pip may be older than the options that it would need.
 wheel: $(filter build/%,$(CMAKE)) venv-release
 	@rm -rf $(OBJECTS)/plain && mkdir -p $(OBJECTS)/plain
 	$(TARGET) CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    build/venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -Cbuild-dir=$(OBJECTS) \
-	    $(OPTIONS) -w $(OBJECTS)/plain .
+	    build/venv-release/bin/python -m build --wheel --no-isolation -Cbuild-dir=$(OBJECTS) $(OPTIONS) \
+	    -o $(OBJECTS)/plain . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	PATH="build/venv-release/bin:$$PATH" build/venv-release/bin/python -m auditwheel repair -w build/wheel $(OBJECTS)/plain/*.whl
 	@ls build/wheel/*.whl
+
+# The repository for the Kernel Hub (hub/build.py), of the libraries of the wheels. That for aarch64 needs its compiler.
+HUB = $(HERE) $(if $(filter x86_64,$(HERE)),$(if $(shell command -v aarch64-linux-gnu-gcc),aarch64))
+hub:
+	@rm -rf build/hub-wheels
+	@for machine in $(HUB); do \
+	    $(MAKE) wheel MACHINE=$$machine && \
+	    $(PYTHON) -m zipfile -e build/wheel/normfuse-$(VERSION)-*_$$machine.whl build/hub-wheels/$$machine || exit 1; done
+	$(PYTHON) hub/build.py build/hub $(foreach machine,$(HUB),$(machine)=build/hub-wheels/$(machine)/normfuse/lib/libnormfuse.so)
+	@$(if $(filter aarch64,$(HUB)),true,echo 'without variants for aarch64: there is no aarch64-linux-gnu-gcc')
 
 # The same commit gives the same bytes. It is the source distribution of the Python package, too.
 VERSION = $(shell awk '/^\#define NORMFUSE_VERSION_(MAJOR|MINOR|PATCH)/ { printf "%s%s", dot, $$3; dot = "." }' include/normfuse.h)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "docs/site"))
 from drawings import Drawing  # noqa: E402
 
 RESULTS, FOLDER = "bench/results", "docs/figures"
-PAGES = ["README.md", "docs/performance.md", "docs/numerics.md"]
+PAGES = ["README.md", "docs/performance.md", "docs/numerics.md", "docs/torch-compile.md"]
 # implementation: (its name, its colour and the shape of its marks): no two in one figure share both.
 NAMES = {"normfuse": ("normfuse", "s0", "circle"), "torch": ("PyTorch", "s1", "square"),
          "torch_compile": ("PyTorch compiled", "s2", "diamond"), "jax": ("JAX", "s3", "up"),
@@ -431,23 +431,31 @@ def host(*paths):
                                               for case in each[0]])
 
 
-def headline(model_rows, bars, others, cpu):
-    models_, (ours, theirs) = collections.defaultdict(dict), ({}, {})
-    for row in read(model_rows):
-        models_[row["model"]].setdefault(row["variant"], row["ms"])
-    resnet = models_["resnet50-gn-train"]
-    for table, path in ((ours, bars), (theirs, others)):
-        for row in read(path):
-            if short(row["problem"]) == "group_norm 2x320x64x64 f16 nhwc silu":
-                table[row["dir"]] = min(row["median_us"], table.get(row["dir"], math.inf))
-    names = of_floor([cpu])["group_norm 1x512x128x128 silu"]["fwd"]
-    return markdown(["", "the fastest of the others", "normfuse"], [
-        ["ResNet-50 with group norm, training step, batch 256, one H200",
-         f"{resnet['stock_compile']:.1f} ms (PyTorch compiled)", f"{min(resnet['normfuse'], resnet['normfuse_compile']):.1f} ms"],
-        ["group norm with SiLU, 2x320x64x64 f16 channels-last, one H200, forward and backward",
-         *(f"{figures3(table['fwd'])} + {figures3(table['bwd'])} us" for table in (theirs, ours))],
-        ["group norm with SiLU, 1x512x128x128 f32, two cores of a CPU, forward",
-         "{:.2f} times a copy ({})".format(*best_other(names)), f"{names['normfuse']:.2f} times a copy"]])
+def times_of(rows):
+    """{model: {variant: ms}}, the first row of each."""
+    table = collections.defaultdict(dict)
+    for row in rows:
+        if "ms" in row:
+            table[row["model"]].setdefault(row["variant"], row["ms"])
+    return table
+
+
+def four_ways(table, names, empty):
+    """The models of a table of times, as they come, compiled, converted, and both."""
+    ways = ("stock", "stock_compile", "normfuse", "normfuse_compile")
+    return markdown(["milliseconds", "stock", "compiled", "converted", "converted, compiled"], [
+        [MODELS[name] + TERMS.get(name, ""), *(f"{table[name][way]:.{1 if table[name][way] >= 20 else 2}f}" if way in table[name] else empty
+                                               for way in ways)] for name in names])
+
+
+def headline(path):
+    return four_ways(times_of(read(path)), ["vae-decode-1024-nhwc", "unet", "resnet50-bn-train"], "not measured")
+
+
+def compiled(newest, older):
+    """Models that were measured compiled, by the newest rows of each."""
+    table = {**times_of(read(older)), **times_of(read(newest))}
+    return four_ways(table, [name for name in MODELS if "stock_compile" in table.get(name, ())], "")
 
 
 # Of the 62 problems of the rows, those in the table of performance.md; the figure has them all.
@@ -467,7 +475,8 @@ TABLES = {
     "models-h100": (models_gpu, ["2026-11-25-h100-models"]),
     "draws-gpu": (draws_gpu, ["2026-11-29-h200-specialized-drawn"]),
     "host": (host, ["*-epyc*-overhead.json", "2026-11-22-h200-overhead.json"]),
-    "headline": (headline, ["2026-11-22-h200-models", "2026-11-29-h200-specialized-bars", "2026-11-21-h200-peers", "2026-11-21-epyc-zen4-peers"]),
+    "headline": (headline, ["2026-11-29-h200-models"]),
+    "compiled": (compiled, ["2026-11-29-h200-models", "2026-11-22-h200-models"]),
 }
 
 

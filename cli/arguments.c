@@ -11,6 +11,7 @@
 #include <strings.h>
 
 #include "report.h"
+#include "suggest.h"
 
 static const struct option help_option = {"help", 'h', NULL, "Print this help and leave."};
 
@@ -30,8 +31,13 @@ static int find_long(const struct command *command, const char *name, size_t len
             report_usage(command->name, "option '--%.*s' is ambiguous", (int)length, name);
         found = i;
     }
-    if (found == -2)
-        report_usage(command->name, "unknown option '--%.*s'", (int)length, name);
+    if (found == -2) {
+        const char *names[ARGUMENTS_MAX_OPTIONS + 1] = {help_option.name};
+        for (int i = 0; i < command->option_count; i++)
+            names[i + 1] = command->options[i].name;
+        report_usage(command->name, "unknown option '--%.*s'%s", (int)length, name,
+                     suggest_words("--", name, length, names, command->option_count + 1));
+    }
     return found;
 }
 

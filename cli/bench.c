@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ static const struct option options[OPTION_COUNT] = {
     [OPTION_THREADS] = {"threads", 0, "N", "Use N threads, for the copy too. Default: what 'normfuse info' says."},
     [OPTION_HTML] = {"html", 0, "FILE", "Also write a page to FILE: the machine, a roofline, and the rows with the "
                      "numbers of --json. It is one file, which needs no network, and appears when all problems are "
-                     "timed."},
+                     "timed, or at Ctrl-C with those that are."},
 };
 
 static int bench_main(const struct arguments *arguments);
@@ -208,6 +209,40 @@ static void free_bench(struct bench *bench)
         free(bench->small_data[i]);
 }
 
+/* ---- interruption ------------------------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t interrupted;
+static struct sigaction before_bench;
+
+/* The first Ctrl-C ends the measurement, a second one the program. */
+static void interrupt(int number)
+{
+    if (interrupted) {
+        (void)sigaction(number, &before_bench, NULL);
+        (void)raise(number);
+    }
+    interrupted = 1;
+}
+
+static void catch_interrupt(void)
+{
+    struct sigaction action = {.sa_handler = interrupt, .sa_flags = SA_RESTART};
+    (void)sigemptyset(&action.sa_mask);
+    (void)sigaction(SIGINT, NULL, &before_bench);
+    if (before_bench.sa_handler != SIG_IGN)
+        (void)sigaction(SIGINT, &action, NULL);
+}
+
+/* Ends the program as an interrupted one where there was a Ctrl-C. */
+static void pass_interrupt_on(size_t finished, size_t count)
+{
+    if (!interrupted)
+        return;
+    fprintf(stderr, "normfuse bench: interrupted, %zu of %zu problems are timed\n", finished, count);
+    (void)sigaction(SIGINT, &before_bench, NULL);
+    (void)raise(SIGINT);
+}
+
 /* ---- timing ----------------------------------------------------------------------------------------------------- */
 
 double bench_now_us(void)
@@ -289,7 +324,7 @@ static struct bench_result measure(struct bench *bench, struct floor *floor, con
         report_failure("memory", "%s", strerror(errno));
     double *copy_us = operator_us + most;
     int64_t count = 0;
-    while (count < most) {
+    while (count < most && (!interrupted || count == 0)) {
         double spent_us = bench_now_us() - begin_us;
         if (!samples_wanted && count >= SAMPLES_LEAST &&
             (spent_us + pair_us > effort->budget_us || (count >= effort->samples && spent_us > effort->usual_us)))
@@ -491,11 +526,19 @@ static int bench_main(const struct arguments *arguments)
     if (!json)
         printf("%11s %11s %11s %11s %7s %8s %8s  problem (%s%s)\n", "median us", "p10", "p90", "floor us", "ratio",
                "GB/s", "samples", where, warm ? "warm" : "cold");
-    for (size_t i = 0; i < count; i++) {
+    const bool shows_progress = isatty(STDERR_FILENO) && count > 1;
+    size_t finished = 0;
+    catch_interrupt();
+    for (; finished < count; finished++) {
         static struct bench bench;
-        char name[PROBLEM_NAME_BYTES];
+        const size_t i = finished;
+        char name[PROBLEM_NAME_BYTES], progress[PROBLEM_NAME_BYTES + 48];
         double begin_us = bench_now_us();
         problem_line_name(&lines[i], name, sizeof name);
+        if (shows_progress) {
+            snprintf(progress, sizeof progress, "%zu/%zu %s", i + 1, count, name);
+            report_progress(progress);
+        }
         struct bench_result result;
         bool on_device = lines[i].device == NORMFUSE_CUDA;
         if (on_device) {
@@ -505,6 +548,9 @@ static int bench_main(const struct arguments *arguments)
             result = measure(&bench, floor, problems.drawn ? &drawn_effort : &named_effort, samples,
                              problems.drawn ? bench_now_us() : begin_us);
         }
+        report_progress(NULL);
+        if (interrupted) /* this problem's samples are too few */
+            break;
         if (json)
             print_json(&bench, name, &result, &info, warm);
         else
@@ -514,16 +560,19 @@ static int bench_main(const struct arguments *arguments)
         if (!on_device)
             free_bench(&bench);
     }
-    for (int backward = 0; problems.drawn && backward < 2; backward++)
+    for (int backward = 0; problems.drawn && finished == count && backward < 2; backward++)
         print_summary(&problems, rows, backward, threads, &info, warm, json);
+    if (finished == 0)
+        pass_interrupt_on(finished, count);
     if (page) {
         char date[32];
         format_date(date, sizeof date);
-        const struct bench_page contents = {arguments, &info, rows, count, NORMFUSE_COMMIT, date, threads, warm};
+        const struct bench_page contents = {arguments, &info, rows, finished, NORMFUSE_COMMIT, date, threads, warm};
         bench_page_write(page, &contents);
         report_flush();
         outputs_commit(false);
     }
+    pass_interrupt_on(finished, count);
     floor_destroy(floor);
     free(rows);
     free(problems.lines);

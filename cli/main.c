@@ -10,6 +10,7 @@
 
 #include "commands.h"
 #include "report.h"
+#include "suggest.h"
 
 static const struct command *const commands[] = {&info_command, &run_command, &check_command, &bench_command,
                                                  &compile_command};
@@ -130,10 +131,11 @@ int main(int count, char **words)
     /* A closed pipe and a limit of file sizes shall be errors of write, with a message and a code. */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
-    if (count < 2) {
-        fprintf(stderr, "normfuse: no command: info, run, check, bench or compile\nTry 'normfuse --help'.\n");
-        return CODE_USAGE;
-    }
+    if (count < 2)
+        report_usage(NULL, "no command\n"
+                           "usage:    normfuse COMMAND [WORD]... [OPTION]...\n"
+                           "commands: info, run, check, bench, compile\n"
+                           "example:  normfuse check group_norm 2x320x64x64 groups=32 act=silu");
     /* Options may come before the command: its name is the first word that is one. */
     for (int i = 1; i < count && strcmp(words[i], "--") != 0; i++) {
         const struct command *command = find_command(words[i]);
@@ -154,7 +156,11 @@ int main(int count, char **words)
             return report_finish(CODE_OK);
         }
     }
-    report_usage(NULL,
-                 words[1][0] == '-' ? "unknown option '%s'" : "unknown command '%s': info, run, check, bench or compile",
-                 words[1]);
+    if (words[1][0] == '-')
+        report_usage(NULL, "unknown option '%s'", words[1]);
+    const char *names[COMMAND_COUNT];
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        names[i] = commands[i]->name;
+    report_usage(NULL, "unknown command '%s': info, run, check, bench or compile%s", words[1],
+                 suggest_words("", words[1], strlen(words[1]), names, COMMAND_COUNT));
 }

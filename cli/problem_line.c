@@ -11,6 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+
+#include "suggest.h"
 
 /* The longest word that a problem may hold; a longer one is not a problem's. */
 enum { WORD_BYTES = 256 };
@@ -30,6 +33,21 @@ static const char *const statistics_names[] = { "layer", "rms" };
 static const char *const eps_kind_names[] = { "added", "norm" };
 static const char *const direction_names[] = { "fwd", "bwd" };
 static const char *const device_names[] = { "cpu", "cuda" };
+static const char *const key_names[] = { "groups", "dtype", "weight_dtype", "y_dtype", "layout", "act", "act_param",
+                                         "mode", "per", "stat", "eps_kind", "eps", "dir", "device" };
+
+/* What other libraries call these values. */
+static const struct {
+    const char *word, *name;
+} other_names[] = {
+    { "float64", "f64" },         { "double", "f64" },           { "fp64", "f64" },
+    { "float32", "f32" },         { "float", "f32" },            { "fp32", "f32" },
+    { "float16", "f16" },         { "half", "f16" },             { "fp16", "f16" },
+    { "bfloat16", "bf16" },       { "swish", "silu" },           { "none", "identity" },
+    { "leakyrelu", "leaky_relu" }, { "hard_swish", "hardswish" }, { "channels_first", "nchw" },
+    { "channels_last", "nhwc" },  { "forward", "fwd" },          { "backward", "bwd" },
+    { "gpu", "cuda" },
+};
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
@@ -89,6 +107,18 @@ struct problem_line problem_line_default(enum problem_operator op)
                                   .device = NORMFUSE_CPU };
 }
 
+/* Index in names of a value, in capitals or small letters, or of what other libraries call it; -1. */
+static int find_value(const char *const *names, int count, const char *text)
+{
+    for (int i = 0; i < COUNT(other_names); i++)
+        if (strcasecmp(other_names[i].word, text) == 0)
+            text = other_names[i].name;
+    for (int i = 0; i < count; i++)
+        if (strcasecmp(names[i], text) == 0)
+            return i;
+    return -1;
+}
+
 /* Index of `text` in names, or -1. */
 static int find_name(const char *const *names, int count, const char *text)
 {
@@ -111,7 +141,7 @@ __attribute__((format(printf, 3, 4))) static void complain(char *error, size_t e
 static int parse_choice(const char *const *names, int count, const char *word, const char *value, char *error,
                         size_t error_bytes)
 {
-    int found = find_name(names, count, value);
+    int found = find_value(names, count, value);
     if (found >= 0)
         return found;
     char list[160] = "";
@@ -119,7 +149,8 @@ static int parse_choice(const char *const *names, int count, const char *word, c
         strncat(list, i ? ", " : "", sizeof list - strlen(list) - 1);
         strncat(list, names[i], sizeof list - strlen(list) - 1);
     }
-    complain(error, error_bytes, "'%.80s': the value must be one of %s", word, list);
+    complain(error, error_bytes, "'%.80s': the value must be one of %s%s", word, list,
+             suggest_words("", value, strlen(value), names, count));
     return -1;
 }
 
@@ -228,8 +259,11 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
         line->device = choice == 1 ? NORMFUSE_CUDA : NORMFUSE_CPU;
     } else {
         bool exists = IS("groups") || IS("mode") || IS("per") || IS("eps") || IS("stat") || IS("eps_kind") || IS("y_dtype");
-        complain(error, error_bytes, exists ? "'%.80s': %s does not take this key" : "'%.80s': not a key of %s", word,
-                 problem_operator_name(line->op));
+        if (exists)
+            complain(error, error_bytes, "'%.80s': %s does not take this key", word, problem_operator_name(line->op));
+        else
+            complain(error, error_bytes, "'%.80s': not a key of %s%s", word, problem_operator_name(line->op),
+                     suggest_words("", word, key_bytes, key_names, COUNT(key_names)));
         return KEY_UNKNOWN;
     }
 #undef IS
@@ -244,10 +278,13 @@ static bool take_addition(struct problem_line *line, const char *word, char *err
             *(bool *)((char *)line + additions[i].offset) = true;
             return true;
         }
+    const char *names[COUNT(additions)];
+    for (int i = 0; i < COUNT(additions); i++)
+        names[i] = additions[i].word;
     complain(error, error_bytes,
              "'%.80s': an addition must be one of +pre_add, +pre_bias, +pre_bias=sample, +u, +post_add, +scale, "
-             "+one_slope, +mixed, +mixed=inputs, +mixed=outputs",
-             word);
+             "+one_slope, +mixed, +mixed=inputs, +mixed=outputs%s",
+             word, suggest_words("", word, strlen(word), names, COUNT(additions)));
     return false;
 }
 
@@ -360,8 +397,9 @@ size_t problem_line_parse(char *const *words, size_t count, struct problem_line 
     if (op < 0) {
         complain(error, error_bytes,
                  "'%.80s': a problem must start with an operator: group_norm, instance_norm, batch_norm, affine, "
-                 "channel_norm",
-                 split.word[0]);
+                 "channel_norm%s",
+                 split.word[0],
+                 suggest_words("", split.word[0], strlen(split.word[0]), operator_names, COUNT(operator_names)));
         return 0;
     }
     *line = problem_line_default((enum problem_operator)op);

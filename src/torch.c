@@ -855,6 +855,9 @@ static bool put_transposed(struct call *call)
     return is_put;
 }
 
+/* The namespace of the operators, and the one of them that is called here. */
+static char operators[64], update_name[128];
+
 /* Running statistics of one value a channel, by an operator in Python: no call gets here that torch.nn.functional's
  * checks have seen. */
 static bool update_running_of_one_value(struct call *call)
@@ -864,7 +867,7 @@ static bool update_running_of_one_value(struct call *call)
     stack_value stack[4] = {(uintptr_t)call->running[0], (uintptr_t)call->running[1], (uintptr_t)call->handles[X]};
     memcpy(&stack[3], &call->momentum, sizeof call->momentum);
     call->running[0] = call->running[1] = call->handles[X] = NULL; /* the callee's */
-    return torch.aoti_torch_call_dispatcher("normfuse::update_running_of_one_value", "", stack) == 0 || fail(call, "");
+    return torch.aoti_torch_call_dispatcher(update_name, "", stack) == 0 || fail(call, "");
 }
 
 /* The library's tasks on torch's threads: a second pool would compete with them for the cores. */
@@ -1437,7 +1440,7 @@ static const char *look_up_all(void *library)
 
 static bool register_for(const char *dispatch_key, library_handle *library)
 {
-    if (torch.aoti_torch_library_init_impl("normfuse", dispatch_key, "torch.c", 0, library))
+    if (torch.aoti_torch_library_init_impl(operators, dispatch_key, "torch.c", 0, library))
         return false;
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
         if (torch.aoti_torch_library_impl(*library, kernels[i].name, kernels[i].kernel))
@@ -1445,8 +1448,10 @@ static bool register_for(const char *dispatch_key, library_handle *library)
     return true;
 }
 
-const char *normfuse_torch_register(void)
+const char *normfuse_torch_register(const char *name_space)
 {
+    if (strlen(name_space) >= sizeof operators)
+        return "the name of the operators' namespace is too long";
     /* Already there: `import torch` loads it. */
     void *const library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
     if (library == NULL)
@@ -1460,6 +1465,8 @@ const char *normfuse_torch_register(void)
     torch.bf16 = torch.aoti_torch_dtype_bfloat16();
     torch.uint8 = torch.aoti_torch_dtype_uint8();
     torch.cuda = torch.aoti_torch_device_type_cuda();
+    (void)snprintf(operators, sizeof operators, "%s", name_space);
+    (void)snprintf(update_name, sizeof update_name, "%s::update_running_of_one_value", name_space);
     /* Kept to the end of the process: letting them go takes the kernels back. */
     library_handle cpu = NULL, cuda = NULL;
     if (register_for("CPU", &cpu) && register_for("CUDA", &cuda))

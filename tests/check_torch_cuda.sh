@@ -27,7 +27,7 @@ END
 for shard in 0 1 2 3; do # each of its tests compiles many kernels
     NORMFUSE_TEST_SHARD=$shard/4 run "functional-$shard" test_functional.py "$@" &
 done
-for name in arrays operators modules convert convert_meaning convert_biases rules tools models install distributed vmap; do
+for name in arrays operators modules convert convert_meaning convert_biases rules tools models install distributed vmap hub; do
     run "$name" "test_$name.py" "$@" &
 done
 wait

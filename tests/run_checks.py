@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Runs every check of `make check`, `make check-sanitize`, `make check-platforms`, `make check-torch-versions` or
-`make check-release`, adds up what they counted, and closes with the line `N passed, N failed, N skipped`. Needs nothing but
+"""Runs every check of `make check`, `make check-sanitize`, `make check-platforms`, `make check-torch-versions`,
+`make check-pythons` or `make check-release`, adds up what they counted, and closes with the line `N passed, N failed, N skipped`. Needs nothing but
 the standard library. Logs: build/logs/."""
 import argparse
 import concurrent.futures
@@ -653,6 +653,45 @@ def torch_versions():
             pytest(f"PyTorch {version}: {name}", [PYTHON_TESTS / name], 1800, python=venv / "bin/python")
 
 
+# ---- make check-pythons ---------------------------------------------------------------------------------------------
+
+
+def all_pythons():
+    """Each Python of this machine, 3.10 and newer: the system's own and those on PATH, or what PYTHONS names."""
+    names = os.environ.get("PYTHONS", "").split() or ["/usr/bin/python3", *(f"python3.{k}" for k in range(10, 20)), sys.executable]
+    found = {}
+    for name in names:
+        code, output, _ = run(f"version of {name}", [name, "-c", "import sys, venv, ensurepip; print(sys.base_prefix); "
+                                                     "print(*sys.version_info[:3], sep='.')"], 20)
+        lines = output.split()
+        if code == 0 and tuple(map(int, lines[1].split(".")))[:2] >= (3, 10):
+            found.setdefault(tuple(lines), name)
+        elif os.environ.get("PYTHONS"):
+            skip(f"Python {name}", f"is not there, is older than 3.10, or has no venv: {output.strip()[-100:]}")
+    return {version: name for (_, version), name in found.items()}
+
+
+def pythons():
+    """What a first user of a system runs, with its Python and the pip that came with it: in a clone of the commit, without
+    vectors and CUDA, which are the same whatever the Python."""
+    plain = "OPTIONS=" + " ".join(f"-Ccmake.define.NORMFUSE_{name}=OFF" for name in ("CUDA", "ENABLE_AVX2", "ENABLE_AVX512"))
+    for version, python in all_pythons().items():
+        tree = BUILD / "pythons" / version
+        shutil.rmtree(tree, ignore_errors=True)
+        if not check(f"Python {version}: clone", ["git", "clone", "--quiet", ROOT, tree]):
+            continue
+        words = ["make", f"JOBS={args.jobs}", f"CMAKE={args.cmake}", f"PYTHON={shutil.which(python)}"]
+        check(f"Python {version}: make wheel", [*words, plain, "wheel"], 900, None, tree, ".whl")
+        check(f"Python {version}: pip install and info", ["sh", "-c", f"{python} -m venv build/user && "
+              "build/user/bin/pip install --quiet --disable-pip-version-check build/wheel/*.whl && cd build && "
+              "user/bin/python -m normfuse info"], 600, None, tree, "cuda        not built")
+        check(f"Python {version}: make docs", [*words, "docs"], 600, None, tree, "site/index.html")
+        check(f"Python {version}: make dist", [*words, "dist"], 600, None, tree, ".tar.gz")
+        check(f"Python {version}: the start of make check", [*words, "venv"], 600, None, tree)
+        check(f"Python {version}: run_checks.py", [tree / "build/venv/bin/python", "tests/run_checks.py", "--help"], 60, None,
+              tree, "usage")
+
+
 # ---- make check-release ---------------------------------------------------------------------------------------------
 
 def release_all():
@@ -662,14 +701,10 @@ def release_all():
 
     machine = os.uname().machine
     shutil.rmtree(BUILD / "wheel", ignore_errors=True)
-    make("wheel")
+    make("hub")  # and the wheels whose libraries it takes
     other = PLATFORMS["aarch64"]
-    if machine == "aarch64":
-        pass
-    elif not shutil.which(other[0]):
+    if machine != "aarch64" and not shutil.which(other[0]):
         skip("make wheel MACHINE=aarch64", f"{other[0]} is not installed (Debian: {other[2]})")
-    else:
-        make("wheel", "MACHINE=aarch64")
     make("conan")
     if shutil.which("dpkg-buildpackage") and shutil.which("dh"):
         make("deb", timeout=1800)
@@ -756,7 +791,7 @@ def fuzz(seconds, options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["check", "sanitize", "platforms", "torch-versions", "release"])
+    parser.add_argument("what", choices=["check", "sanitize", "platforms", "torch-versions", "pythons", "release"])
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--fast", action="store_true", help="sanitize: what fits into five minutes")
@@ -765,7 +800,7 @@ if __name__ == "__main__":
         args.cmake = str((ROOT / args.cmake).resolve())
     begin = time.monotonic()
     {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms, "torch-versions": torch_versions,
-     "release": release_all}[args.what]()
+     "pythons": pythons, "release": release_all}[args.what]()
     print(f"\n{time.monotonic() - begin:.0f} s; logs are in {LOGS.relative_to(ROOT)}/"
           + (f"; failed: {', '.join(failures)}" if failures else ""))
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")

@@ -1265,8 +1265,10 @@ USAGE = [
     (["run", "affine", "x.npy", "-o", "y.npy", "--threads", "two"], "not a number"),
     (["run", "affine", "x.npy", "-o", "y.npy", "--block-bytes", "12Q"], "not a number of bytes"),
     (["run", "affine", "x.npy", "-o", "y.npy", "--block-bytes", "0"], "between"),
-    ([], "no command"),
-    (["walk"], "unknown command 'walk'"),
+    ([], "example:  normfuse check group_norm"),
+    (["walk"], "unknown command 'walk': info, run, check, bench or compile\n"),
+    (["bnech"], "unknown command 'bnech': info, run, check, bench or compile, did you mean bench?"),
+    (["bench", "affine", "2x8x5", "--jsno"], "unknown option '--jsno', did you mean --json?"),
     (["--walk"], "unknown option '--walk'"),
     (["info", "group_norm"], "takes no words"),
     (["check"], "no problem"),
@@ -1284,7 +1286,7 @@ USAGE = [
     (["check", "batch_norm", "1x4", "+scale"], "not batch_norm"),
     (["bench", "--random", "0"], "between"),
     (["bench", "--random", "3", "group_norm"], "no problem and no word but device="),
-    (["check", "--random", "3", "device=gpu"], "cpu, cuda"),
+    (["check", "--random", "3", "device=tpu"], "cpu, cuda"),
     (["check", "--random", "3", "--min-bytes", "2MiB", "--max-bytes", "1MiB"], "must rise"),
     (["check", "--random", "3", "--min-bytes", "1K"], "between 16384"),
     (["check", "--random", "3", "--max-bytes", "1MiX"], "not a number of bytes"),
@@ -1572,6 +1574,16 @@ def test_bench_page_appears_whole_or_not_at_all(folder):
     child.send_signal(signal.SIGINT)
     assert child.wait(20) == -signal.SIGINT
     assert open("report.html").read() == "before" and sorted(os.listdir()) == ["report.html", "taken"]
+    # One that is interrupted after its first problem writes the page of that one.
+    child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 4x64x256x256 groups=8", "--samples", "2000", "--html", "part.html"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: default_signal(signal.SIGINT))
+    assert "median" in child.stdout.readline() and "affine 2x8x5" in child.stdout.readline()
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGINT and error == "normfuse bench: interrupted, 1 of 2 problems are timed\n"
+    page = open("part.html").read()
+    assert "affine 2x8x5" in page and page.rstrip().endswith("</html>") and sorted(os.listdir()) == ["part.html", "report.html", "taken"]
     succeed("bench", "affine", "2x8x5", "--list", "--html", "report.html")
     assert open("report.html").read() == "before"
 
@@ -1890,6 +1902,16 @@ def test_a_closed_pipe_as_an_output_file(folder):
     os.close(write)
     assert result.returncode == 3
     assert "/dev/stdout: cannot be written: Broken pipe" in result.stderr
+
+
+def test_bench_says_where_it_is(folder):
+    """On a terminal alone, and takes the line away before each row."""
+    words = [PROGRAM, "bench", "affine 2x8x5", "affine 2x8x6", "--samples", "3"]
+    status, shown = on_a_terminal(words, 60, stdout=subprocess.DEVNULL)
+    assert status == 0
+    assert shown.decode().split("\r\x1b[K") == ["", "1/2 affine 2x8x5", "", "2/2 affine 2x8x6", ""]
+    assert subprocess.run(words, capture_output=True, timeout=60).stderr == b""
+    assert on_a_terminal([*words[:3], *words[4:]], 60, stdout=subprocess.DEVNULL) == (0, b"")
 
 
 def test_progress_is_shown_on_a_terminal_only(folder):

@@ -20,6 +20,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 VERSION = ".".join(re.findall(r"#define NORMFUSE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", (ROOT / "include/normfuse.h").read_text()))
+ARCHIVE_LIMIT = 6_000_000  # unpacked
 WHEEL_LIMIT = 3 * 1024 * 1024
 LIBRARY_LIMIT = 5 * 512 * 1024
 LIBRARIES = ("normfuse/lib/libnormfuse.so", "normfuse/lib/libnormfuse_onnxruntime.so")
@@ -79,7 +80,8 @@ def tree(archive, tmp_path):
 
 
 def test_archive_is_the_commit(archive, tree):
-    wanted = set(git("ls-files").split("\n")) - {""} | {"PKG-INFO"}
+    wanted = {name for name in git("ls-files").split("\n") if name and not name.startswith("bench/results/")} | {"PKG-INFO"}
+    assert sum(path.stat().st_size for path in tree.rglob("*") if path.is_file()) <= ARCHIVE_LIMIT
     assert {str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir()} == wanted
     sums = (archive.parent / "SHA256SUMS").read_text().split()
     assert sums == [hashlib.sha256(archive.read_bytes()).hexdigest(), archive.name]
@@ -176,6 +178,20 @@ def test_wheel_of_this_machine(tmp_path):
     empty.mkdir()
     first = run([python, "-c", USE], empty).split()
     assert first[0] == VERSION and first[1].startswith(str(tmp_path / "venv"))
+
+
+def test_hub(machine):
+    """The package for the Kernel Hub: each variant has the library of the wheel, which manylinux_2_28 suffices for."""
+    with zipfile.ZipFile(wheel(machine)) as files:
+        library = files.read(LIBRARIES[0])
+    variants = list((BUILD / "hub/build").glob(f"torch-stable-abi210-*-{machine}-linux"))
+    assert variants, "make hub"
+    for variant in variants:
+        assert (variant / "lib/libnormfuse.so").read_bytes() == library
+        needed = run(["readelf", "-W", "--dyn-syms", variant / "lib/libnormfuse.so"], ROOT)
+        versions = {tuple(map(int, version.split("."))) for version in re.findall(r" UND \w+@GLIBC_([\d.]+)", needed)}
+        assert versions and max(versions) <= (2, 28), max(versions)
+        assert not re.search(r" UND (_?Py|\w+@(?!GLIBC_\d))", needed)
 
 
 @pytest.fixture(scope="module")

@@ -336,7 +336,7 @@ static void test_registration(void)
     for (int fails_at = 1; why != NULL; fails_at++) {
         state->calls = 0;
         state->fails_at = fails_at;
-        why = normfuse_torch_register();
+        why = normfuse_torch_register("normfuse");
         CHECK((why != NULL) == (state->calls >= fails_at), "call %d failed: %s", fails_at, why);
     }
     for (int fails_at = 1; fails_at < 8; fails_at++) {
@@ -345,12 +345,12 @@ static void test_registration(void)
         CHECK(normfuse_torch_install() != NULL, "call %d failed unseen", fails_at);
     }
     state->fails_at = 0;
-    CHECK(normfuse_torch_register() == NULL && normfuse_torch_install() == NULL, "nothing is registered");
+    CHECK(normfuse_torch_register("normfuse") == NULL && normfuse_torch_install() == NULL, "nothing is registered");
 }
 
 int main(void)
 {
-    CHECK(normfuse_torch_register() != NULL, "kernels without torch");
+    CHECK(normfuse_torch_register("normfuse") != NULL, "kernels without torch");
     void *const library = dlopen(NORMFUSE_FAKE_LIBTORCH, RTLD_NOW | RTLD_LOCAL);
     CHECK(library != NULL, "dlopen: %s", dlerror());
     if (library == NULL)

@@ -36,6 +36,8 @@ def page_of(path):
         return "program.md"
     if path.startswith("docs/"):
         return path[5:] if (ROOT / path).is_file() else None
+    if path.startswith("bench/results") and not (ROOT / "bench/results").is_dir():
+        return "performance.md"  # in a source archive, which leaves the rows out
     if (ROOT / path).is_dir():
         return f"source/{path}/index.md"
     return f"source/{path}.md" if (ROOT / path).is_file() else None

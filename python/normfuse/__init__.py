@@ -48,6 +48,7 @@ from ._library import (ACTIVATIONS, CUMULATIVE, EPS_KINDS, EVALUATE, HAS_ACT_PAR
                        BatchNormOptions, ChannelNormOptions, GroupNormOptions, library)
 from ._library import call as _check
 from ._library import integer as _integer
+from ._words import did_you_mean as _did_you_mean
 
 __all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "channel_norm",
            "channel_norm_backward", "group_norm", "group_norm_apply", "group_norm_backward", "group_norm_stats",
@@ -87,7 +88,8 @@ _AFFINE_BACKWARD_NAMES = {"weight": "scale", "dweight": "dscale"}
 def _number_of(name: str, word: Any, numbers: Mapping[str, int], before: str = "") -> int:
     """What normfuse.h has for one of its words; `before`: what else the argument may be."""
     if not (isinstance(word, str) and word in numbers):
-        raise ValueError(f"{name} is {word!r}, expected {before}one of {', '.join(numbers)}")
+        raise ValueError(f"{name} is {word!r}, expected {before}one of {', '.join(numbers)}"
+                         f"{_did_you_mean(word, numbers)}")
     return numbers[word]
 
 

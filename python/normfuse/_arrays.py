@@ -16,6 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy
 
 from ._library import CPU, CUDA, Exec, Tensor, Tensors, call, library, make_tensor
+from ._words import did_you_mean
 
 # DLPack's (code, bits) of what the library computes in, and the names that NumPy, PyTorch and JAX share for them.
 _CODES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
@@ -248,7 +249,7 @@ class Call:
 
     def __init__(self, operator: str, x: Any, layout: str, names: Dict[str, str]) -> None:
         if layout not in ("nchw", "nhwc"):
-            raise ValueError(f"layout is {layout!r}, expected 'nchw' or 'nhwc'")
+            raise ValueError(f"layout is {layout!r}, expected 'nchw' or 'nhwc'{did_you_mean(layout, ('nchw', 'nhwc'))}")
         self._operator, self._names = operator, names
         self._channels_last_axes = layout == "nhwc"
         self._arrays: Dict[str, Array] = {}

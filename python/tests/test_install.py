@@ -496,11 +496,11 @@ def test_what_torch_prints():
     code = ("import normfuse.torch as nft\nimport warnings\n"
             "with warnings.catch_warnings(record=True) as w:\n    warnings.simplefilter('always')\n"
             "    with nft.install(): pass\n    with nft.install(): pass\n"
-            "print(len(w), all('Overriding a previously registered kernel' in str(x.message) for x in w))")
+            "print(len(w), nft.install())")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                          env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
-    # Once a process; the builds of PyTorch 2.13 for CUDA say nothing.
-    assert out.stdout.split() in (["1", "True"], ["0", "True"]), out.stdout + out.stderr
+    assert out.stdout == ("0 <normfuse takes torch's group, batch and instance norms until normfuse.torch.uninstall()>\n")
+    assert out.stderr == ""
 
 
 def test_compiled_code_gives_the_same():

@@ -19,15 +19,16 @@ from __future__ import annotations
 import math
 from typing import Any, Optional
 
-try:
-    import jax
-    from jax.export import is_symbolic_dim
-except ImportError as error:
-    raise ImportError("normfuse.jax needs JAX: pip install normfuse[jax]") from error
-
 from .. import _activation, _library, _number_of
-from ._call import all_varying, axes_of, refuse_symbolic_axes
-from ._gradients import Settings, apply
+from .._words import did_you_mean, require
+
+require("jax", "JAX", (0, 10), "normfuse.jax", "normfuse[jax]")
+
+import jax  # noqa: E402
+from jax.export import is_symbolic_dim  # noqa: E402
+
+from ._call import all_varying, axes_of, refuse_symbolic_axes  # noqa: E402
+from ._gradients import Settings, apply  # noqa: E402
 
 __all__ = ["batch_norm", "channel_affine", "channel_norm", "group_norm", "instance_norm"]
 
@@ -39,7 +40,7 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
          return_sum: bool, groups: int = 0, eps: float = 1e-5, momentum: float = 0.0, evaluate: bool = False,
          axis_name: Any = None, **of_channel_norm: Any) -> Any:
     if layout not in _LAYOUTS:
-        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(_LAYOUTS)}")
+        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(_LAYOUTS)}{did_you_mean(layout, _LAYOUTS)}")
     if return_sum and arrays.get("pre_add") is None and arrays.get("pre_bias") is None:
         raise ValueError("return_sum needs pre_add or pre_bias")
     channels_last = _LAYOUTS[layout]

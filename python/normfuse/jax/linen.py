@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-import flax.linen as nn
-import jax.numpy as jnp
-from flax.linen import dtypes, module
-
+from .._words import require
 from . import _layers
+
+require("flax", "Flax", (0, 12), "normfuse.jax.linen", "flax")
+
+import flax.linen as nn  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax.linen import dtypes, module  # noqa: E402
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 

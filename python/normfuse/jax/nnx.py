@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
+from .._words import require
 from . import _layers
+
+require("flax", "Flax", (0, 12), "normfuse.jax.nnx", "flax")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from flax import nnx  # noqa: E402
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 

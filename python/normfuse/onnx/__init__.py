@@ -15,9 +15,11 @@ import os
 import pathlib
 import secrets
 import stat
+import sys
 from typing import TYPE_CHECKING, Any, List, Optional, Tuple
 
 from .. import _library
+from .._words import require
 
 if TYPE_CHECKING:
     from ._rewrite import Change
@@ -27,7 +29,9 @@ __all__ = ["library_path", "rewrite", "rewrite_file"]
 
 def library_path() -> str:
     """Where libnormfuse_onnxruntime.so is, for SessionOptions.register_custom_ops_library: beside libnormfuse.so.
-    ImportError where it is not there."""
+    ImportError where it is not there, or where an older ONNX Runtime was imported than it works with."""
+    if "onnxruntime" in sys.modules:
+        require("onnxruntime", "ONNX Runtime", (1, 18), "normfuse.onnx", "normfuse[onnx]")
     path = pathlib.Path(_library.find()).with_name("libnormfuse_onnxruntime.so")
     if not path.is_file():
         raise ImportError(f"normfuse: {path} is not a file; install the wheel, or run `make build` in a source tree")
@@ -41,10 +45,8 @@ def rewrite(model: bytes, folder: Optional[str] = None) -> Tuple[bytes, List["Ch
     folder      where the model's external data is, if it has such data
 
     ValueError: `model` is not a serialized ONNX model of one graph, or the graph is malformed; the text names the node."""
-    try:
-        from . import _rewrite
-    except ImportError as error:
-        raise ImportError("normfuse.onnx.rewrite needs onnx: pip install normfuse[onnx]") from error
+    require("onnx", "onnx", (1, 17), "normfuse.onnx.rewrite", "normfuse[onnx]")
+    from . import _rewrite
     return _rewrite.rewrite(model, folder)
 
 

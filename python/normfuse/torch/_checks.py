@@ -21,6 +21,31 @@ def dtype(name: str, **tensors: Optional[Tensor]) -> None:
             raise NotImplementedError(f'"{name}" not implemented for \'{str(tensor.dtype).replace("torch.", "")}\'')
 
 
+def tensor(name: str, input: Any) -> None:
+    """input: what is not exactly a Tensor."""
+    if not isinstance(input, Tensor) and not hasattr(input, "__torch_function__"):
+        raise TypeError(f"normfuse.torch.{name} takes tensors, but got a {type(input).__name__}: normfuse.{name} takes "
+                        "arrays of NumPy and other libraries")
+
+
+def module(model: Any, name: str) -> None:
+    """Refuses what is no module, or has no Python left in it."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"{name} takes no torch.jit.ScriptModule, whose code is compiled: call it before torch.jit.script or "
+                        "torch.jit.trace")
+    if not isinstance(model, torch.nn.Module):
+        parts = [part for part in ("vae", "unet", "transformer") if isinstance(getattr(model, part, None), torch.nn.Module)]
+        hint = (f"give it its parts, such as {name}(pipe.{parts[0]})" if parts else
+                f"of a pipeline of diffusers it takes a part, such as {name}(pipe.vae)")
+        raise TypeError(f"{name} takes a torch.nn.Module, but got a {type(model).__name__}: {hint}")
+
+
+def dense(*tensors: Optional[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise TypeError(f"normfuse takes no tensor of the layout {tensor.layout}: call .to_dense() on it")
+
+
 def product(sizes) -> int:
     """torch.Size.numel() makes constants of the sizes that torch.export takes as dynamic."""
     result = 1
@@ -101,6 +126,7 @@ def slope(x, slope, activation: Any) -> None:
 
 
 def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, groups) -> None:
+    dense(x, weight, bias, scale, shift, pre_bias, pre_add, post_add)
     dimensions(x)
     if isinstance(groups, float):
         raise TypeError("group_norm(): argument 'num_groups' (position 2) must be int, not float")
@@ -147,6 +173,7 @@ def result_dtype(x, result) -> None:
 
 
 def batch_norm(name, x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add) -> None:
+    dense(x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add)
     dimensions(x)
     elements(x.shape[1], running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     bias_before(x, pre_bias)
@@ -156,6 +183,7 @@ def batch_norm(name, x, weight, bias, running_mean, running_var, pre_bias, pre_a
 
 
 def channel_affine(x, scale, bias, post_add) -> None:
+    dense(x, scale, bias, post_add)
     dimensions(x)
     for name, parameter in (("scale", scale), ("bias", bias)):
         if parameter is not None and parameter.shape != x.shape[1:2] and parameter.shape != x.shape[:2]:

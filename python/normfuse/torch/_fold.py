@@ -9,7 +9,7 @@ import collections
 import functools
 import inspect
 import types
-from typing import Iterator, Optional
+from typing import Any, Iterator, Optional
 
 from torch import nn
 
@@ -23,7 +23,12 @@ _BY_OTHER_WAYS = frozenset({"children", "named_children", "modules", "named_modu
 
 
 def runs_as_sequential(module: nn.Module) -> bool:
-    return plain_class(type(module)).forward is nn.Sequential.forward
+    return _forward_of(plain_class(type(module))) is nn.Sequential.forward
+
+
+def _forward_of(kind: type) -> Any:
+    """The function; None of a ScriptModule's class, which has none and raises AttributeError."""
+    return getattr(kind, "forward", None)
 
 
 @functools.lru_cache(maxsize=512)
@@ -112,7 +117,7 @@ class Proofs:
         self.foreign: set[str] = set()  # attributes that code reads of other objects than its own
         self.takes_apart = False  # does code take apart what a loop gives it?
         for kind in {plain_class(type(module)) for module in model.modules()}:
-            if kind.__module__.startswith("torch.nn.") or kind.forward is nn.Module.forward:
+            if kind.__module__.startswith("torch.nn.") or _forward_of(kind) in (nn.Module.forward, None):
                 continue
             try:
                 self._read(kind)

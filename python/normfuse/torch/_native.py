@@ -10,10 +10,11 @@ import torch
 
 from .._library import (CPU, CUDA, EVALUATE, HAS_ACT_PARAM, AffineOptions, BatchNormOptions, ChannelNormOptions, Exec,
                         GroupNormOptions, Tensor, Tensors, call as check, library, make_tensor)
+from ._namespace import NAMESPACE
 
 __all__ = ["EVALUATE", "call", "install_shim", "merge", "preparation", "register_shim", "uninstall_shim"]
 
-library.normfuse_torch_register.restype, library.normfuse_torch_register.argtypes = c_char_p, []
+library.normfuse_torch_register.restype, library.normfuse_torch_register.argtypes = c_char_p, [c_char_p]
 library.normfuse_torch_install.restype, library.normfuse_torch_install.argtypes = c_char_p, []
 library.normfuse_torch_uninstall.restype, library.normfuse_torch_uninstall.argtypes = None, []
 
@@ -34,7 +35,7 @@ _BIG = {"x", "pre_add", "post_add", "y", "u", "dy", "du", "dx", "dpost_add"}
 
 def register_shim() -> Optional[str]:
     """Registers the kernels of the C library; None, or why there are none."""
-    why = library.normfuse_torch_register()
+    why = library.normfuse_torch_register(NAMESPACE.encode())
     return None if why is None else why.decode()
 
 

@@ -23,6 +23,9 @@ from torch import Tensor
 
 from . import _checks, _native
 from .._library import EPS_KINDS, STATISTICS
+from ._namespace import NAMESPACE
+
+ops = getattr(torch.ops, NAMESPACE)
 
 # The bits of `wanted` that the backward operators take.
 WANT_X, WANT_WEIGHT, WANT_BIAS, WANT_SCALE, WANT_SHIFT, WANT_POST_ADD = 1, 2, 4, 8, 16, 32
@@ -146,6 +149,11 @@ SCHEMAS = {
         f"(Tensor dy, Tensor u, {_SAVED}, {_SHARDS}, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
 }  # fmt: skip
+
+
+def qualified(name: str) -> str:
+    """The operator's name with its namespace."""
+    return f"{NAMESPACE}::{name}"
 
 
 # ---- layouts ----------------------------------------------------------------------------------------------------------
@@ -497,7 +505,7 @@ _RENAMED = {"u": "x"}
 
 
 def _ctypes_kernel(name: str):
-    schema = torch._C.parse_schema("normfuse::" + name + SCHEMAS[name])
+    schema = torch._C.parse_schema(qualified(name) + SCHEMAS[name])
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
     output_names = OUTPUT_NAMES[name]
@@ -577,7 +585,7 @@ def _with_checks(name: str):
     one of which is meta."""
     outputs_of = getattr(_Outputs, name)
     lean = name.removeprefix("lean_")
-    arguments = [argument.name for argument in torch._C.parse_schema("normfuse::" + name + SCHEMAS[name]).arguments]
+    arguments = [argument.name for argument in torch._C.parse_schema(qualified(name) + SCHEMAS[name]).arguments]
     if name in ("lean_group_norm", "lean_group_norm_inference"):
         def check(x, weight, bias, groups, *numbers):
             _checks.values_per_group(x, groups)
@@ -615,10 +623,10 @@ def _with_checks(name: str):
     return fake
 
 
-_library = torch.library.Library("normfuse", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
 for _name, _schema in SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake("normfuse::" + _name, _with_checks(_name), lib=_library)
+    torch.library.register_fake(qualified(_name), _with_checks(_name), lib=_library)
     if _name.startswith("lean_"):
         _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
@@ -630,8 +638,8 @@ for _name, _annotated in UNANNOTATED.items():
     OUTPUT_NAMES[_name] = OUTPUT_NAMES[_annotated]
     _library.define(_name + SCHEMAS[_annotated].replace(_RUNNING, "Tensor? running_mean, Tensor? running_var"),
                     tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake("normfuse::" + _name, _with_checks(_annotated), lib=_library)
-    _library.impl(_name, getattr(torch.ops.normfuse, _annotated).default, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified(_name), _with_checks(_annotated), lib=_library)
+    _library.impl(_name, getattr(ops, _annotated).default, "CompositeExplicitAutograd")
 
 
 def _register() -> Tuple[str, str]:
@@ -661,10 +669,7 @@ def binding() -> Tuple[str, str]:
     return _binding
 
 
-ops = torch.ops.normfuse
-
-
 def straight(name: str):
     """The operator as a callable of libtorch: without torch.ops' Python frame, and without the look for
     __torch_function__ in every argument, which costs 0.5 us a call and is the layers' own first step."""
-    return partial(torch._C._dispatch_call_boxed, torch._C._dispatch_find_schema_or_throw("normfuse::" + name, ""))
+    return partial(torch._C._dispatch_call_boxed, torch._C._dispatch_find_schema_or_throw(qualified(name), ""))

@@ -143,7 +143,7 @@ class _ComfyGroupNorm(_Foreign, modules.GroupNorm):
                  "act_param": act_param, "slope": slope}
         if is_traced(self, x):
             return leaf(self, x, **fused)
-        ops = sys.modules[self._normfuse_stock.__module__]
+        ops = sys.modules["comfy.ops"]
         if hasattr(ops, "run_every_op"):
             ops.run_every_op()
         if not (self.comfy_cast_weights or self.weight_function or self.bias_function):
@@ -353,6 +353,20 @@ class _LayerNormOfFormat(_OfChannels):
         return {**how, "dtype": _promoted(x, self.weight, self.bias)}
 
 
+class _ComfyGroupNormSpatial(_ComfyGroupNorm):
+    """Of each frame of [B, C, T, H, W]. All frames are one call: chunk_size bounds the memory of the class's own."""
+
+    def forward(self, x: Tensor, *, chunk_size: int = 8, post_add: Optional[Tensor] = None,
+                scale: Optional[Tensor] = None, shift: Optional[Tensor] = None, **fused: Any) -> Tensor:
+        if is_traced(self, x):
+            return leaf(self, x, chunk_size=chunk_size, post_add=post_add, scale=scale, shift=shift, **fused)
+        samples, frames = x.shape[0], x.shape[2]
+        of_frames = [None if t is None else t.transpose(1, 2).flatten(0, 1) for t in (x, post_add)]
+        of_samples = [None if t is None else t.repeat_interleave(frames, 0) for t in (scale, shift)]
+        y = super().forward(of_frames[0], post_add=of_frames[1], scale=of_samples[0], shift=of_samples[1], **fused)
+        return y.unflatten(0, (samples, frames)).transpose(1, 2)
+
+
 class _ByRule(_Foreign):
     """The caller's function in the place of forward."""
 
@@ -376,6 +390,7 @@ _WITH_OWN_ACTIVATION: dict[tuple[str, str], type] = {("timm.layers.norm_act", "B
                                                      ("timm.layers.norm_act", "GroupNormAct"): nn.GroupNorm}
 _BY_MIXIN: dict[tuple[str, str], type] = {
     ("comfy.ldm.wan.vae", "RMS_norm"): _ComfyRMSNorm,
+    ("comfy.ldm.genmo.vae.model", "GroupNormSpatial"): _ComfyGroupNormSpatial,
     ("comfy.ops", "disable_weight_init.GroupNorm"): _ComfyGroupNorm,
     ("comfy.ops", "manual_cast.GroupNorm"): _ComfyGroupNorm,
     ("detectron2.layers.batch_norm", "FrozenBatchNorm2d"): _FrozenOfInputType,

@@ -139,4 +139,4 @@ _RULES = {"group_norm": _group_norm, "group_norm_inference": _group_norm, "chann
 for _name in (*_operators.SCHEMAS, *_operators.UNANNOTATED):
     _rule = _RULES.get(_name.removesuffix("_unannotated"), _each_slice if _name.endswith("_backward") else None)
     if _rule is not None:
-        torch.library.register_vmap("normfuse::" + _name, _rule(getattr(ops, _name).default), lib=_operators._library)
+        torch.library.register_vmap(_operators.qualified(_name), _rule(getattr(ops, _name).default), lib=_operators._library)

@@ -11,13 +11,14 @@ nn.Sequential among them, whose forward is rewritten from its text (see _rewrite
 """
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Mapping, Optional
 
 import torch
 from torch import Tensor, nn
 
-from . import _registries, _rewrite, _rules, functional, modules
+from . import _checks, _registries, _rewrite, _rules, functional, modules
 from ._fold import Proofs, runs_as_sequential
 from ._pending import FUSED, MOVES
 from ._rules import KINDS, Rule, hooked
@@ -72,6 +73,8 @@ class ConversionReport:
 
     def __str__(self) -> str:
         """Two lines: what was done, and what can be done. details() has a line for each layer."""
+        if not self.layers:
+            return "\n".join(["no norm of this model is one that normfuse has", *self.hints])
         fused = f"; {len(self.folded)} fused with what follows" if self.done == "converted" else ""
         biases = f"; {len(self.biases)} biases of convolutions moved on CUDA" if self.biases else ""
         left = [f"{len(reasons)} left, the first one because {reasons[0]}" for reasons in [
@@ -117,6 +120,7 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. So may
     attributes, functions and methods. revert(model) undoes it.
     """
+    _checks.module(model, "convert")
     _rules.check(rules)
     _registries.add_classes()  # of what was imported since
     layers = {}  # in the order of named_modules()
@@ -147,13 +151,17 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
         module.__dict__.pop(MOVES, None)
     for module in moved:
         module.__dict__[MOVES] = True
+    others = collections.Counter(type(module).__name__ for module in model.modules()
+                                 if isinstance(module, (nn.LayerNorm, nn.RMSNorm)))
+    not_taken = ", ".join(f"{count} {name}" for name, count in others.items())
     evaluates = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.training
                     and module.running_mean is not None for module in layers)
     return ConversionReport(list(layers.values()), [names[module] for module in moved],
                             {names[block]: why for block, why in blocks.items() if why},
                             [*dict.fromkeys(f"the code of {type(block).__name__} is left as it is: {why}"
                                             for block, why in blocks.items() if why),
-                             *(["eval mode: nft.fold_batch_norm would remove its batch norms"] if evaluates else [])])
+                             *(["eval mode: nft.fold_batch_norm would remove its batch norms"] if evaluates else []),
+                             *([f"not taken: {not_taken}"] if not_taken and not layers else [])])
 
 
 def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[nn.Module, Optional[str]]:
@@ -191,6 +199,7 @@ def fused(model: nn.Module) -> dict[str, tuple[str, ...]]:
     what went into each of its calls, such as "silu" or "add + relu", and "" for nothing.
 
     Compiled calls are not counted: what runs then was made by an earlier one. See what convert says may be fused."""
+    _checks.module(model, "fused")
     names = {module: name for name, module in model.named_modules()}
     found: dict[str, tuple[str, ...]] = {}
     for _, calls in sorted((module.__dict__[FUSED] for module in names if FUSED in module.__dict__),
@@ -209,6 +218,7 @@ def revert(model: nn.Module) -> None:
 
     Raises RuntimeError, before anything is changed, where a module got another class since, as in parametrize and
     fully_shard."""
+    _checks.module(model, "revert")
     for name, module in model.named_modules():
         if (isinstance(module, _rewrite.Rewritten) and not _rewrite.is_rewritten(module)
                 or "_normfuse_converted_from" in module.__dict__ and not _rules.is_ours(type(module))):
@@ -267,6 +277,7 @@ def fold_batch_norm(model: nn.Module) -> ConversionReport:
         the text of a forward that names each of them once.
     Returns a ConversionReport. There is no way back: fold a copy.deepcopy to keep the model.
     """
+    _checks.module(model, "fold_batch_norm")
     proofs = Proofs(model)
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     reports = []

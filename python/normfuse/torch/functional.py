@@ -27,6 +27,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from . import _autograd, _checks, _sharding, _vmap  # noqa: F401: registers rules
 from ._operators import ACTIVATIONS, DEFAULT_ACT_PARAM, UNANNOTATED, Y_DTYPES, ops, straight
 from .._library import EPS_KINDS, STATISTICS
+from .._words import meant
 
 __all__ = ["group_norm", "batch_norm", "instance_norm", "channel_affine", "channel_norm", "autocast_to_float32"]
 
@@ -97,7 +98,7 @@ def _check_activation(activation: Optional[str]) -> None:
 def _said_right(activation: Any) -> str:
     """How to say what torch calls by another name: a module, its class, a function."""
     name = activation if isinstance(activation, str) else getattr(activation, "__name__", type(activation).__name__)
-    name = {known.replace("_", ""): known for known in ACTIVATIONS if known}.get(name.lower().replace("_", ""))
+    name = meant(name, ACTIVATIONS)
     if name is None:
         return ""
     if name == "gelu" and getattr(activation, "approximate", "none") == "tanh":
@@ -305,6 +306,7 @@ def group_norm(
             slope is missing or of another shape.
     """
     if type(input) is not Tensor:
+        _checks.tensor("group_norm", input)
         _sharding.register()
     if has_torch_function_variadic(input, weight, bias, slope, pre_bias, pre_add, post_add, scale, shift):
         return handle_torch_function(
@@ -371,6 +373,7 @@ def batch_norm(
         RuntimeError: shapes do not fit; no running statistics in evaluation.
     """
     if type(input) is not Tensor:
+        _checks.tensor("batch_norm", input)
         _sharding.register()
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add):
         return handle_torch_function(
@@ -464,6 +467,7 @@ def instance_norm(
         RuntimeError: shapes do not fit; no running statistics where they are needed.
     """
     if type(input) is not Tensor:
+        _checks.tensor("instance_norm", input)
         _sharding.register()
     if has_torch_function_variadic(input, running_mean, running_var, weight, bias, slope, pre_bias, pre_add, post_add):
         return handle_torch_function(
@@ -538,6 +542,7 @@ def channel_affine(
             shape.
     """
     if type(input) is not Tensor:
+        _checks.tensor("channel_affine", input)
         _sharding.register()
     if has_torch_function_variadic(input, scale, bias, slope, post_add):
         return handle_torch_function(

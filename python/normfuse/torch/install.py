@@ -14,9 +14,11 @@ Nothing is fused this way, since stock's operators have no place for an activati
 """
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Iterator, Optional
 
 import torch
 from torch import Tensor
@@ -203,6 +205,15 @@ _depth = 0
 _has_warned = False
 
 
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without torch's warning that a kernel was overridden, which is what install is for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+        yield
+
+
 class _PythonKernels:
     """Registers _KERNELS."""
 
@@ -211,9 +222,10 @@ class _PythonKernels:
 
     def install(self) -> None:
         library = torch.library.Library("aten", "IMPL")
-        for name, (kernel, keys) in _KERNELS.items():
-            for key in keys:
-                library.impl(name, kernel, key)
+        with _silent():
+            for name, (kernel, keys) in _KERNELS.items():
+                for key in keys:
+                    library.impl(name, kernel, key)
         self._library = library
 
     def uninstall(self) -> None:
@@ -227,9 +239,10 @@ class _CKernels:
         global _has_warned
         if not _has_warned:
             # Of an override from C, torch's warning goes past Python's warnings; it is given once in a process, so
-            # one from Python first makes it one that can be filtered.
+            # one from Python first takes it.
             library = torch.library.Library("aten", "IMPL")
-            library.impl("native_group_norm", _native_group_norm, "CPU")
+            with _silent():
+                library.impl("native_group_norm", _native_group_norm, "CPU")
             library._destroy()
             _has_warned = True
         _native.install_shim()
@@ -244,6 +257,10 @@ _kernels = _CKernels() if binding()[0] == "shim" else _PythonKernels()
 class _Installed:
     """What install() returns: as a context manager it takes back, at its end, the install() that it came from."""
 
+    def __repr__(self) -> str:
+        return ("<normfuse takes torch's group, batch and instance norms until normfuse.torch.uninstall()>" if _depth
+                else "<normfuse.torch.install, ended>")
+
     def __enter__(self) -> "_Installed":
         return self
 
@@ -255,9 +272,6 @@ def install() -> _Installed:
     """Sends every stock group norm, batch norm and instance norm of this process, on the CPU and on CUDA, to normfuse,
     from now until uninstall(), or inside `with install():`. Applies to all threads. Installing once more is counted:
     only the outermost `with` ends it.
-
-    PyTorch warns, once in a process, that a kernel was overridden ("Overriding a previously registered kernel for the
-    same operator and the same dispatch key"): that is meant.
 
     Not reached: code that torch.compile's inductor made, which has norms of its own; autocast, which makes f32 of the
     input before the kernel sees it; torch.nn.SyncBatchNorm over several processes.

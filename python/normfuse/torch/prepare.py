@@ -11,7 +11,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from . import _native
+from . import _checks, _native
 from .._library import PROGRESS, call as check, library
 
 __all__ = ["prepare"]
@@ -30,6 +30,7 @@ def prepare(model: nn.Module, *inputs: Any, progress: Optional[bool] = None, **k
     Returns how many kernels were compiled or read from disk now: 0 for a model without layers of normfuse on CUDA.
     Raises what the model's forward raises on fake tensors, such as where its control flow depends on values, and
     RuntimeError where the kernels cannot be compiled."""
+    _checks.module(model, "prepare")
     preparation = _native.preparation
     if preparation.devices is not None:
         raise RuntimeError("prepare is called inside of prepare")
