@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * call_reference.c - see call_reference.h. Errors are worst cases of roundings in the arithmetic of the tensors, of fewer
+ * call_reference.c - see call_reference.h. A channel norm is computed as what it is, the group norm of samples without
+ * positions: each position is a row. Errors are worst cases of roundings in the arithmetic of the tensors, of fewer
  * than SUM_ROUNDINGS on the way into a sum and ROUNDINGS elsewhere, carried along with each value; these bounds are wider
  * than those of docs/numerics.md, and find what is wrong rather than what is inexact. */
 #include "call_reference.h"
@@ -26,13 +27,16 @@ struct view {
     unsigned char *first; /* NULL: absent */
     normfuse_type type;
     ptrdiff_t batch, channel, position; /* in elements */
+    int64_t positions;                  /* a row is one of so many of a sample */
 };
 
 struct work {
     const struct call *call;
     uint32_t present;
     int64_t n, c, s, groups, channels; /* of a group */
+    int64_t positions;                 /* channel norm: n are the positions of all samples, so many of each; else 1 */
     bool batch, none, evaluates, backward;
+    bool rounds, squares, clamps; /* channel norm: u is a tensor; NORMFUSE_MEAN_SQUARE; NORMFUSE_EPS_OF_NORM */
     real unit, tiny; /* of the arithmetic */
     struct view in[SLOTS], out[SLOTS];
     real *u, *size; /* [n, c, s]; size: of what u is made of */
@@ -45,7 +49,7 @@ struct work {
 
 static struct view view_of(const normfuse_tensor *tensor, int slot, int64_t c)
 {
-    struct view view = {(unsigned char *)tensor->data + tensor->byte_offset, type_of(tensor), 0, 0, 0};
+    struct view view = {(unsigned char *)tensor->data + tensor->byte_offset, type_of(tensor), 0, 0, 0, 1};
     const int64_t *const strides = tensor->strides;
     if (is_big(slot)) {
         view.batch = strides[0];
@@ -63,7 +67,8 @@ static struct view view_of(const normfuse_tensor *tensor, int slot, int64_t c)
 
 static unsigned char *element(const struct view *view, int64_t n, int64_t c, int64_t s)
 {
-    return view->first + (n * view->batch + c * view->channel + s * view->position) *
+    const int64_t sample = n / view->positions, position = n % view->positions + s;
+    return view->first + (sample * view->batch + c * view->channel + position * view->position) *
                              (ptrdiff_t)reference_type_bytes(view->type);
 }
 
@@ -111,7 +116,7 @@ static void find_u(struct work *w)
 {
     const bool adds = is_given(w, PRE_ADD) || is_given(w, PRE_BIAS);
     const bool of_samples = is_given(w, PRE_BIAS) && w->in[PRE_BIAS].batch != 0;
-    const bool rounds = is_given(w, PRE_ADD) || (adds && is_given(w, U)) || (w->batch && of_samples);
+    const bool rounds = is_given(w, PRE_ADD) || (adds && (is_given(w, U) || w->rounds)) || (w->batch && of_samples);
     const normfuse_type type = w->in[X].type;
     for (int64_t n = 0; n < w->n; n++)
         for (int64_t c = 0; c < w->c; c++)
@@ -157,7 +162,7 @@ static struct moments moments_of(const struct work *w, int64_t n, int64_t first,
         sum += w->u[at(w, k, c, s)];
         largest = fmaxl(largest, w->size[at(w, k, c, s)]);
     }
-    m.mean.value = sum / m.count;
+    m.mean.value = w->squares ? 0 : sum / m.count;
     EACH
     {
         const real off = w->u[at(w, k, c, s)] - m.mean.value;
@@ -165,7 +170,7 @@ static struct moments moments_of(const struct work *w, int64_t n, int64_t first,
         deviation = fmaxl(deviation, fabsl(off));
     }
 #undef EACH
-    m.mean.error = w->unit * (SUM_ROUNDINGS * deviation + 8 * largest);
+    m.mean.error = w->squares ? 0 : w->unit * (SUM_ROUNDINGS * deviation + 8 * largest);
     m.m2.error = m.count * (w->unit * SUM_ROUNDINGS * deviation * deviation + m.mean.error * m.mean.error);
     return m;
 }
@@ -213,6 +218,11 @@ static struct moments load_moments(const struct view *view, int64_t row, int64_t
 
 static struct inexact rstd_of(const struct work *w, struct moments m)
 {
+    if (w->clamps) {
+        const real eps = (real)w->call->eps, relative = m.m2.error / fmaxl(m.m2.value, eps * eps);
+        return (struct inexact){sqrtl(m.count) / fmaxl(sqrtl(m.m2.value), eps),
+                                m.count != 0 && relative < 0.25L ? relative + 8 * w->unit : (real)INFINITY};
+    }
     const real var = m.count != 0 ? m.m2.value / m.count : 0, error = m.count != 0 ? m.m2.error / m.count : 0;
     const real under_root = var + (real)w->call->eps, relative = error / under_root;
     return (struct inexact){1 / sqrtl(under_root),
@@ -409,7 +419,7 @@ static void check_parameters(struct work *w)
     const bool sums_of_all = w->batch && w->call->call == BACKWARD_APPLY;
     const real roundings = ROUNDINGS * w->unit;
     for (int64_t c = 0; c < w->c; c++) {
-        struct inexact dweight = {0, 0}, dbias = {0, 0};
+        struct inexact dweight = {0, 0}, dbias = {0, 0}, dscale = {0, 0}, dshift = {0, 0};
         if (sums_of_all) { /* with or without samples here */
             dweight = times((struct inexact){load(&w->in[SUMS], 0, c, 1, 0), 0}, load(&w->in[RSTD], 0, c, 0, 0));
             dbias.value = load(&w->in[SUMS], 0, c, 0, 0);
@@ -418,11 +428,15 @@ static void check_parameters(struct work *w)
             const int64_t pair = n * w->c + c;
             const real gain = 1 + load(&w->in[SCALE], n, c, 0, 0), rstd = w->rstd[pair].value;
             const struct inexact sum = w->sum[pair], product = times(w->product[pair], rstd);
-            struct inexact dscale = {0, 0};
+            if (n % w->positions == 0)
+                dscale = dshift = (struct inexact){0, 0};
             add(&dscale, times(product, load(&w->in[WEIGHT], n, c, 0, 1)), roundings);
             add(&dscale, times(sum, load(&w->in[BIAS], n, c, 0, 0)), roundings);
-            check_gradient(w, DSCALE, n, c, dscale);
-            check_gradient(w, DSHIFT, n, c, sum);
+            add(&dshift, sum, 0);
+            if ((n + 1) % w->positions == 0) {
+                check_gradient(w, DSCALE, n, c, dscale);
+                check_gradient(w, DSHIFT, n, c, dshift);
+            }
             if (w->out[DWEIGHT].batch != 0 || w->out[DBIAS].batch != 0) {
                 check_gradient(w, DWEIGHT, n, c, product);
                 check_gradient(w, DBIAS, n, c, sum);
@@ -479,6 +493,13 @@ static void check_slopes(struct work *w)
         check_gradient(w, DSLOPE, 0, 0, all);
 }
 
+/* Whether the norm that a given rstd is of was clamped, so that rstd is a constant. */
+static bool is_clamped(const struct work *w, real rstd)
+{
+    const double eps = w->call->eps, bound = sqrt((double)w->channels) / eps;
+    return w->clamps && eps > 0 && rstd >= (real)(w->in[RSTD].type == NORMFUSE_F64 ? bound : (double)(float)bound);
+}
+
 static void check_dx(struct work *w)
 {
     const real roundings = ROUNDINGS * w->unit;
@@ -494,8 +515,10 @@ static void check_dx(struct work *w)
                 const bool all = w->batch && w->call->call != BACKWARD_APPLY;
                 for (int64_t row = all ? 0 : n; row < (all ? w->n : n + 1); row++) {
                     const real of = load(&w->in[WEIGHT], row, k, 0, 1) * (1 + load(&w->in[SCALE], row, k, 0, 0)) / values;
-                    add(&level, times(w->sum[row * w->c + k], of), roundings);
-                    add(&tilt, times(w->product[row * w->c + k], of * rstd), roundings);
+                    if (!w->squares)
+                        add(&level, times(w->sum[row * w->c + k], of), roundings);
+                    if (!is_clamped(w, rstd))
+                        add(&tilt, times(w->product[row * w->c + k], of * rstd), roundings);
                 }
             }
             const real weight = load(&w->in[WEIGHT], n, c, 0, 1) * (1 + load(&w->in[SCALE], n, c, 0, 0));
@@ -518,11 +541,14 @@ static void check_pre_bias(struct work *w)
 {
     const bool of_samples = w->out[DPRE_BIAS].batch != 0;
     for (int64_t c = 0; c < w->c; c++) {
-        struct inexact all = {0, 0};
+        struct inexact all = {0, 0}, sum = {0, 0};
         for (int64_t n = 0; n < w->n; n++) {
-            struct inexact sum = {0, 0};
+            if (n % w->positions == 0)
+                sum = (struct inexact){0, 0};
             for (int64_t s = 0; s < w->s; s++)
                 add(&sum, (struct inexact){load(&w->out[DX], n, c, s, 0), 0}, SUM_ROUNDINGS * w->unit);
+            if ((n + 1) % w->positions != 0)
+                continue;
             if (of_samples)
                 check_gradient(w, DPRE_BIAS, n, c, sum);
             add(&all, sum, 0);
@@ -572,16 +598,26 @@ bool call_reference_agrees(const struct call *call, uint32_t present, const norm
     w.s = 1;
     for (int32_t a = 2; a < x->ndim; a++)
         w.s *= x->shape[a];
+    w.positions = 1;
+    if (call->operator == CHANNEL) {
+        w.positions = w.s > 0 ? w.s : 1;
+        w.n *= w.s;
+        w.s = 1;
+    }
     for (int slot = 0; slot < SLOTS; slot++)
         if (present >> slot & 1) {
             w.in[slot] = view_of(&before[slot], slot, w.c);
             w.out[slot] = view_of(&after[slot], slot, w.c);
+            w.in[slot].positions = w.out[slot].positions = w.positions;
         }
+    w.rounds = call->operator == CHANNEL;
+    w.squares = w.rounds && call->statistics == NORMFUSE_MEAN_SQUARE;
+    w.clamps = w.rounds && call->eps_kind == NORMFUSE_EPS_OF_NORM;
     w.evaluates = (call->flags & NORMFUSE_EVALUATE) != 0;
     w.none = call->operator == AFFINE || w.evaluates;
     w.batch = call->operator == BATCH && !w.none;
     w.backward = call->call == BACKWARD || call->call == BACKWARD_SUMS || call->call == BACKWARD_APPLY;
-    w.groups = call->operator == GROUP ? call->groups : w.c;
+    w.groups = call->operator == GROUP || w.rounds ? call->groups : w.c;
     w.channels = w.groups > 0 ? w.c / w.groups : 0;
     if (!is_ordinary(&w))
         return true;

@@ -41,7 +41,7 @@ enum {
     DSLOPE,
     SLOTS
 };
-enum { GROUP, BATCH, AFFINE };
+enum { GROUP, BATCH, AFFINE, CHANNEL };
 /* In the order of enum normfuse_call. */
 enum { FORWARD, BACKWARD, STATS_OF, APPLY, BACKWARD_SUMS, BACKWARD_APPLY, FORWARD_SCRATCH, BACKWARD_SCRATCH };
 
@@ -53,7 +53,7 @@ struct call {
     uint32_t options_bytes_more, flags;
     int64_t groups;
     double eps;
-    int32_t activation, reserved;
+    int32_t activation, reserved, statistics, eps_kind;
     double act_param, momentum;
     int64_t batches_seen, set_values;
 };
@@ -79,8 +79,8 @@ struct difference {
 };
 
 /* Whether a call that took tensors with the values of `before` and left those of `after` computed what it should. Both
- * are of the same sizes and strides, each in memory of its own, spatial axes as one; mean and rstd are [rows, groups],
- * stats [rows, groups, 3], sums [rows, C, 2]. Values are ordinary: where a result is not finite, or may be anything, it is
+ * are of the same sizes and strides, each in memory of its own, spatial axes as one; mean and rstd are [rows, groups]
+ * (channel norm: [N, groups, positions]), stats [rows, groups, 3], sums [rows, C, 2]. Values are ordinary: where a result is not finite, or may be anything, it is
  * not compared. *compared counts those that are. */
 bool call_reference_agrees(const struct call *call, uint32_t present, const normfuse_tensor *before,
                            const normfuse_tensor *after, struct difference *difference, int64_t *compared);

@@ -22,7 +22,7 @@ def inputs(path):
 
 
 def random_calls():
-    for operator in range(3):
+    for operator in range(4):
         for call in range(8):
             for seed in range(4):
                 yield bytes([operator, call]) + random.Random(seed * 64 + operator * 8 + call).randbytes(400)

@@ -49,6 +49,7 @@ enum {
 #define BACKWARD_INPUTS (FORWARD_INPUTS | SAVED | BIT(Y) | BIT(DY) | BIT(DU))
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
 #define INPUT_GRADIENTS (BIT(DX) | BIT(DPRE_BIAS))
+#define LIKE_Y (BIT(Y) | BIT(DY) | BIT(POST_ADD) | BIT(DPOST_ADD))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
 
 /* What a call takes, and which of these it writes (running statistics: when training). */
@@ -112,6 +113,7 @@ static double any_double(void)
 union options {
     normfuse_group_norm_options group;
     normfuse_batch_norm_options batch;
+    normfuse_channel_norm_options channel;
     normfuse_affine_options affine;
 };
 
@@ -140,6 +142,16 @@ static union options options_of(const struct call *call)
                                                       .momentum = call->momentum,
                                                       .batches_seen = call->batches_seen,
                                                       .set_values = call->set_values};
+    else if (call->operator == CHANNEL)
+        options.channel = (normfuse_channel_norm_options){.struct_bytes = (uint32_t)sizeof options.channel + more,
+                                                          .flags = call->flags,
+                                                          .groups = call->groups,
+                                                          .eps = call->eps,
+                                                          .statistics = call->statistics,
+                                                          .eps_kind = call->eps_kind,
+                                                          .activation = call->activation,
+                                                          .reserved = call->reserved,
+                                                          .act_param = call->act_param};
     else
         options.affine = (normfuse_affine_options){.struct_bytes = (uint32_t)sizeof options.affine + more,
                                                    .flags = call->flags,
@@ -166,6 +178,9 @@ static normfuse_status run(const struct call *call, const normfuse_tensors *give
         return group_calls[call->call](&options.group, given, exec);
     if (call->operator == BATCH)
         return batch_calls[call->call](&options.batch, given, exec);
+    if (call->operator == CHANNEL)
+        return (call->call == FORWARD ? normfuse_channel_norm_forward : normfuse_channel_norm_backward)(&options.channel,
+                                                                                                        given, exec);
     return (call->call == FORWARD ? normfuse_affine_forward : normfuse_affine_backward)(&options.affine, given, exec);
 }
 
@@ -174,9 +189,10 @@ static normfuse_status look(const struct call *call, const normfuse_tensors *giv
 {
     const union options options = options_of(call);
     const enum normfuse_call name = (enum normfuse_call)call->call;
-    return call->operator == GROUP   ? normfuse_group_norm_problem(problem, name, &options.group, given)
-           : call->operator == BATCH ? normfuse_batch_norm_problem(problem, name, &options.batch, given)
-                                     : normfuse_affine_problem(problem, name, &options.affine, given);
+    return call->operator == GROUP     ? normfuse_group_norm_problem(problem, name, &options.group, given)
+           : call->operator == BATCH   ? normfuse_batch_norm_problem(problem, name, &options.batch, given)
+           : call->operator == CHANNEL ? normfuse_channel_norm_problem(problem, name, &options.channel, given)
+                                       : normfuse_affine_problem(problem, name, &options.affine, given);
 }
 
 static normfuse_status ask_scratch(const struct call *call, const normfuse_tensors *given, const normfuse_exec *exec,
@@ -191,6 +207,9 @@ static normfuse_status ask_scratch(const struct call *call, const normfuse_tenso
     if (call->operator == BATCH)
         return (backward ? normfuse_batch_norm_backward_scratch_bytes : normfuse_batch_norm_forward_scratch_bytes)(
             &options.batch, given, exec, bytes);
+    if (call->operator == CHANNEL)
+        return (backward ? normfuse_channel_norm_backward_scratch_bytes : normfuse_channel_norm_forward_scratch_bytes)(
+            &options.channel, given, exec, bytes);
     return (backward ? normfuse_affine_backward_scratch_bytes : normfuse_affine_forward_scratch_bytes)(
         &options.affine, given, exec, bytes);
 }
@@ -220,7 +239,7 @@ static void stop(const char *what, int slot)
     for (const uint8_t *byte = input_begin; byte < input; byte++)
         fprintf(stderr, "\\x%02x", *byte);
     fputs("\n", stderr);
-    static const char *const operators[] = {"group_norm", "batch_norm", "affine"};
+    static const char *const operators[] = {"group_norm", "batch_norm", "affine", "channel_norm"};
     fprintf(stderr, "%s, call %u, flags 0x%x, groups %lld, tensors 0x%x: %s (tensor %d); last error: %s\n",
             operators[drawn.operator], drawn.call, drawn.flags, (long long)drawn.groups, present, what, slot,
             normfuse_last_error());
@@ -549,7 +568,8 @@ static bool copy_tensors(struct copies *copies, const struct normfuse_problem *p
                 }
             }
         } else if (slot == MEAN || slot == RSTD) {
-            add_copy(copies, slot, tensor->dtype, 2, (int64_t[]){rows, problem->groups});
+            add_copy(copies, slot, tensor->dtype, drawn.operator == CHANNEL ? 3 : 2,
+                     (int64_t[]){rows, problem->groups, s});
         } else if (slot == STATS) {
             add_copy(copies, slot, tensor->dtype, 3, (int64_t[]){rows, problem->groups, 3});
         } else if (slot == SUMS) {
@@ -688,7 +708,8 @@ static void check_parts(const struct call *call, const struct copies *whole, con
         stop("no quantum of samples", -1);
     uint32_t sliced = 0;
     for (int slot = 0; slot < SLOTS; slot++)
-        if (is_big(slot) || (copies.tensors[slot].ndim == 2 && (!in_two || slot >= PRE_BIAS)))
+        if (is_big(slot) || (copies.tensors[slot].ndim == 2 && (!in_two || slot >= PRE_BIAS)) ||
+            (call->operator == CHANNEL && (BIT(slot) & SAVED) != 0))
             sliced |= BIT(slot);
     struct call part = *call;
     if (in_two) {
@@ -791,6 +812,9 @@ static void draw_tensors(struct call *call)
                                             : choice % (a == 1 ? 40 : 6) + 1;
     }
     const int64_t n = sizes[0], c = sizes[1];
+    /* f32 is 0, f64 1, and those of 16 bits 2 and 3. */
+    const bool changes_type = call->operator == CHANNEL && type != 1 && take(4) == 3;
+    const int type_of_y = !changes_type ? type : type == 0 ? 2 + (int)take(2) : 0;
     int64_t groups = c / ((int64_t)take(4) + 1);
     if (evaluates || groups == 0 || c % groups != 0)
         groups = c;
@@ -801,8 +825,11 @@ static void draw_tensors(struct call *call)
     uint32_t mask = call->call == FORWARD_SCRATCH    ? calls[FORWARD].takes | BIT(STATS)
                     : call->call == BACKWARD_SCRATCH ? calls[BACKWARD].takes | BIT(SUMS)
                                                      : calls[call->call].takes;
-    if (call->operator != GROUP)
+    const bool has_groups = call->operator == GROUP || call->operator == CHANNEL;
+    if (!has_groups)
         mask &= ~ADAPTIVE;
+    if (call->operator == CHANNEL)
+        mask &= ~(RUNNING | BIT(STATS) | BIT(SUMS) | (call->statistics == NORMFUSE_MEAN_SQUARE ? BIT(MEAN) : 0));
     if (call->operator == AFFINE)
         mask &= ~(BIT(PRE_ADD) | BIT(U) | BIT(DU) | SAVED | RUNNING | BIT(STATS) | BIT(SUMS));
     if (evaluates)
@@ -830,7 +857,10 @@ static void draw_tensors(struct call *call)
             continue;
         present |= BIT(slot);
         if (is_big(slot))
-            make_tensor(slot, ndim, sizes, type, rarely() ? !channels_last : channels_last);
+            make_tensor(slot, ndim, sizes, (BIT(slot) & LIKE_Y) != 0 ? type_of_y : type,
+                        rarely() ? !channels_last : channels_last);
+        else if (call->operator == CHANNEL && (BIT(slot) & SAVED) != 0)
+            make_tensor(slot, ndim, (int64_t[]){n, groups, sizes[2], sizes[3], sizes[4]}, type == 1, false);
         else if (slot == MEAN || slot == RSTD)
             call->operator == GROUP ? make_tensor(slot, 2, (int64_t[]){n, groups}, type == 1, false)
                                     : make_tensor(slot, 1, &c, type == 1, false);
@@ -877,6 +907,17 @@ static void draw_options(struct call *call)
     call->batches_seen = rarely() ? any_integer() : take(3);
     call->set_values = rarely() ? any_integer() : 0;
     call->options_bytes_more = rarely() ? take(16) : 0;
+    if (call->operator == CHANNEL) {
+        call->statistics = rarely() ? (int32_t)any_integer() : (int32_t)take(2);
+        call->eps_kind = rarely() ? (int32_t)any_integer() : (int32_t)take(2);
+        if (call->eps_kind == NORMFUSE_EPS_OF_NORM && take(2))
+            call->eps = 2; /* of norms and saved deviations here, some are clamped */
+        if (call->statistics < 0 || call->statistics > NORMFUSE_MEAN_SQUARE || call->eps_kind < 0 ||
+            call->eps_kind > NORMFUSE_EPS_OF_NORM)
+            broken_rules[SLOTS] = "statistics or a kind of eps that is none";
+        else if (call->eps_kind == NORMFUSE_EPS_OF_NORM && !(call->eps >= 0))
+            broken_rules[SLOTS] = "options.eps";
+    }
     if (call->activation < 0 || call->activation > NORMFUSE_PRELU)
         broken_rules[SLOTS] = "an activation that is none";
     /* y of a backward takes no byte of the input; test_arguments.c has what is refused. */
@@ -891,9 +932,10 @@ static void draw_options(struct call *call)
         broken_rules[SLOTS] = "options.reserved";
     if (call->options_bytes_more != 0)
         broken_rules[SLOTS] = "options.struct_bytes";
-    if ((call->flags & ~15u) != 0 || (call->operator == AFFINE && (call->flags & 6) != 0))
+    if ((call->flags & ~15u) != 0 ||
+        ((call->operator == AFFINE || call->operator == CHANNEL) && (call->flags & 6) != 0))
         broken_rules[SLOTS] = "options.flags";
-    if (call->set_values < 0 && call->operator != AFFINE)
+    if (call->set_values < 0 && call->operator != AFFINE && call->operator != CHANNEL)
         broken_rules[SLOTS] = "options.set_values";
 }
 
@@ -917,9 +959,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     blocks[SLOTS].bytes = aligned_alloc(64, SHARED_BYTES);
     memset(blocks[SLOTS].bytes, FILLER, SHARED_BYTES);
 
-    struct call call = {.operator = take(3)};
-    call.call = call.operator == AFFINE ? (take(2) != 0 ? take(2) + FORWARD_SCRATCH : take(2)) : take(8);
-    if (call.operator != AFFINE && call.call < STATS_OF && take(3) == 2)
+    struct call call = {.operator = take(4)};
+    const bool is_whole = call.operator == AFFINE || call.operator == CHANNEL; /* there are no calls of shards */
+    call.call = is_whole ? (take(2) != 0 ? take(2) + FORWARD_SCRATCH : take(2)) : take(8);
+    if (!is_whole && call.call < STATS_OF && take(3) == 2)
         call.flags = NORMFUSE_EVALUATE;
     draw_options(&call);
     draw_tensors(&call);
