@@ -602,4 +602,6 @@ def test_versions_agree():
     debian = (ROOT / "debian/changelog").read_text()
     assert debian.startswith(f"normfuse ({version}-") and (date == "unreleased" or f"{date[8:]} " in debian.split("\n --")[1])
     assert f"**Status: {version}" in (ROOT / "README.md").read_text()
+    assert f"version = {{{version}}}" in (ROOT / "docs/help.md").read_text()
+    assert f'version = "{version}"' in (ROOT / "integrations/comfyui/pyproject.toml").read_text()
     assert version in subprocess.run(["make", "-s", "version"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.split()
