@@ -35,10 +35,11 @@ class Spatial:
 class RMS_norm(nn.Module):
     def __init__(self, n):
         super().__init__()
+        self.channel_first, self.bias = True, None
         self.scale, self.gamma = n ** 0.5, nn.Parameter(torch.rand(n, 1, 1))
 
     def forward(self, x):
-        return F.normalize(x, dim=1) * self.scale * self.gamma.to(x)
+        return F.normalize(x, dim=1 if self.channel_first else -1) * self.scale * self.gamma.to(x) + 0
 
 
 class PixelNorm(nn.Module):
