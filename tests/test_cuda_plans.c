@@ -206,7 +206,7 @@ static void count_owners_of_single(const struct single *s, unsigned char *seen, 
     for (int64_t i = 0; i < (int64_t)s->launch->grid * s->launch->threads; i++) {
         const struct single_place at = place_in_single(s, i / s->launch->threads, i % s->launch->threads);
         int64_t sample = at.walker * at_once + at.of_sample;
-        HOLDS(s->of.exact == 0 || (at.has_group && sample < a->samples));
+        HOLDS(s->of.exact == 0 || (at.has_group && (s->of.walks != 0 || sample < a->samples)));
         for (; at.has_group && sample < a->samples; sample += s->of.walks ? a->walkers * at_once : a->samples)
             for (int64_t k = 0; k < (int64_t)s->of.held_rows * s->of.held_columns; k++) {
                 const int64_t row = at.ty + k / s->of.held_columns * s->down;

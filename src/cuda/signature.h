@@ -36,7 +36,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(exchanges) /* held: NORMFUSE_EXCHANGE_* */                                                                   \
     FIELD(piece) /* stream, held, channels last: adjacent channels of a vector that are of one norm group, 1 to 8 */            \
     FIELD(statistics_of_groups) /* held, channels last: norm groups have several channels */                           \
-    FIELD(resident) /* stream, held: blocks that a multiprocessor has at once, at least */                                     \
+    FIELD(resident) /* blocks that a multiprocessor has at once, at least; 0: single, not said */                     \
     FIELD(ahead) /* stream, held: vectors of a thread that are on their way */                                               \
     FIELD(folded) /* stream, held: several rows are walked as one */                                                         \
     FIELD(strided) /* stream: values of a row are not adjacent */                                                      \
@@ -72,6 +72,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(dweight)                                                                                                     \
     FIELD(dbias)                                                                                                       \
     FIELD(gradients) /* NORMFUSE_GRADIENTS_* */                                                                        \
+    FIELD(sums_dz) /* single: for a bias or a shift, beside the sums of weights */                                     \
     FIELD(sums_slopes) /* of prelu */                                                                                  \
     /* finish */                                                                                                       \
     FIELD(work) /* NORMFUSE_WORK_* */                                                                                  \

@@ -107,7 +107,7 @@ static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int
 /* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. */
 static int64_t room_for(int64_t vectors)
 {
-    static const int64_t rooms[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+    static const int64_t rooms[] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
         if (vectors <= rooms[i])
             return rooms[i];
@@ -146,9 +146,43 @@ static double weights_of(const struct matrix *m, const struct geometry *g)
                                                                    : 1);
 }
 
+/* Norm over channels that are adjacent: a norm group is one row, and positions are samples. */
+static bool is_of_positions(const struct matrix *m)
+{
+    return m->rows == 1 && m->statistics == NORMFUSE_STATISTICS_GROUP && m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
+}
+
+static bool walks_samples(const struct matrix *m, const struct geometry *g)
+{
+    return g->walkers << g->sample_bits < m->samples;
+}
+
+/* Sums of dz are wanted for a parameter's gradient, not those of dz * (u - mean) alone. */
+static bool sums_dz(const struct normfuse_problem *p)
+{
+    return p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL || !has_both_phases(p);
+}
+
+/* Of a block that walks over positions: its vectors and the next ones, weights as they are in memory, and values. The
+ * kernel is compiled for as many blocks of a multiprocessor as have these. */
+static double registers_of_walk(const struct shape *shape, const struct geometry *g)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool backward = shape->direction == BACKWARD;
+    const double values = (double)(g->held_columns * g->vector), value = (double)shape->value_bytes / 4.0;
+    double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 +
+                      value * (1.0 + (p->statistics != NORMFUSE_MEAN_SQUARE) + backward * (1 + sums_dz(p)));
+#define WORDS(name) of_value += p->name.data != NULL ? (double)normfuse_type_bytes(p->name.type) / 4.0 : 0.0;
+    WORDS(weight) WORDS(bias) WORDS(scale) WORDS(shift) WORDS(pre_bias) WORDS(slope)
+#undef WORDS
+    return 22.0 + values * of_value;
+}
+
 /* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */
 static double registers_of(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
+    if (is_of_positions(m) && walks_samples(m, g))
+        return registers_of_walk(shape, g);
     static const struct {
         double word, value, weight; /* of the vectors as they are in memory, of their values, of a weight */
     } registers[2] = {{0.88, 0.44, 2.0}, {1.33, 1.3, 3.9}};
@@ -157,8 +191,7 @@ static double registers_of(const struct shape *shape, const struct matrix *m, co
     const double values = elements * (double)shape->value_bytes / 4.0;
     const int d = shape->direction;
     /* A block that walks over samples keeps the sums of its channels, and requests the next sample ahead. */
-    const bool walks = g->walkers << g->sample_bits < m->samples;
-    const double kept = d == BACKWARD && walks ? registers[d].word * words + 2.0 * weights_of(m, g) : 0.0;
+    const double kept = d == BACKWARD && walks_samples(m, g) ? registers[d].word * words + 2.0 * weights_of(m, g) : 0.0;
     return 27.0 + registers[d].word * words + registers[d].value * values +
            registers[d].weight * weights_of(m, g) + kept;
 }
@@ -213,7 +246,8 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
         m->is_spread ? m->columns % block_columns(g) == 0
                      : block_columns(g) == g->part_columns &&
                            g->part_columns * (g->next_columns > 0 ? g->parts : 1) == m->columns;
-    g->exact = g->aligned && fills_rows && fills_columns && g->walkers * samples_beside == m->samples &&
+    g->exact = g->aligned && fills_rows && fills_columns &&
+               (walks_samples(m, g) || g->walkers * samples_beside == m->samples) &&
                (m->is_spread || m->groups % groups_beside == 0);
     g->exchanges =
         g->parts > 1 && m->statistics != NORMFUSE_STATISTICS_NONE && m->statistics != NORMFUSE_STATISTICS_RUNNING;
@@ -274,6 +308,19 @@ static int64_t shared_of(const struct shape *shape, const struct matrix *m, cons
     return bytes;
 }
 
+/* Blocks that a multiprocessor has at once. */
+static double resident_blocks(const struct shape *shape, const struct matrix *m, const struct geometry *g, int64_t shared)
+{
+    const double threads = (double)(g->lanes * g->beside);
+    const double most = fmin(255.0, 65536.0 / fmax(256.0, threads));
+    const double registers = 8.0 * ceil(fmax(24.0, fmin(registers_of(shape, m, g), most)) / 8.0);
+    const double by_shared = floor(227.0 * 1024.0 / (double)(shared + 1024));
+    /* A quarter of a multiprocessor has whole warps; a kernel of small blocks spills if more of them are expected. */
+    const double by_registers = is_of_positions(m) ? floor(4.0 * floor(512.0 / registers) / (threads / 32.0))
+                                                   : floor(65536.0 / (threads * registers));
+    return fmax(1.0, fmin(fmin(by_registers, by_shared), fmin(32.0, floor(2048.0 / threads))));
+}
+
 /* Microseconds: a latency that depends on what a thread does and on who waits for whom, once more for part of each further
  * wave of blocks and each further sample of a block; and what takes longer of the memory's time and that of the instructions.
  * The figures are fitted to 1984 geometries of 266 problems on an H200: the median error is 14 %, and
@@ -284,7 +331,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     static const struct {
         double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double begin, instruction, block_doubling, cluster, cluster_block, columns, column_rows, join; /* latency */
-        double throughput, sectors, narrow, bandwidth, start, sample, wave, later;
+        double throughput, sectors, narrow, bandwidth, start, sample, wave, round_trip, later;
     } k = {.value = {2.32, 3.27},
            .costly = 0.86,
            .edges = 0.92,
@@ -307,22 +354,21 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
            .start = 1.36,
            .sample = 0.75,
            .wave = 0.6,
+           .round_trip = 0.9,
            .later = 1.6};
     const struct normfuse_problem *const p = shape->problem;
     const int d = shape->direction;
     const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
     const double wanted = registers_of(shape, m, g), most = fmin(255.0, 65536.0 / fmax(256.0, threads));
-    const double registers = 8.0 * ceil(fmax(24.0, fmin(wanted, most)) / 8.0);
-    const double by_shared = floor(227.0 * 1024.0 / (double)(shared + 1024));
-    const double resident =
-        fmax(1.0, fmin(fmin(floor(65536.0 / (threads * registers)), by_shared), fmin(32.0, floor(2048.0 / threads))));
+    const double resident = resident_blocks(shape, m, g, shared);
+    const bool of_positions = is_of_positions(m), walks = walks_samples(m, g);
     const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
     const bool is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
     const double instructions =
         k.thread[d] +
         vectors * (k.vector + elements * k.value[d] * (1.0 + k.costly * is_costly) * (1.0 + k.edges * !g->aligned)) +
-        k.weight * (m->parameters == NORMFUSE_PARAMETERS_OF_GROUP ? 0.0 : weights_of(m, g)) +
+        k.weight * (m->parameters == NORMFUSE_PARAMETERS_OF_GROUP || (of_positions && walks) ? 0.0 : weights_of(m, g)) +
         k.spilled * fmax(0.0, wanted - most);
     double latency = k.begin + k.instruction * instructions;
     if (g->lanes > 32)
@@ -339,8 +385,13 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     /* What is adjacent of a row is read in sectors of 32 bytes. */
     const double columns = m->is_spread ? INFINITY : (double)m->columns;
     const bool of_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
-    const bool adjoins = m->row_stride == m->columns && g->held_columns == 1 && elements * (double)g->across >= columns;
-    const double adjacent = adjoins ? (double)g->across * elements * down * bytes
+    const int64_t groups_beside = minimum(m->groups, g->beside >> g->sample_bits);
+    const bool has_positions =
+        of_positions && groups_beside == m->groups && (m->samples == 1 || m->sample_stride == m->groups * m->columns);
+    const bool adjoins = has_positions || (m->row_stride == m->columns && g->held_columns == 1 &&
+                                           elements * (double)g->across >= columns);
+    const double adjacent = has_positions ? (double)((m->groups * m->columns) << g->sample_bits) * bytes
+                            : adjoins     ? (double)g->across * elements * down * bytes
                                     : fmin((double)g->across * elements, columns) * bytes;
     const double sectors = (32.0 * ceil(adjacent / 32.0) + (g->aligned ? 0.0 : 16.0)) / adjacent;
     const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
@@ -357,7 +408,12 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
                          (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? m->samples : g->walkers);
     const double to_memory = is_direct(gradients) ? 0.0 : k.later + 2.0 * 16.0 * slots * (double)p->c / k.bandwidth;
     const double later = k.join * joined + to_memory;
-    const double longer = sqrt(memory * memory + arithmetic * arithmetic);
+    /* Positions, one after the other: the next ones are on their way, or other blocks begin with them. */
+    const double step = walks ? fmax(k.round_trip, latency) : k.round_trip + latency;
+    const double chain = of_positions ? (samples * (further_waves + 1.0) - 1.0) * step : 0.0;
+    const double longer = sqrt(memory * memory + arithmetic * arithmetic + chain * chain);
+    if (of_positions)
+        return k.start + latency + longer + later;
     return k.start + latency * (1.0 + k.sample * (samples - 1.0) + k.wave * further_waves) + longer + later;
 }
 
@@ -390,7 +446,7 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     to->held_columns = (int32_t)g->held_columns;
     to->held_rows = (int32_t)g->held_rows;
     to->exact = g->exact;
-    to->walks = g->walkers << g->sample_bits < m->samples;
+    to->walks = walks_samples(m, g);
     to->split = g->parts > 1;
     to->shared_by_cluster = g->exchanges;
     to->exchanges = g->exchanges ? NORMFUSE_EXCHANGE_IN_CLUSTER : NORMFUSE_EXCHANGE_IN_BLOCK;
@@ -400,6 +456,7 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     to->updates_running = updates;
     to->keeps_statistics = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
     to->gradients = gradients;
+    to->sums_dz = gradients != NORMFUSE_GRADIENTS_NONE && sums_dz(p);
     if (given)
         to->mean = to->rstd = 0;
     if (!p->evaluate && !updates)
@@ -424,6 +481,8 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .sums = {.by_channel = !of_samples && !is_direct(gradients),
                  .slots = is_direct(gradients) ? 1 : part_slots * (int32_t)(of_samples ? 1 : g->walkers)}};
     make_signature(shape, m, g, gradients, &step->signature);
+    if (is_of_positions(m) && walks_samples(m, g))
+        step->signature.resident = (int32_t)resident_blocks(shape, m, g, (int64_t)step->launch.shared);
     step->single = (struct normfuse_single_arguments){
         .sample_stride = m->sample_stride,
         .group_stride = m->is_spread ? block_columns(g) : m->group_stride,
@@ -474,6 +533,15 @@ static double draw(uint64_t seed, const struct matrix *m, const struct geometry 
     return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
+/* The next number of blocks that take turns with samples: half, or of positions one block less on each multiprocessor. */
+static int64_t fewer_walkers(const struct shape *shape, const struct matrix *m, int64_t walkers)
+{
+    const int64_t most = INT64_C(32) * shape->device->multiprocessors, each = shape->device->multiprocessors;
+    if (!is_of_positions(m) || walkers <= each)
+        return divide_up(walkers, 2);
+    return minimum(most, (divide_up(walkers, each) - 1) * each);
+}
+
 static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { MAX_THREADS_BESIDE = 256, MAX_PARTS = 16, MAX_BLOCKS_OF_GIVEN = 256 };
@@ -511,11 +579,14 @@ static const char *configure(const struct shape *shape, struct step *step)
                     for (int64_t bits = 0; INT64_C(1) << bits <= beside; bits++) {
                         if (bits > 0 && (INT64_C(1) << (bits - 1)) >= m.samples)
                             break;
+                        if (is_of_positions(&m) && beside >> bits >= 2 * m.groups)
+                            continue; /* half of a block's threads would have no norm group */
                         const int64_t turns = divide_up(m.samples, INT64_C(1) << bits);
                         for (int64_t parts = 1; parts <= max_parts; parts *= 2) {
                             if (parts > 1 && (lanes < 64 || beside > 1))
                                 break;
-                            for (int64_t walkers = turns; walkers >= 1; walkers = divide_up(walkers, 2)) {
+                            for (int64_t walkers = turns; walkers >= 1;
+                                 walkers = fewer_walkers(shape, &m, walkers)) {
                                 struct geometry g = {.vector = vector,
                                                      .lanes = lanes,
                                                      .across = across,

@@ -858,6 +858,43 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 [&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
         });
 
+    const auto sum_channels = [&]() {
+        if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
+            channel_sums found;
+            const auto rstd_for = [&](int set, int i) {
+                if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES || gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
+                    return R(1); /* the kernel that joins them multiplies by it */
+                else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
+                    return rstd_of[0][0];
+                else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
+                    return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
+                else
+                    return R(1);
+            };
+            each<weight_sets>([&](int set) {
+                each<weight_values>([&](int i) {
+                    const R normalized = centred[set][i] * rstd_for(set, i);
+                    if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
+                        found.plain[set][i] = plain[set][i];
+                        found.normalized[set][i] = normalized;
+                        found.of_slope[set][i] = of_slope[set][i];
+                    } else {
+                        if constexpr (sums_dz)
+                            all.plain[set][i] += wanted ? plain[set][i] : R(0);
+                        all.normalized[set][i] += wanted ? normalized : R(0);
+                        all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
+                    }
+                });
+            });
+            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+                finish_channels(at, by.dynamic, sample, wanted, found);
+        }
+    };
+    /* Before the threads wait for their totals, where these are not what is summed. */
+    constexpr bool sums_early = parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+    if constexpr (sums_early)
+        sum_channels();
+
     /* dx = by dz + by_x (u - mean) + level, of the norm group or of each column. */
     R by_x[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
     R level[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
@@ -921,7 +958,13 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 total[1] = weighs_first ? fma(weighed.by[set][i], centred[set][i], total[1]) : centred[set][i];
             });
         });
-        sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+        if constexpr (mean_square && !shared_by_cluster) { /* the level is 0 */
+            R of_squares[1] = {total[1]};
+            sum_threads<1, lanes>(of_squares, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+            total[1] = of_squares[0];
+        } else {
+            sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+        }
         if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
             message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
@@ -958,35 +1001,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         sum_threads<1, lanes>(total, by.shared.of_warps[2]);
         of_slope[0][0] = total[0];
     }
-    if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
-        channel_sums found;
-        const auto rstd_for = [&](int set, int i) {
-            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES || gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
-                return R(1); /* the kernel that joins them multiplies by it */
-            else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
-                return rstd_of[0][0];
-            else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
-                return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
-            else
-                return R(1);
-        };
-        each<weight_sets>([&](int set) {
-            each<weight_values>([&](int i) {
-                const R normalized = centred[set][i] * rstd_for(set, i);
-                if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
-                    found.plain[set][i] = plain[set][i];
-                    found.normalized[set][i] = normalized;
-                    found.of_slope[set][i] = of_slope[set][i];
-                } else {
-                    all.plain[set][i] += wanted ? plain[set][i] : R(0);
-                    all.normalized[set][i] += wanted ? normalized : R(0);
-                    all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
-                }
-            });
-        });
-        if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
-            finish_channels(at, by.dynamic, sample, wanted, found);
-    }
+    if constexpr (!sums_early)
+        sum_channels();
     if constexpr (writes_out) {
         held to;
         each<KY>([&](int ky) {
@@ -1020,7 +1036,7 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
 
 /* ---- the kernel --------------------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, resident)
     NORMFUSE_KERNEL(const __grid_constant__ normfuse_single_arguments a)
 {
     NORMFUSE_DYNAMIC_SHARED(dynamic);
@@ -1044,7 +1060,7 @@ extern "C" __global__ void __launch_bounds__(threads)
     int sample = at.walker * at_once + at.of_sample;
     using requested_tensors = choose<backward != 0, requested_backward, requested_sample>::type;
     requested_tensors given, next;
-    given.request(at, sample, exact || sample < a.samples);
+    given.request(at, sample, (exact && !walks) || sample < a.samples);
     if constexpr (!walks) {
         const bool wanted = exact || sample < a.samples;
         if constexpr (per_sample)
