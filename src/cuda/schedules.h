@@ -86,8 +86,11 @@ struct transposed {
     size_t bytes; /* of scratch, whose beginning it is */
 };
 
+/* Whether all tensors have x's strides. */
+bool normfuse_cuda_has_one_layout(const struct normfuse_problem *problem);
 /* Makes the strides of all tensors the same, by as few copies as can be: x's, or those of either layout without gaps.
- * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large for that. */
+ * Tensors that are copied then lie in `scratch`, of which nothing is read here. Tensors of two types stay as they are.
+ * False: they are too large for that. */
 bool normfuse_cuda_transpose(struct normfuse_problem *problem, char *scratch, struct transposed *transposed);
 
 static inline size_t rounded(size_t bytes)

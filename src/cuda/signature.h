@@ -20,6 +20,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(body) /* enum normfuse_cuda_body */                                                                          \
     FIELD(backward) /* 0 or 1, as what has no other word here */                                                       \
     FIELD(type) /* normfuse_type */                                                                                    \
+    FIELD(y_type) /* single: of y, dy, post_add and dpost_add */                                                       \
     FIELD(activation) /* normfuse_activation */                                                                        \
     FIELD(statistics) /* NORMFUSE_STATISTICS_*, arguments.h */                                                         \
     FIELD(parameters) /* NORMFUSE_PARAMETERS_* */                                                                      \
@@ -47,6 +48,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(packed_parameters) /* parameters of adjacent channels are read in vectors */                                 \
     FIELD(packed_statistics) /* saved means and rstds are too */                                                       \
     FIELD(per_sample) /* weights are a sample's own */                                                                 \
+    FIELD(positions) /* single: samples are positions, or tiles of them; norm groups are of samples of the call */      \
     FIELD(mean_square) /* single: the mean is 0, and squares are of u itself */                                        \
     FIELD(eps_of_norm) /* single: eps is the least norm, not added under the root */                                   \
     FIELD(rounds_pre_bias) /* single: u is rounded where pre_bias alone is added, too */                               \

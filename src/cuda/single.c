@@ -9,8 +9,11 @@ struct matrix {
     int64_t rows, columns, values;
     int64_t row_stride, group_stride, sample_stride;
     int64_t groups, samples, group_channels;
+    int64_t outer_stride, inner_groups; /* of_call: samples of the call, and norm groups of one */
     bool is_spread;  /* columns are spread over blocks */
     bool per_sample; /* weights are a sample's own */
+    bool of_call;    /* norm groups are of samples of the call, samples are positions or tiles of them */
+    bool is_tiled;   /* columns are positions; the threads of a row have those of a tile */
 };
 
 static bool has_samples_of_their_own(const struct normfuse_problem *p)
@@ -33,12 +36,32 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
     const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1;
     if (!is_adjacent)
         return "values are not adjacent";
+    if (p->sets == NORMFUSE_SETS_POSITION) {
+        const bool last = p->columns;
+        *m = (struct matrix){.statistics = last ? NORMFUSE_STATISTICS_GROUP : NORMFUSE_STATISTICS_COLUMN,
+                             .parameters = last ? NORMFUSE_PARAMETERS_OF_COLUMN : NORMFUSE_PARAMETERS_OF_ROW,
+                             .rows = last ? 1 : d,
+                             .columns = last ? d : p->s,
+                             .values = p->set_values,
+                             .row_stride = last ? 0 : p->x.channel,
+                             .group_stride = last ? d : p->x.channel * d,
+                             .sample_stride = last ? p->x.position : 0,
+                             .groups = p->n * p->groups,
+                             .samples = last ? p->s : 1,
+                             .group_channels = d,
+                             .outer_stride = p->x.batch,
+                             .inner_groups = p->groups,
+                             .of_call = true,
+                             .is_tiled = !last};
+        return NULL;
+    }
     *m = (struct matrix){.statistics = none ? p->evaluate ? NORMFUSE_STATISTICS_RUNNING : NORMFUSE_STATISTICS_NONE
                                             : NORMFUSE_STATISTICS_GROUP,
                          .values = p->set_values,
                          .groups = p->c,
                          .samples = 1,
                          .group_channels = 1,
+                         .inner_groups = 1,
                          .per_sample = has_samples_of_their_own(p)};
     if (!p->columns && joins_samples) {
         m->rows = p->n;
@@ -77,11 +100,11 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
 /* Elements of the widest vector that all rows of all tensors are whole numbers of. */
 static int64_t whole_vector(const struct normfuse_problem *p, const struct matrix *m, int64_t columns)
 {
-    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
-    uintptr_t places = 0;
-#define PLACE(name) places |= (uintptr_t)p->name.data;
-    NORMFUSE_CUDA_TENSORS(PLACE)
-#undef PLACE
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type), y_bytes = (int64_t)normfuse_type_bytes(p->y_type);
+    const uintptr_t places = (uintptr_t)p->x.data | (uintptr_t)p->pre_add.data | (uintptr_t)p->u.data |
+                             (uintptr_t)p->du.data | (uintptr_t)p->dx.data;
+    const uintptr_t y_places = (uintptr_t)p->y.data | (uintptr_t)p->post_add.data | (uintptr_t)p->dy.data |
+                               (uintptr_t)p->dpost_add.data;
     int64_t strides = columns;
     if (m->rows > 1)
         strides |= m->row_stride;
@@ -89,8 +112,11 @@ static int64_t whole_vector(const struct normfuse_problem *p, const struct matri
         strides |= m->group_stride;
     if (m->samples > 1)
         strides |= m->sample_stride;
-    int64_t elements = 16 / bytes;
-    while (elements > 1 && (strides % elements != 0 || places % (uintptr_t)(elements * bytes) != 0))
+    if (m->of_call && p->n > 1)
+        strides |= m->outer_stride;
+    int64_t elements = 16 / maximum(bytes, y_bytes);
+    while (elements > 1 && (strides % elements != 0 || places % (uintptr_t)(elements * bytes) != 0 ||
+                            y_places % (uintptr_t)(elements * y_bytes) != 0))
         elements /= 2;
     return elements;
 }
@@ -146,10 +172,11 @@ static double weights_of(const struct matrix *m, const struct geometry *g)
                                                                    : 1);
 }
 
-/* Norm over channels that are adjacent: a norm group is one row, and positions are samples. */
+/* Norm over channels: of adjacent ones a norm group is one row, and positions are samples. */
 static bool is_of_positions(const struct matrix *m)
 {
-    return m->rows == 1 && m->statistics == NORMFUSE_STATISTICS_GROUP && m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
+    return m->is_tiled || (m->rows == 1 && m->statistics == NORMFUSE_STATISTICS_GROUP &&
+                           m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN);
 }
 
 static bool walks_samples(const struct matrix *m, const struct geometry *g)
@@ -165,24 +192,26 @@ static bool sums_dz(const struct normfuse_problem *p)
 
 /* Of a block that walks over positions: its vectors and the next ones, weights as they are in memory, and values. The
  * kernel is compiled for as many blocks of a multiprocessor as have these. */
-static double registers_of_walk(const struct shape *shape, const struct geometry *g)
+static double registers_of_walk(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
     const struct normfuse_problem *const p = shape->problem;
     const bool backward = shape->direction == BACKWARD;
-    const double values = (double)(g->held_columns * g->vector), value = (double)shape->value_bytes / 4.0;
-    double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 +
-                      value * (1.0 + (p->statistics != NORMFUSE_MEAN_SQUARE) + backward * (1 + sums_dz(p)));
-#define WORDS(name) of_value += p->name.data != NULL ? (double)normfuse_type_bytes(p->name.type) / 4.0 : 0.0;
+    const double columns = (double)(g->held_columns * g->vector), value = (double)shape->value_bytes / 4.0;
+    const double centred = p->statistics != NORMFUSE_MEAN_SQUARE;
+    double of_weight = value * backward * (1 + sums_dz(p));
+#define WORDS(name) of_weight += p->name.data != NULL ? (double)normfuse_type_bytes(p->name.type) / 4.0 : 0.0;
     WORDS(weight) WORDS(bias) WORDS(scale) WORDS(shift) WORDS(pre_bias) WORDS(slope)
 #undef WORDS
-    return 22.0 + values * of_value;
+    const double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 + value * (1.0 + centred);
+    const double of_column = m->is_tiled ? value * (1.0 + 2.0 * centred + 2.0 * backward) : 0.0;
+    return 22.0 + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight + columns * of_column;
 }
 
 /* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */
 static double registers_of(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
     if (is_of_positions(m) && walks_samples(m, g))
-        return registers_of_walk(shape, g);
+        return registers_of_walk(shape, m, g);
     static const struct {
         double word, value, weight; /* of the vectors as they are in memory, of their values, of a weight */
     } registers[2] = {{0.88, 0.44, 2.0}, {1.33, 1.3, 3.9}};
@@ -213,7 +242,7 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
         if (m->rows > 1 && (m->rows >= g->parts * down || m->parameters != NORMFUSE_PARAMETERS_OF_GROUP ||
                             m->columns < g->parts * g->across * g->vector))
             g->part_rows = g->next_rows = divide_up(m->rows, g->parts);
-        else if (m->parameters != NORMFUSE_PARAMETERS_OF_COLUMN && g->aligned)
+        else if (m->parameters != NORMFUSE_PARAMETERS_OF_COLUMN && g->aligned && !m->is_tiled)
             g->part_columns = g->next_columns = divide_up(divide_up(m->columns, g->parts), g->vector) * g->vector;
         else
             return "a norm group is not that many parts";
@@ -221,8 +250,9 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
             return "parts would be empty";
     }
     const int64_t before = g->aligned ? 0 : g->vector - 1;
-    const int64_t row_vectors = divide_up(m->is_spread ? g->across * g->vector : g->part_columns + before, g->vector);
-    if (m->is_spread)
+    const bool is_piece = m->is_spread || m->is_tiled;
+    const int64_t row_vectors = divide_up(is_piece ? g->across * g->vector : g->part_columns + before, g->vector);
+    if (is_piece)
         g->part_columns = g->across * g->vector;
     g->held_columns = room_for(divide_up(row_vectors, g->across));
     g->held_rows = room_for(divide_up(g->part_rows, down));
@@ -243,7 +273,7 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
     const bool fills_rows =
         down * g->held_rows == g->part_rows && g->part_rows * (g->next_rows > 0 ? g->parts : 1) == m->rows;
     const bool fills_columns =
-        m->is_spread ? m->columns % block_columns(g) == 0
+        is_piece ? m->columns % block_columns(g) == 0
                      : block_columns(g) == g->part_columns &&
                            g->part_columns * (g->next_columns > 0 ? g->parts : 1) == m->columns;
     g->exact = g->aligned && fills_rows && fills_columns &&
@@ -270,6 +300,8 @@ static int32_t gradients_of(const struct shape *shape, const struct matrix *m, c
     const struct normfuse_problem *const p = shape->problem;
     if (shape->direction == FORWARD || (!shape->wants_gradients && p->dslope.data == NULL))
         return NORMFUSE_GRADIENTS_NONE;
+    if (m->of_call)
+        return NORMFUSE_GRADIENTS_OF_SAMPLES_NORMALIZED;
     if (is_modulated(p) || m->per_sample)
         return NORMFUSE_GRADIENTS_OF_SAMPLES;
     const bool has_samples = g->walkers == 1 && m->statistics != NORMFUSE_STATISTICS_COLUMN;
@@ -331,7 +363,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     static const struct {
         double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double begin, instruction, block_doubling, cluster, cluster_block, columns, column_rows, join; /* latency */
-        double throughput, sectors, narrow, bandwidth, start, sample, wave, round_trip, later;
+        double throughput, sectors, narrow, tile, bandwidth, start, sample, wave, round_trip, later;
     } k = {.value = {2.32, 3.27},
            .costly = 0.86,
            .edges = 0.92,
@@ -350,6 +382,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
            .throughput = 0.000365,
            .sectors = 1.05,
            .narrow = 1.2,
+           .tile = 0.3,
            .bandwidth = 3.61e6,
            .start = 1.36,
            .sample = 0.75,
@@ -383,11 +416,11 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double arithmetic =
         k.throughput * samples * blocks * ceil(threads / 32.0) / multiprocessors * instructions;
     /* What is adjacent of a row is read in sectors of 32 bytes. */
-    const double columns = m->is_spread ? INFINITY : (double)m->columns;
+    const double columns = m->is_spread || m->is_tiled ? INFINITY : (double)m->columns;
     const bool of_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     const int64_t groups_beside = minimum(m->groups, g->beside >> g->sample_bits);
     const bool has_positions =
-        of_positions && groups_beside == m->groups && (m->samples == 1 || m->sample_stride == m->groups * m->columns);
+        of_positions && !m->is_tiled && groups_beside == m->groups && (m->samples == 1 || m->sample_stride == m->groups * m->columns);
     const bool adjoins = has_positions || (m->row_stride == m->columns && g->held_columns == 1 &&
                                            elements * (double)g->across >= columns);
     const double adjacent = has_positions ? (double)((m->groups * m->columns) << g->sample_bits) * bytes
@@ -397,7 +430,9 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
     /* Of large tensors the L2 has no line of narrow rows any more when another block comes to it. */
     const double narrow =
-        of_columns && !adjoins ? k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent) : 0.0;
+        of_columns && !adjoins ? k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent)
+        : m->is_tiled          ? k.tile * fmax(0.0, 128.0 / adjacent - 1.0)
+                               : 0.0;
     const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / k.bandwidth;
     /* Sums of channels that the threads of a block join one after the other, once. */
     const bool joins = gradients != NORMFUSE_GRADIENTS_NONE && m->statistics != NORMFUSE_STATISTICS_COLUMN &&
@@ -405,7 +440,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double joined = joins ? (double)(INT64_C(1) << g->sample_bits) * (of_columns ? down : 1.0) : 0.0;
     /* Sums that a later kernel joins go to memory and back. */
     const double slots = (has_whole_channels(shape, m, g) ? 1.0 : (double)g->parts) *
-                         (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? m->samples : g->walkers);
+                         (double)(gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? m->samples : g->walkers) *
+                         (double)(m->of_call ? p->n : 1);
     const double to_memory = is_direct(gradients) ? 0.0 : k.later + 2.0 * 16.0 * slots * (double)p->c / k.bandwidth;
     const double later = k.join * joined + to_memory;
     /* Positions, one after the other: the next ones are on their way, or other blocks begin with them. */
@@ -454,6 +490,8 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     to->packed_parameters = packed;
     to->per_sample = m->per_sample;
     to->updates_running = updates;
+    to->positions = m->of_call;
+    to->packed_statistics = m->is_tiled && is_packed(&p->mean, g->vector, p->s) && is_packed(&p->rstd, g->vector, p->s);
     to->keeps_statistics = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
     to->gradients = gradients;
     to->sums_dz = gradients != NORMFUSE_GRADIENTS_NONE && sums_dz(p);
@@ -478,7 +516,7 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
                    .cluster = g->exchanges ? (uint32_t)g->parts : 0},
         .parts = (int32_t)g->parts,
         .finds_gradients = gradients == NORMFUSE_GRADIENTS_DIRECT,
-        .sums = {.by_channel = !of_samples && !is_direct(gradients),
+        .sums = {.by_channel = !of_samples && !is_direct(gradients) && !m->of_call,
                  .slots = is_direct(gradients) ? 1 : part_slots * (int32_t)(of_samples ? 1 : g->walkers)}};
     make_signature(shape, m, g, gradients, &step->signature);
     if (is_of_positions(m) && walks_samples(m, g))
@@ -487,6 +525,7 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .sample_stride = m->sample_stride,
         .group_stride = m->is_spread ? block_columns(g) : m->group_stride,
         .row_stride = m->row_stride,
+        .outer_stride = m->outer_stride,
         .rows = (int32_t)m->rows,
         .columns = (int32_t)m->columns,
         .part_rows = (int32_t)g->part_rows,
@@ -497,6 +536,7 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .walkers = (int32_t)g->walkers,
         .by_parts = divisor_of(g->parts),
         .by_walkers = divisor_of(g->walkers),
+        .by_inner_groups = divisor_of(m->inner_groups),
         .groups = (int32_t)(m->is_spread ? divide_up(m->columns, block_columns(g)) : m->groups),
         .samples = (int32_t)m->samples,
         .sample_bits = (int32_t)g->sample_bits,
@@ -536,10 +576,10 @@ static double draw(uint64_t seed, const struct matrix *m, const struct geometry 
 /* The next number of blocks that take turns with samples: half, or of positions one block less on each multiprocessor. */
 static int64_t fewer_walkers(const struct shape *shape, const struct matrix *m, int64_t walkers)
 {
-    const int64_t most = INT64_C(32) * shape->device->multiprocessors, each = shape->device->multiprocessors;
+    const int64_t each = maximum(1, shape->device->multiprocessors / m->groups);
     if (!is_of_positions(m) || walkers <= each)
         return divide_up(walkers, 2);
-    return minimum(most, (divide_up(walkers, each) - 1) * each);
+    return minimum(32 * each, (divide_up(walkers, each) - 1) * each);
 }
 
 static const char *configure(const struct shape *shape, struct step *step)
@@ -555,7 +595,7 @@ static const char *configure(const struct shape *shape, struct step *step)
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const int64_t whole = whole_vector(p, &m, m.columns), widest = 16 / bytes;
     const bool may_be_unaligned =
-        whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && are_aligned(p, 16) && m.columns >= widest;
+        whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && !m.is_tiled && are_aligned(p, 16) && m.columns >= widest;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
     const int64_t max_parts = given ? MAX_BLOCKS_OF_GIVEN : shape->device->clusters ? MAX_PARTS : 1;
     const int64_t max_lanes =
@@ -569,13 +609,17 @@ static const char *configure(const struct shape *shape, struct step *step)
             for (int64_t across = 1; across <= lanes && across < 2 * row_vectors; across *= 2) {
                 if ((m.parameters == NORMFUSE_PARAMETERS_OF_ROW && across > 32 && shape->direction == BACKWARD) ||
                     (m.rows == 1 && across < minimum(lanes, row_vectors)) ||
-                    across * vector * bytes < minimum(32, m.columns * bytes))
+                    (!m.is_tiled && across * vector * bytes < minimum(32, m.columns * bytes)))
                     continue;
                 for (int64_t threads = maximum(32, lanes);
                      threads <= maximum(lanes, lanes <= 32 ? MAX_THREADS_BESIDE : 0); threads *= 2) {
                     const int64_t beside = threads / lanes;
-                    if (beside > 1 && m.is_spread)
+                    if (beside > 1 && (m.is_spread || m.is_tiled))
                         continue;
+                    if (m.is_tiled) {
+                        m.sample_stride = across * vector;
+                        m.samples = divide_up(m.columns, m.sample_stride);
+                    }
                     for (int64_t bits = 0; INT64_C(1) << bits <= beside; bits++) {
                         if (bits > 0 && (INT64_C(1) << (bits - 1)) >= m.samples)
                             break;
@@ -623,6 +667,10 @@ static const char *configure(const struct shape *shape, struct step *step)
     }
     if (lowest == INFINITY)
         return reason != NULL ? reason : "no threads hold a norm group";
+    if (m.is_tiled) {
+        m.sample_stride = block_columns(&best);
+        m.samples = divide_up(m.columns, m.sample_stride);
+    }
     fill(shape, &m, &best, step);
     step->microseconds = lowest;
     return NULL;

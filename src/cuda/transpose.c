@@ -206,18 +206,22 @@ static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *
     return NULL;
 }
 
+bool normfuse_cuda_has_one_layout(const struct normfuse_problem *p)
+{
+#define SAME(name) && (p->name.data == NULL || has_strides(p, &p->name, &p->x))
+    return true NORMFUSE_CUDA_TENSORS(SAME);
+#undef SAME
+}
+
 bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct transposed *transposed)
 {
 #define PLACE(name) &p->name,
     struct normfuse_view *const views[VIEWS] = {NORMFUSE_CUDA_TENSORS(PLACE)};
 #undef PLACE
-    bool same = true;
     transposed->before.count = transposed->after.count = 0;
     transposed->before.blocks = transposed->after.blocks = 0;
     transposed->bytes = 0;
-    for (int i = 1; i < VIEWS; i++)
-        same = same && (views[i]->data == NULL || has_strides(p, views[i], &p->x));
-    if (same || normfuse_is_empty(p))
+    if (normfuse_is_empty(p) || normfuse_cuda_has_one_layout(p) || p->y_type != p->type)
         return true;
     bool columns;
     struct normfuse_view strides = choose_strides(p, views, &columns);
