@@ -1625,7 +1625,7 @@ static void test_refused_positions(void)
         {NULL, {2, 24, 35}, 1, 0, .biases = true},
         {NULL, {2, 24, 35}, 1, 0, .wide = true},
         {NULL, {2, 24, 35}, 1, 0, .wide = true, .channels_first = true, .backward = true},
-        {"different layouts", {2, 24, 35}, 1, 0, .wide = true, .mixed = true},
+        {NULL, {2, 24, 35}, 1, 0, .wide = true, .mixed = true},
         {NULL, {2, 1 << 16, 35}, 1, 0, .scale = false},
         {"too large to be held", {2, 1 << 24, 35}, 1, 0, .squares = true},
         {"too large to be held", {2, 1 << 24, 35}, 1, 0, .squares = true, .backward = true},

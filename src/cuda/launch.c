@@ -20,7 +20,7 @@ static _Thread_local struct ran {
     int64_t grid;
     uint32_t threads;
     int32_t phases, parts;
-} last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
+} last_steps[MAX_STEPS + 4]; /* copies before and after the steps, of two types */
 static _Thread_local int last_count;
 
 const char *normfuse_last_kernels(void)
@@ -70,13 +70,11 @@ static const char *take_positions(struct normfuse_problem *p)
     const bool channels_last = p->c == 1 || p->x.channel == 1;
     if (p->c == 0 && p->eps_kind == NORMFUSE_EPS_OF_NORM)
         return "there are no channels to take a norm of";
-    if (p->y_type != p->type && !empty && !normfuse_cuda_has_one_layout(p))
-        return "tensors of two dtypes have different layouts";
     if (!empty && !channels_last && (!has_positions || p->x.position != 1))
         return "neither channels nor positions of x are adjacent";
     p->rounds_pre_bias = true;
     const bool adjoins = p->n == 1 || (p->x.batch == p->s * p->x.position && p->groups == 1 && !of_samples);
-    if (!empty && has_positions && (!channels_last || !adjoins || (of_samples && backward))) {
+    if (p->c > 0 && has_positions && (!channels_last || !adjoins || (of_samples && backward))) {
         p->columns = channels_last;
         /* By norm group and position; as a body counts these. */
         p->mean.batch = p->rstd.batch = channels_last ? 1 : p->s;
@@ -261,7 +259,7 @@ static normfuse_status launch_step(const struct normfuse_problem *problem, const
 
 /* Copies before or after the steps. */
 static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            const normfuse_exec *exec, const struct normfuse_transpose_arguments *copies)
+                            const normfuse_exec *exec, const struct normfuse_transpose_arguments *copies, int32_t type)
 {
     if (copies->count == 0)
         return NORMFUSE_OK;
@@ -274,7 +272,7 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
     /* Any type of so many bytes. */
     const struct normfuse_cuda_signature signature = {
         .body = NORMFUSE_BODY_transpose,
-        .type = problem->type == NORMFUSE_BF16 ? NORMFUSE_F16 : problem->type,
+        .type = type == NORMFUSE_BF16 ? NORMFUSE_F16 : type,
         .straight = straight == 0               ? NORMFUSE_COPIES_ACROSS
                     : straight == copies->count ? NORMFUSE_COPIES_STRAIGHT
                                                 : NORMFUSE_COPIES_MIXED};
@@ -300,7 +298,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     const bool explains = normfuse_cuda_verbose(NORMFUSE_VERBOSE_PLAN);
     if (explains && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
-                problem->name, transposed.before.count, transposed.after.count);
+                problem->name, transposed.before[0].count + transposed.before[1].count,
+                transposed.after[0].count + transposed.after[1].count);
     const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains) : NULL;
     if (plan == NULL && is_of_single(&united))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
@@ -329,7 +328,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (plan->steps[i].launch.grid > 0)
             beside.signatures[beside.count++] = &plan->steps[i].signature;
     last_count = 0;
-    status = copy(problem, device, exec, &transposed.before);
+    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
+        status = copy(problem, device, exec, &transposed.before[i], i > 0 ? problem->y_type : problem->type);
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
         const struct step *const step = &plan->steps[i];
         union body_arguments of_body;
@@ -341,8 +341,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             describe_body(&united, step, &parts, &of_body);
         status = launch_step(problem, device, exec, step, &beside, &of_body);
     }
-    if (status == NORMFUSE_OK)
-        status = copy(problem, device, exec, &transposed.after);
+    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
+        status = copy(problem, device, exec, &transposed.after[i], i > 0 ? problem->y_type : problem->type);
     if (status != NORMFUSE_OK)
         return status;
     if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_DISPATCH))
