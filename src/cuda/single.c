@@ -341,7 +341,8 @@ static int64_t shared_of(const struct shape *shape, const struct matrix *m, cons
 }
 
 /* Blocks that a multiprocessor has at once. */
-static double resident_blocks(const struct shape *shape, const struct matrix *m, const struct geometry *g, int64_t shared)
+static double resident_blocks(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                              int64_t shared)
 {
     const double threads = (double)(g->lanes * g->beside);
     const double most = fmin(255.0, 65536.0 / fmax(256.0, threads));
@@ -419,8 +420,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double columns = m->is_spread || m->is_tiled ? INFINITY : (double)m->columns;
     const bool of_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     const int64_t groups_beside = minimum(m->groups, g->beside >> g->sample_bits);
-    const bool has_positions =
-        of_positions && !m->is_tiled && groups_beside == m->groups && (m->samples == 1 || m->sample_stride == m->groups * m->columns);
+    const bool has_positions = of_positions && !m->is_tiled && groups_beside == m->groups &&
+                               (m->samples == 1 || m->sample_stride == m->groups * m->columns);
     const bool adjoins = has_positions || (m->row_stride == m->columns && g->held_columns == 1 &&
                                            elements * (double)g->across >= columns);
     const double adjacent = has_positions ? (double)((m->groups * m->columns) << g->sample_bits) * bytes
@@ -573,7 +574,13 @@ static double draw(uint64_t seed, const struct matrix *m, const struct geometry 
     return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
-/* The next number of blocks that take turns with samples: half, or of positions one block less on each multiprocessor. */
+static void set_tile(struct matrix *m, int64_t positions)
+{
+    m->sample_stride = positions;
+    m->samples = divide_up(m->columns, positions);
+}
+
+/* The next number of blocks that take turns with samples: half, or of positions one less on each multiprocessor. */
 static int64_t fewer_walkers(const struct shape *shape, const struct matrix *m, int64_t walkers)
 {
     const int64_t each = maximum(1, shape->device->multiprocessors / m->groups);
@@ -594,8 +601,8 @@ static const char *configure(const struct shape *shape, struct step *step)
         return reason;
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const int64_t whole = whole_vector(p, &m, m.columns), widest = 16 / bytes;
-    const bool may_be_unaligned =
-        whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && !m.is_tiled && are_aligned(p, 16) && m.columns >= widest;
+    const bool may_be_unaligned = whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && !m.is_tiled &&
+                                  are_aligned(p, 16) && m.columns >= widest;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
     const int64_t max_parts = given ? MAX_BLOCKS_OF_GIVEN : shape->device->clusters ? MAX_PARTS : 1;
     const int64_t max_lanes =
@@ -616,10 +623,8 @@ static const char *configure(const struct shape *shape, struct step *step)
                     const int64_t beside = threads / lanes;
                     if (beside > 1 && (m.is_spread || m.is_tiled))
                         continue;
-                    if (m.is_tiled) {
-                        m.sample_stride = across * vector;
-                        m.samples = divide_up(m.columns, m.sample_stride);
-                    }
+                    if (m.is_tiled)
+                        set_tile(&m, across * vector);
                     for (int64_t bits = 0; INT64_C(1) << bits <= beside; bits++) {
                         if (bits > 0 && (INT64_C(1) << (bits - 1)) >= m.samples)
                             break;
@@ -667,10 +672,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     }
     if (lowest == INFINITY)
         return reason != NULL ? reason : "no threads hold a norm group";
-    if (m.is_tiled) {
-        m.sample_stride = block_columns(&best);
-        m.samples = divide_up(m.columns, m.sample_stride);
-    }
+    if (m.is_tiled)
+        set_tile(&m, block_columns(&best));
     fill(shape, &m, &best, step);
     step->microseconds = lowest;
     return NULL;

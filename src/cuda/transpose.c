@@ -193,8 +193,8 @@ static bool has_other_type(const struct normfuse_problem *p, const struct normfu
     return p->y_type != p->type && (view == &p->y || view == &p->dy || view == &p->post_add || view == &p->dpost_add);
 }
 
-/* The memory of an output of these strides and this type, if a copy of the input may lie there: the call writes the output over each
- * of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch
+/* The memory of an output of these strides and the input's type, if a copy of the input may lie there: the call writes
+ * the output over each of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch
  * memory, and not the same outputs. */
 static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
                               const struct normfuse_view *input, const struct normfuse_view *strides)
@@ -206,7 +206,9 @@ static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *
         int tensors = 0;
         for (int k = 0; k < VIEWS; k++)
             tensors += views[k]->data == outputs[i]->data;
-        if (takes[i] && has_other_type(p, input) == has_other_type(p, outputs[i]) && tensors == 1 && has_strides(p, outputs[i], strides) && p->stats == NULL && p->sums == NULL)
+        if (has_other_type(p, input) != has_other_type(p, outputs[i]))
+            continue;
+        if (takes[i] && tensors == 1 && has_strides(p, outputs[i], strides) && p->stats == NULL && p->sums == NULL)
             return outputs[i]->data;
     }
     return NULL;

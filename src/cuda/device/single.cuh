@@ -8,8 +8,8 @@
  *   group norm, channels first     a row is a channel, a column a position; a row has one weight
  *   group norm, channels last      a row is a position, a column a channel of the group; a column has one weight
  *   norm over channels             channels last, that of one row: positions are samples; channels first, a row is a
- *                                  channel, a column a position, which has statistics of its own: tiles of positions are
- *                                  samples. Norm groups of samples lie beside one another (`positions`)
+ *                                  channel, a column a position, which has statistics of its own: tiles of positions
+ *                                  are samples. Norm groups of the call's samples lie beside one another (`positions`)
  *   batch norm, channels last      a row is a position, a column a channel, which has statistics of its own; blocks have
  *                                  some of the columns each
  *   evaluation and affine          one of the first or the last
@@ -636,13 +636,16 @@ __device__ __forceinline__ void weigh_rows(const requested_weights &weights, con
                                            coefficients &of)
 {
     centres none;
-    each<centre_sets>([&](int set) { each<centre_values>([&](int i) { none.near[set][i] = none.rest[set][i] = R(0); }); });
+    each<centre_sets>([&](int set) {
+        each<centre_values>([&](int i) { none.near[set][i] = none.rest[set][i] = R(0); });
+    });
     const R one[1][1] = {{R(1)}};
     weigh(weights, none, one, call, of);
 }
 
 /* What a weight of a row multiplies: the distance from the column's mean, by its rstd. */
-__device__ __forceinline__ R normalized_of(const centres &centre, const group_rstds &rstd_of, R x, int ky, int kx, int j)
+__device__ __forceinline__ R normalized_of(const centres &centre, const group_rstds &rstd_of, R x, int ky, int kx,
+                                           int j)
 {
     const R distance = centre.of(x, ky, kx, j);
     if constexpr (!tiled)
@@ -766,8 +769,8 @@ __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, 
         if (is_owner && wanted)
             each<weight_sets>([&](int set) {
                 if (at.has_weights(set))
-                    emit(at, at.sample_of(sample), at.channel(set), (double)of.plain[set][0], (double)of.normalized[set][0],
-                         (double)of.of_slope[set][0]);
+                    emit(at, at.sample_of(sample), at.channel(set), (double)of.plain[set][0],
+                         (double)of.normalized[set][0], (double)of.of_slope[set][0]);
             });
         return;
     }
@@ -989,7 +992,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         }
     };
     /* Before the threads wait for their totals, where these are not what is summed. */
-    constexpr bool sums_early = parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+    constexpr bool sums_early =
+        parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
     if constexpr (sums_early)
         sum_channels();
 
@@ -1001,9 +1005,11 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {
             each<W>([&](int j) {
-                memory.of_threads[at.ty * block_columns + at.column(kx, 0) + j] =
-                    tiled ? message<2>{{of_column[0][tiled ? kx : 0][tiled ? j : 0], of_column[1][tiled ? kx : 0][tiled ? j : 0]}}
-                          : message<2>{{plain[tiled ? 0 : kx][tiled ? 0 : j], centred[tiled ? 0 : kx][tiled ? 0 : j]}};
+                message<2> &to = memory.of_threads[at.ty * block_columns + at.column(kx, 0) + j];
+                if constexpr (tiled)
+                    to = {{of_column[0][tiled ? kx : 0][tiled ? j : 0], of_column[1][tiled ? kx : 0][tiled ? j : 0]}};
+                else
+                    to = {{plain[tiled ? 0 : kx][tiled ? 0 : j], centred[tiled ? 0 : kx][tiled ? 0 : j]}};
             });
         });
         __syncthreads();
@@ -1126,7 +1132,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                     if constexpr (has_statistics)
                         value = fma(weighed.by[set][i],
                                     tiled ? dz[ky][kx][j] * rstd_of[tiled ? kx : 0][tiled ? j : 0] : dz[ky][kx][j],
-                                    fma(by_x[s][v], normalized_of(centre, rstd_of, numbers[j], ky, kx, j), level[s][v]));
+                                    fma(by_x[s][v], normalized_of(centre, rstd_of, numbers[j], ky, kx, j),
+                                        level[s][v]));
                     else
                         value = weighed.by[set][i] * dz[ky][kx][j];
                     if constexpr (du)
