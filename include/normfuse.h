@@ -349,10 +349,10 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const no
                                                                         const normfuse_tensors *tensors,
                                                                         const normfuse_exec *exec, size_t *bytes);
 
-/* Channel norm: each position is normalized over its channels, or those of one group. On a CUDA device tensors are
- * channels last or [N, C]; other calls, and what docs/operators/channel-norm.md names, return NORMFUSE_UNSUPPORTED
- * there. Takes the tensors of group norm without running statistics; weight and bias are [C]. y, dy, post_add and
- * dpost_add have one dtype: x's, or f32 where x has 16 bits, or 16 bits where x is f32; u, du, dx and pre_add have x's.
+/* Channel norm: each position is normalized over its channels, or those of one group. On a CUDA device norm groups of
+ * more channels than docs/operators/channel-norm.md names may return NORMFUSE_UNSUPPORTED. Takes the tensors of group
+ * norm without running statistics; weight and bias are [C]. y, dy, post_add and dpost_add have one dtype: x's, or f32
+ * where x has 16 bits, or 16 bits where x is f32; u, du, dx and pre_add have x's.
  * With NORMFUSE_MEAN_SQUARE mean is 0: tensors.mean must be NULL, and a backward needs rstd alone.
  *
  * Backward, with g = dz * weight * (1 + scale), h = (u - mean) * rstd and means over the D channels of a norm group:

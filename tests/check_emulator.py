@@ -82,7 +82,8 @@ SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act
           "{batch_norm 5x12x7x9 mode=eval,affine 5x12x7x9,affine 5x12x7x9 per=sample} layout={nchw,nhwc} dtype=f32 "
           "dir={fwd,bwd} act=silu +pre_bias",
           "group_norm {6x12 groups=12,6x24 groups=2,33x6 groups=3} dtype=f32 dir={fwd,bwd} act=silu",
-          "channel_norm {3x24x35,1x200x9,150x17} stat=rms eps_kind=norm layout=nhwc dtype={f32,bf16} dir={fwd,bwd} act=silu"]
+          "channel_norm {3x24x35,1x200x9,150x17} stat=rms eps_kind=norm layout=nhwc dtype={f32,bf16} dir={fwd,bwd} act=silu",
+          "channel_norm {3x24x56,2x200x96} groups=2 {stat=rms,} dtype={f32,bf16} dir={fwd,bwd} act=silu +scale +pre_bias=sample"]
 
 # Kernels, and what the blocks of `held` exchange through. Sharded cases have the work `merge`, too, whose calls print no
 # line.
@@ -162,7 +163,7 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             add(f"{name}.txt", "--every", EVERY, f"tests/cases/{name}.txt")
         add("as planned", "--seed", str(seed), "--random", str(cases), given="device=cuda +twice")
         add("without sync memory", "--seed", str(seed), "--random", str(cases // 2), given="device=cuda +no_sync")
-        add("channel-cuda.txt", "--every", "40", "tests/cases/channel-cuda.txt")
+        add("channel.txt", "--every", "60", "tests/cases/channel.txt")
         add("copies", "--every", "12", "--case", COPIES)
         for schedule in ("stream", "held"):
             add(f"rounded sums, {schedule}", "--schedule", schedule, "--case", ROUNDED)

@@ -475,7 +475,7 @@ def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array]
 
     Returns y, or, if more was requested, the tuple (y[, u][, mean, rstd]).
     Raises ValueError where groups does not divide C, or statistics or eps_kind is another word; TypeError for
-    arrays on CUDA that are not channels last; see the module for the rest."""
+    arrays on CUDA with more channels than its registers hold; see the module for the rest."""
     options = _channel_norm_options(groups, eps, statistics, eps_kind, activation, act_param)
     call = _Call("channel_norm", x, layout, _CHANNEL_FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)

@@ -20,7 +20,7 @@ static _Thread_local struct ran {
     int64_t grid;
     uint32_t threads;
     int32_t phases, parts;
-} last_steps[MAX_STEPS + 2]; /* copies before and after the steps */
+} last_steps[MAX_STEPS + 4]; /* copies before and after the steps, of two types */
 static _Thread_local int last_count;
 
 const char *normfuse_last_kernels(void)
@@ -59,29 +59,29 @@ static void unite_samples(struct normfuse_problem *p)
     p->n = 1;
 }
 
-/* Norm over channels is group norm of samples without positions: those of all samples. Returns why it is not here. */
+/* Norm over channels. Where channels are adjacent, and no parameter or group is a sample's own, it is group norm of
+ * samples without positions: those of all samples. Else `single` has it as it is. Returns why it is not here. */
 static const char *take_positions(struct normfuse_problem *p)
 {
     if (p->sets != NORMFUSE_SETS_POSITION)
         return NULL;
-    const bool has_positions = p->s != 1, backward = p->dy.data != NULL;
+    const bool has_positions = p->s != 1, backward = p->dy.data != NULL, empty = normfuse_is_empty(p);
     const bool of_samples = is_modulated(p) || (p->pre_bias.data != NULL && p->pre_bias.batch != 0);
-    if (p->y_type != p->type)
-        return "y, dy and post_add have another dtype than x";
-    if (!normfuse_is_empty(p)) {
-        if (has_positions && !p->columns && p->c > 1)
-            return "x is not channels last, as tokens [.., C] and NHWC are";
-        if (p->c > 1 && p->x.channel != 1)
-            return "channels of x are not adjacent";
-        if (has_positions && p->n > 1 && p->x.batch != p->s * p->x.position)
-            return "samples of x are not adjacent";
-    } else if (p->c == 0 && p->eps_kind == NORMFUSE_EPS_OF_NORM) {
+    const bool channels_last = p->c == 1 || p->x.channel == 1;
+    if (p->c == 0 && p->eps_kind == NORMFUSE_EPS_OF_NORM)
         return "there are no channels to take a norm of";
+    if (!empty && !channels_last && (!has_positions || p->x.position != 1))
+        return "neither channels nor positions of x are adjacent";
+    p->rounds_pre_bias = true;
+    const bool adjoins = p->n == 1 || (p->x.batch == p->s * p->x.position && p->groups == 1 && !of_samples);
+    if (p->c > 0 && has_positions && (!channels_last || !adjoins || (of_samples && backward))) {
+        p->columns = channels_last;
+        /* By norm group and position; as a body counts these. */
+        p->mean.batch = p->rstd.batch = channels_last ? 1 : p->s;
+        p->mean.channel = p->rstd.channel = channels_last ? p->s : 1;
+        p->set_values = p->c / p->groups;
+        return NULL;
     }
-    if (has_positions && p->n > 1 && p->groups > 1)
-        return "there are several groups, samples and positions";
-    if (has_positions && of_samples && (p->n > 1 || backward))
-        return "scale, shift and pre_bias [N, C] are of samples that have positions";
     if (has_positions) {
         p->x.batch = p->x.position;
         p->mean.batch = p->rstd.batch = 1;
@@ -89,7 +89,6 @@ static const char *take_positions(struct normfuse_problem *p)
     }
     p->columns = true;
     p->sets = NORMFUSE_SETS_GROUP;
-    p->rounds_pre_bias = true;
     p->n *= p->s;
     p->s = p->c > 0;
     p->c = p->c > 0 ? p->c : p->groups; /* no channels: of no positions */
@@ -186,7 +185,10 @@ static void describe_finish(const struct normfuse_problem *p, const struct step 
     to->totals = scratch->totals;
     to->statistics = scratch->statistics;
     if (step->signature.dslope != 0)
-        to->slope_sums = scratch->sums + (step->signature.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ? p->n : 1) *
+        to->slope_sums = scratch->sums + (step->signature.gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ||
+                                                     p->sets == NORMFUSE_SETS_POSITION
+                                                 ? p->n
+                                                 : 1) *
                                              p->c * to->slot_stride * 2;
     to->accumulate = p->accumulate;
     to->accumulate_slope = p->accumulate_slope;
@@ -257,7 +259,7 @@ static normfuse_status launch_step(const struct normfuse_problem *problem, const
 
 /* Copies before or after the steps. */
 static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                            const normfuse_exec *exec, const struct normfuse_transpose_arguments *copies)
+                            const normfuse_exec *exec, const struct normfuse_transpose_arguments *copies, int32_t type)
 {
     if (copies->count == 0)
         return NORMFUSE_OK;
@@ -270,7 +272,7 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
     /* Any type of so many bytes. */
     const struct normfuse_cuda_signature signature = {
         .body = NORMFUSE_BODY_transpose,
-        .type = problem->type == NORMFUSE_BF16 ? NORMFUSE_F16 : problem->type,
+        .type = type == NORMFUSE_BF16 ? NORMFUSE_F16 : type,
         .straight = straight == 0               ? NORMFUSE_COPIES_ACROSS
                     : straight == copies->count ? NORMFUSE_COPIES_STRAIGHT
                                                 : NORMFUSE_COPIES_MIXED};
@@ -296,12 +298,12 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
     const bool explains = normfuse_cuda_verbose(NORMFUSE_VERBOSE_PLAN);
     if (explains && transposed.bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
-                problem->name, transposed.before.count, transposed.after.count);
+                problem->name, transposed.before[0].count + transposed.before[1].count,
+                transposed.after[0].count + transposed.after[1].count);
     const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains) : NULL;
     if (plan == NULL && is_of_single(&united))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
-                               "%s: on a CUDA device norm groups of %" PRId64 " channels are too large for mean "
-                               "squares, NORMFUSE_EPS_OF_NORM and pre_bias",
+                               "%s: on a CUDA device norm groups of %" PRId64 " channels are too large to be held",
                                problem->name, united.set_values);
     if (plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
@@ -326,7 +328,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
         if (plan->steps[i].launch.grid > 0)
             beside.signatures[beside.count++] = &plan->steps[i].signature;
     last_count = 0;
-    status = copy(problem, device, exec, &transposed.before);
+    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
+        status = copy(problem, device, exec, &transposed.before[i], i > 0 ? problem->y_type : problem->type);
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
         const struct step *const step = &plan->steps[i];
         union body_arguments of_body;
@@ -338,8 +341,8 @@ normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const 
             describe_body(&united, step, &parts, &of_body);
         status = launch_step(problem, device, exec, step, &beside, &of_body);
     }
-    if (status == NORMFUSE_OK)
-        status = copy(problem, device, exec, &transposed.after);
+    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
+        status = copy(problem, device, exec, &transposed.after[i], i > 0 ? problem->y_type : problem->type);
     if (status != NORMFUSE_OK)
         return status;
     if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_DISPATCH))

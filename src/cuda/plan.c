@@ -34,10 +34,10 @@ static struct step *add_finish(struct plan *plan, const struct normfuse_problem 
                       .work = work,
                       .type = NORMFUSE_F64,
                       .backward = work == NORMFUSE_WORK_PARTS || work == NORMFUSE_WORK_GRADIENTS,
-                      .statistics = p->sets == NORMFUSE_SETS_GROUP   ? NORMFUSE_STATISTICS_GROUP
-                                    : p->sets == NORMFUSE_SETS_BATCH ? NORMFUSE_STATISTICS_CHANNEL
-                                    : p->evaluate                    ? NORMFUSE_STATISTICS_RUNNING
-                                                                     : NORMFUSE_STATISTICS_NONE},
+                      .statistics = p->sets == NORMFUSE_SETS_BATCH  ? NORMFUSE_STATISTICS_CHANNEL
+                                    : p->sets != NORMFUSE_SETS_NONE ? NORMFUSE_STATISTICS_GROUP
+                                    : p->evaluate                   ? NORMFUSE_STATISTICS_RUNNING
+                                                                    : NORMFUSE_STATISTICS_NONE},
         .launch = {.threads = (uint32_t)threads, .grid = divide_up(items, threads / lanes)},
         .finish = {.lanes = (int32_t)lanes,
                    .items = (int32_t)items,
@@ -101,7 +101,8 @@ static struct step *add_finish_of_sums(struct plan *plan, const struct normfuse_
     struct step *const step = add_finish(plan, p, work, items, parts);
     const bool given = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) == 0;
     const bool by_channel = given ? p->sets != NORMFUSE_SETS_GROUP : of->by_channel;
-    step->signature.gradients = !by_channel                      ? NORMFUSE_GRADIENTS_OF_SAMPLES
+    step->signature.gradients = p->sets == NORMFUSE_SETS_POSITION ? NORMFUSE_GRADIENTS_OF_SAMPLES_NORMALIZED
+                                : !by_channel                     ? NORMFUSE_GRADIENTS_OF_SAMPLES
                                 : p->sets == NORMFUSE_SETS_GROUP ? NORMFUSE_GRADIENTS_NORMALIZED
                                                                  : NORMFUSE_GRADIENTS_OF_CHANNELS;
     step->finish.slot_stride = given ? 1 : of->slots;
@@ -187,7 +188,8 @@ static void add_gradients(struct plan *plan, const struct normfuse_problem *p, i
     of->bias = of->dscale ? normfuse_cuda_code_of(&p->bias) : 0;
     of->scale = normfuse_cuda_code_of(&p->scale);
     const bool finds = finds_gradients(of);
-    const bool reads_statistics = finds && !of->writes_shard && of->gradients != NORMFUSE_GRADIENTS_NORMALIZED;
+    const bool reads_statistics = finds && !of->writes_shard && of->gradients != NORMFUSE_GRADIENTS_NORMALIZED &&
+                                  p->sets != NORMFUSE_SETS_POSITION;
     if (p->sets == NORMFUSE_SETS_NONE && p->evaluate && reads_statistics) {
         of->type = computed_type(p);
         of->running_var = normfuse_cuda_code_of(&p->running_var);
@@ -387,8 +389,8 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     struct normfuse_problem *const key = &of->problem;
     memset(of, 0, sizeof *of);
 #define KEEP(name) key->name = problem->name;
-    KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(columns) KEEP(activation) KEEP(evaluate)
-    KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups) KEEP(statistics) KEEP(eps_kind)
+    KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(y_type) KEEP(columns) KEEP(activation)
+    KEEP(evaluate) KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups) KEEP(statistics) KEEP(eps_kind)
     KEEP(rounds_pre_bias)
 #undef KEEP
     key->x = problem->x; /* strides are those of all */

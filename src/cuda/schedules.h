@@ -82,12 +82,13 @@ const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
 /* The tensors of a call that have not the strides of the others: kernels take tensors of the same strides alone, so
  * these are copied, inputs before a call's kernels and outputs after them. */
 struct transposed {
-    struct normfuse_transpose_arguments before, after; /* of a call's kernels */
+    struct normfuse_transpose_arguments before[2], after[2]; /* of a call's kernels; [1]: of y_type, another one */
     size_t bytes; /* of scratch, whose beginning it is */
 };
 
 /* Makes the strides of all tensors the same, by as few copies as can be: x's, or those of either layout without gaps.
- * Tensors that are copied then lie in `scratch`, of which nothing is read here. False: they are too large for that. */
+ * Tensors that are copied then lie in `scratch`, of which nothing is read here.
+ * False: they are too large for that. */
 bool normfuse_cuda_transpose(struct normfuse_problem *problem, char *scratch, struct transposed *transposed);
 
 static inline size_t rounded(size_t bytes)

@@ -31,5 +31,5 @@ bool normfuse_cuda_shape_of(const struct normfuse_problem *p, struct shape *shap
                                           p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL ||
                                           p->dslope.data != NULL);
     return has_short_parameters(p) && is_countable(p->n) && is_countable(p->c) &&
-           is_countable(p->sets == NORMFUSE_SETS_GROUP ? sets_of(p) : p->n);
+           is_countable(p->sets == NORMFUSE_SETS_GROUP || p->sets == NORMFUSE_SETS_POSITION ? sets_of(p) : p->n);
 }

@@ -72,13 +72,15 @@ static inline bool is_dz_exact(const struct normfuse_problem *p)
 /* Norm groups, or channels where there are none. */
 static inline int64_t sets_of(const struct normfuse_problem *p)
 {
-    return p->sets == NORMFUSE_SETS_GROUP ? p->n * p->groups : p->c;
+    return p->sets == NORMFUSE_SETS_GROUP      ? p->n * p->groups
+           : p->sets == NORMFUSE_SETS_POSITION ? p->n * p->groups * p->s
+                                               : p->c;
 }
 
 /* Channels of a norm group; 1 where it is no group's. */
 static inline int64_t group_of(const struct normfuse_problem *p)
 {
-    return p->sets == NORMFUSE_SETS_GROUP ? p->c / p->groups : 1;
+    return p->sets == NORMFUSE_SETS_GROUP || p->sets == NORMFUSE_SETS_POSITION ? p->c / p->groups : 1;
 }
 
 static inline bool is_modulated(const struct normfuse_problem *p)
@@ -89,8 +91,8 @@ static inline bool is_modulated(const struct normfuse_problem *p)
 /* What the body `single` alone computes, of norm over channels. */
 static inline bool is_of_single(const struct normfuse_problem *p)
 {
-    return p->statistics == NORMFUSE_MEAN_SQUARE || p->eps_kind == NORMFUSE_EPS_OF_NORM ||
-           (p->rounds_pre_bias && p->pre_bias.data != NULL);
+    return p->sets == NORMFUSE_SETS_POSITION || p->y_type != p->type || p->statistics == NORMFUSE_MEAN_SQUARE ||
+           p->eps_kind == NORMFUSE_EPS_OF_NORM || (p->rounds_pre_bias && p->pre_bias.data != NULL);
 }
 
 static inline char *output_of(const struct normfuse_problem *p)

@@ -42,6 +42,7 @@ struct normfuse_cuda_signature normfuse_cuda_signature_of(enum normfuse_cuda_bod
         .body = (int32_t)body,
         .backward = backward,
         .type = p->type,
+        .y_type = p->y_type,
         .activation = p->activation,
         .mean_square = p->statistics == NORMFUSE_MEAN_SQUARE,
         .eps_of_norm = p->eps_kind == NORMFUSE_EPS_OF_NORM,

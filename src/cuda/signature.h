@@ -20,6 +20,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(body) /* enum normfuse_cuda_body */                                                                          \
     FIELD(backward) /* 0 or 1, as what has no other word here */                                                       \
     FIELD(type) /* normfuse_type */                                                                                    \
+    FIELD(y_type) /* single: of y, dy, post_add and dpost_add */                                                       \
     FIELD(activation) /* normfuse_activation */                                                                        \
     FIELD(statistics) /* NORMFUSE_STATISTICS_*, arguments.h */                                                         \
     FIELD(parameters) /* NORMFUSE_PARAMETERS_* */                                                                      \
@@ -36,7 +37,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(exchanges) /* held: NORMFUSE_EXCHANGE_* */                                                                   \
     FIELD(piece) /* stream, held, channels last: adjacent channels of a vector that are of one norm group, 1 to 8 */            \
     FIELD(statistics_of_groups) /* held, channels last: norm groups have several channels */                           \
-    FIELD(resident) /* stream, held: blocks that a multiprocessor has at once, at least */                                     \
+    FIELD(resident) /* blocks that a multiprocessor has at once, at least; 0: single, not said */                     \
     FIELD(ahead) /* stream, held: vectors of a thread that are on their way */                                               \
     FIELD(folded) /* stream, held: several rows are walked as one */                                                         \
     FIELD(strided) /* stream: values of a row are not adjacent */                                                      \
@@ -47,6 +48,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(packed_parameters) /* parameters of adjacent channels are read in vectors */                                 \
     FIELD(packed_statistics) /* saved means and rstds are too */                                                       \
     FIELD(per_sample) /* weights are a sample's own */                                                                 \
+    FIELD(positions) /* single: samples are positions, or tiles of them; norm groups are of samples of the call */      \
     FIELD(mean_square) /* single: the mean is 0, and squares are of u itself */                                        \
     FIELD(eps_of_norm) /* single: eps is the least norm, not added under the root */                                   \
     FIELD(rounds_pre_bias) /* single: u is rounded where pre_bias alone is added, too */                               \
@@ -72,6 +74,7 @@ enum normfuse_cuda_body { NORMFUSE_BODY_LIST(NORMFUSE_BODY) NORMFUSE_BODIES };
     FIELD(dweight)                                                                                                     \
     FIELD(dbias)                                                                                                       \
     FIELD(gradients) /* NORMFUSE_GRADIENTS_* */                                                                        \
+    FIELD(sums_dz) /* single: for a bias or a shift, beside the sums of weights */                                     \
     FIELD(sums_slopes) /* of prelu */                                                                                  \
     /* finish */                                                                                                       \
     FIELD(work) /* NORMFUSE_WORK_* */                                                                                  \

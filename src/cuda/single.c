@@ -9,8 +9,11 @@ struct matrix {
     int64_t rows, columns, values;
     int64_t row_stride, group_stride, sample_stride;
     int64_t groups, samples, group_channels;
+    int64_t outer_stride, inner_groups; /* of_call: samples of the call, and norm groups of one */
     bool is_spread;  /* columns are spread over blocks */
     bool per_sample; /* weights are a sample's own */
+    bool of_call;    /* norm groups are of samples of the call, samples are positions or tiles of them */
+    bool is_tiled;   /* columns are positions; the threads of a row have those of a tile */
 };
 
 static bool has_samples_of_their_own(const struct normfuse_problem *p)
@@ -33,12 +36,32 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
     const bool is_adjacent = p->columns ? p->c == 1 || p->x.channel == 1 : p->s == 1 || p->x.position == 1;
     if (!is_adjacent)
         return "values are not adjacent";
+    if (p->sets == NORMFUSE_SETS_POSITION) {
+        const bool last = p->columns;
+        *m = (struct matrix){.statistics = last ? NORMFUSE_STATISTICS_GROUP : NORMFUSE_STATISTICS_COLUMN,
+                             .parameters = last ? NORMFUSE_PARAMETERS_OF_COLUMN : NORMFUSE_PARAMETERS_OF_ROW,
+                             .rows = last ? 1 : d,
+                             .columns = last ? d : p->s,
+                             .values = p->set_values,
+                             .row_stride = last ? 0 : p->x.channel,
+                             .group_stride = last ? d : p->x.channel * d,
+                             .sample_stride = last ? p->x.position : 0,
+                             .groups = p->n * p->groups,
+                             .samples = last ? p->s : 1,
+                             .group_channels = d,
+                             .outer_stride = p->x.batch,
+                             .inner_groups = p->groups,
+                             .of_call = true,
+                             .is_tiled = !last};
+        return NULL;
+    }
     *m = (struct matrix){.statistics = none ? p->evaluate ? NORMFUSE_STATISTICS_RUNNING : NORMFUSE_STATISTICS_NONE
                                             : NORMFUSE_STATISTICS_GROUP,
                          .values = p->set_values,
                          .groups = p->c,
                          .samples = 1,
                          .group_channels = 1,
+                         .inner_groups = 1,
                          .per_sample = has_samples_of_their_own(p)};
     if (!p->columns && joins_samples) {
         m->rows = p->n;
@@ -77,11 +100,11 @@ static const char *describe(const struct normfuse_problem *p, struct matrix *m)
 /* Elements of the widest vector that all rows of all tensors are whole numbers of. */
 static int64_t whole_vector(const struct normfuse_problem *p, const struct matrix *m, int64_t columns)
 {
-    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
-    uintptr_t places = 0;
-#define PLACE(name) places |= (uintptr_t)p->name.data;
-    NORMFUSE_CUDA_TENSORS(PLACE)
-#undef PLACE
+    const int64_t bytes = (int64_t)normfuse_type_bytes(p->type), y_bytes = (int64_t)normfuse_type_bytes(p->y_type);
+    const uintptr_t places = (uintptr_t)p->x.data | (uintptr_t)p->pre_add.data | (uintptr_t)p->u.data |
+                             (uintptr_t)p->du.data | (uintptr_t)p->dx.data;
+    const uintptr_t y_places = (uintptr_t)p->y.data | (uintptr_t)p->post_add.data | (uintptr_t)p->dy.data |
+                               (uintptr_t)p->dpost_add.data;
     int64_t strides = columns;
     if (m->rows > 1)
         strides |= m->row_stride;
@@ -89,8 +112,11 @@ static int64_t whole_vector(const struct normfuse_problem *p, const struct matri
         strides |= m->group_stride;
     if (m->samples > 1)
         strides |= m->sample_stride;
-    int64_t elements = 16 / bytes;
-    while (elements > 1 && (strides % elements != 0 || places % (uintptr_t)(elements * bytes) != 0))
+    if (m->of_call && p->n > 1)
+        strides |= m->outer_stride;
+    int64_t elements = 16 / maximum(bytes, y_bytes);
+    while (elements > 1 && (strides % elements != 0 || places % (uintptr_t)(elements * bytes) != 0 ||
+                            y_places % (uintptr_t)(elements * y_bytes) != 0))
         elements /= 2;
     return elements;
 }
@@ -107,7 +133,7 @@ static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int
 /* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. */
 static int64_t room_for(int64_t vectors)
 {
-    static const int64_t rooms[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+    static const int64_t rooms[] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
         if (vectors <= rooms[i])
             return rooms[i];
@@ -146,9 +172,46 @@ static double weights_of(const struct matrix *m, const struct geometry *g)
                                                                    : 1);
 }
 
+/* Norm over channels: of adjacent ones a norm group is one row, and positions are samples. */
+static bool is_of_positions(const struct matrix *m)
+{
+    return m->is_tiled || (m->rows == 1 && m->statistics == NORMFUSE_STATISTICS_GROUP &&
+                           m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN);
+}
+
+static bool walks_samples(const struct matrix *m, const struct geometry *g)
+{
+    return g->walkers << g->sample_bits < m->samples;
+}
+
+/* Sums of dz are wanted for a parameter's gradient, not those of dz * (u - mean) alone. */
+static bool sums_dz(const struct normfuse_problem *p)
+{
+    return p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL || !has_both_phases(p);
+}
+
+/* Of a block that walks over positions: its vectors and the next ones, weights as they are in memory, and values. The
+ * kernel is compiled for as many blocks of a multiprocessor as have these. */
+static double registers_of_walk(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    const struct normfuse_problem *const p = shape->problem;
+    const bool backward = shape->direction == BACKWARD;
+    const double columns = (double)(g->held_columns * g->vector), value = (double)shape->value_bytes / 4.0;
+    const double centred = p->statistics != NORMFUSE_MEAN_SQUARE;
+    double of_weight = value * backward * (1 + sums_dz(p));
+#define WORDS(name) of_weight += p->name.data != NULL ? (double)normfuse_type_bytes(p->name.type) / 4.0 : 0.0;
+    WORDS(weight) WORDS(bias) WORDS(scale) WORDS(shift) WORDS(pre_bias) WORDS(slope)
+#undef WORDS
+    const double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 + value * (1.0 + centred);
+    const double of_column = m->is_tiled ? value * (1.0 + 2.0 * centred + 2.0 * backward) : 0.0;
+    return 22.0 + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight + columns * of_column;
+}
+
 /* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */
 static double registers_of(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
+    if (is_of_positions(m) && walks_samples(m, g))
+        return registers_of_walk(shape, m, g);
     static const struct {
         double word, value, weight; /* of the vectors as they are in memory, of their values, of a weight */
     } registers[2] = {{0.88, 0.44, 2.0}, {1.33, 1.3, 3.9}};
@@ -157,8 +220,7 @@ static double registers_of(const struct shape *shape, const struct matrix *m, co
     const double values = elements * (double)shape->value_bytes / 4.0;
     const int d = shape->direction;
     /* A block that walks over samples keeps the sums of its channels, and requests the next sample ahead. */
-    const bool walks = g->walkers << g->sample_bits < m->samples;
-    const double kept = d == BACKWARD && walks ? registers[d].word * words + 2.0 * weights_of(m, g) : 0.0;
+    const double kept = d == BACKWARD && walks_samples(m, g) ? registers[d].word * words + 2.0 * weights_of(m, g) : 0.0;
     return 27.0 + registers[d].word * words + registers[d].value * values +
            registers[d].weight * weights_of(m, g) + kept;
 }
@@ -174,7 +236,7 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
         if (m->rows > 1 && (m->rows >= g->parts * down || m->parameters != NORMFUSE_PARAMETERS_OF_GROUP ||
                             m->columns < g->parts * g->across * g->vector))
             g->part_rows = g->next_rows = divide_up(m->rows, g->parts);
-        else if (m->parameters != NORMFUSE_PARAMETERS_OF_COLUMN && g->aligned)
+        else if (m->parameters != NORMFUSE_PARAMETERS_OF_COLUMN && g->aligned && !m->is_tiled)
             g->part_columns = g->next_columns = divide_up(divide_up(m->columns, g->parts), g->vector) * g->vector;
         else
             return "a norm group is not that many parts";
@@ -182,8 +244,9 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
             return "parts would be empty";
     }
     const int64_t before = g->aligned ? 0 : g->vector - 1;
-    const int64_t row_vectors = divide_up(m->is_spread ? g->across * g->vector : g->part_columns + before, g->vector);
-    if (m->is_spread)
+    const bool is_piece = m->is_spread || m->is_tiled;
+    const int64_t row_vectors = divide_up(is_piece ? g->across * g->vector : g->part_columns + before, g->vector);
+    if (is_piece)
         g->part_columns = g->across * g->vector;
     g->held_columns = room_for(divide_up(row_vectors, g->across));
     g->held_rows = room_for(divide_up(g->part_rows, down));
@@ -204,10 +267,11 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
     const bool fills_rows =
         down * g->held_rows == g->part_rows && g->part_rows * (g->next_rows > 0 ? g->parts : 1) == m->rows;
     const bool fills_columns =
-        m->is_spread ? m->columns % block_columns(g) == 0
+        is_piece ? m->columns % block_columns(g) == 0
                      : block_columns(g) == g->part_columns &&
                            g->part_columns * (g->next_columns > 0 ? g->parts : 1) == m->columns;
-    g->exact = g->aligned && fills_rows && fills_columns && g->walkers * samples_beside == m->samples &&
+    g->exact = g->aligned && fills_rows && fills_columns &&
+               (walks_samples(m, g) || g->walkers * samples_beside == m->samples) &&
                (m->is_spread || m->groups % groups_beside == 0);
     g->exchanges =
         g->parts > 1 && m->statistics != NORMFUSE_STATISTICS_NONE && m->statistics != NORMFUSE_STATISTICS_RUNNING;
@@ -230,6 +294,8 @@ static int32_t gradients_of(const struct shape *shape, const struct matrix *m, c
     const struct normfuse_problem *const p = shape->problem;
     if (shape->direction == FORWARD || (!shape->wants_gradients && p->dslope.data == NULL))
         return NORMFUSE_GRADIENTS_NONE;
+    if (m->of_call)
+        return NORMFUSE_GRADIENTS_OF_SAMPLES_NORMALIZED;
     if (is_modulated(p) || m->per_sample)
         return NORMFUSE_GRADIENTS_OF_SAMPLES;
     const bool has_samples = g->walkers == 1 && m->statistics != NORMFUSE_STATISTICS_COLUMN;
@@ -266,6 +332,20 @@ static int64_t shared_of(const struct shape *shape, const struct matrix *m, cons
         bytes = maximum(bytes, value * g->beside * weights * (shape->problem->dslope.data != NULL ? 3 : 2));
     }
     return bytes;
+}
+
+/* Blocks that a multiprocessor has at once. */
+static double resident_blocks(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                              int64_t shared)
+{
+    const double threads = (double)(g->lanes * g->beside);
+    const double most = fmin(255.0, 65536.0 / fmax(256.0, threads));
+    const double registers = 8.0 * ceil(fmax(24.0, fmin(registers_of(shape, m, g), most)) / 8.0);
+    const double by_shared = floor(227.0 * 1024.0 / (double)(shared + 1024));
+    /* A quarter of a multiprocessor has whole warps; a kernel of small blocks spills if more of them are expected. */
+    const double by_registers = is_of_positions(m) ? floor(4.0 * floor(512.0 / registers) / (threads / 32.0))
+                                                   : floor(65536.0 / (threads * registers));
+    return fmax(1.0, fmin(fmin(by_registers, by_shared), fmin(32.0, floor(2048.0 / threads))));
 }
 
 /* Microseconds. The first blocks of the multiprocessors wait for what a thread does, for the block, for those that share a
@@ -309,10 +389,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
     const double wanted = registers_of(shape, m, g), most = fmin(255.0, 65536.0 / fmax(256.0, threads));
-    const double registers = 8.0 * ceil(fmax(24.0, fmin(wanted, most)) / 8.0);
-    const double by_shared = floor(227.0 * 1024.0 / (double)(shared + 1024));
-    const double resident =
-        fmax(1.0, fmin(fmin(floor(65536.0 / (threads * registers)), by_shared), fmin(32.0, floor(2048.0 / threads))));
+    const double resident = resident_blocks(shape, m, g, shared);
     const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
     const bool is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
     const double instructions =
@@ -363,6 +440,78 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     return k.start + wait + memory / turns + further + k.join * joined + to_memory;
 }
 
+/* Of positions, microseconds: positions of a block come one after the other, and take longer of the memory's time, that of
+ * the instructions, and of these waits. The next position is on its way, or another block begins with it. */
+static double cost_of_positions(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                                int32_t gradients, int64_t shared)
+{
+    static const struct {
+        double value[2], costly, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
+        double begin, instruction, block_doubling, columns, column_rows, join, round_trip; /* latency */
+        double throughput, sectors, narrow, tile, bandwidth, start, later;
+    } k = {.value = {2.32, 3.27},
+           .costly = 0.86,
+           .thread = {39.0, 59.0},
+           .vector = 13.6,
+           .weight = 6.0,
+           .spilled = 26.0,
+           .begin = 0.064,
+           .instruction = 0.0045,
+           .block_doubling = 0.081,
+           .columns = 0.375,
+           .column_rows = 0.286,
+           .join = 0.0102,
+           .round_trip = 0.9,
+           .throughput = 0.000365,
+           .sectors = 1.05,
+           .narrow = 1.2,
+           .tile = 0.3,
+           .bandwidth = 0.86,
+           .start = 1.36,
+           .later = 1.6};
+    const struct normfuse_problem *const p = shape->problem;
+    const int d = shape->direction;
+    const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
+    const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
+    const double wanted = registers_of(shape, m, g), most = fmin(255.0, 65536.0 / fmax(256.0, threads));
+    const bool walks = walks_samples(m, g), is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
+    const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
+    const double instructions = k.thread[d] +
+                                vectors * (k.vector + elements * k.value[d] * (1.0 + k.costly * is_costly)) +
+                                (walks ? 0.0 : k.weight * weights_of(m, g)) + k.spilled * fmax(0.0, wanted - most);
+    double latency = k.begin + k.instruction * instructions;
+    if (g->lanes > 32)
+        latency += k.block_doubling * log2((double)g->lanes / 32.0);
+    if (m->is_tiled)
+        latency += k.columns + k.column_rows * down / 32.0;
+    const double blocks = (double)g->blocks, at_once = resident_blocks(shape, m, g, shared) * multiprocessors;
+    const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
+    const double arithmetic =
+        k.throughput * samples * blocks * ceil(threads / 32.0) / multiprocessors * instructions;
+    const int64_t groups_beside = minimum(m->groups, g->beside >> g->sample_bits);
+    const bool adjoins = !m->is_tiled && groups_beside == m->groups &&
+                         (m->samples == 1 || m->sample_stride == m->groups * m->columns);
+    const double columns = m->is_tiled ? INFINITY : (double)m->columns;
+    const double adjacent = adjoins ? (double)((m->groups * m->columns) << g->sample_bits) * bytes
+                                    : fmin((double)g->across * elements, columns) * bytes;
+    const double sectors = 32.0 * ceil(adjacent / 32.0) / adjacent;
+    const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
+    const double narrow = m->is_tiled ? k.tile * fmax(0.0, 128.0 / adjacent - 1.0)
+                          : adjoins   ? 0.0
+                                      : k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent);
+    const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond;
+    const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
+    const double step = walks ? fmax(k.round_trip, latency) : k.round_trip + latency;
+    const double chain = (samples * ceil(blocks / at_once) - 1.0) * step;
+    /* Sums of channels that the threads of a block join one after the other, and that a later kernel joins. */
+    const double joined = gradients == NORMFUSE_GRADIENTS_NONE || m->is_tiled
+                              ? 0.0
+                              : k.join * (double)(INT64_C(1) << g->sample_bits) * down;
+    const double slots = (double)(has_whole_channels(shape, m, g) ? 1 : g->parts) * (double)(g->walkers * p->n);
+    const double later = is_direct(gradients) ? 0.0 : k.later + 32.0 * slots * (double)p->c / bandwidth;
+    return k.start + latency + sqrt(memory * memory + arithmetic * arithmetic + chain * chain) + joined + later;
+}
+
 static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                            int32_t gradients, struct normfuse_cuda_signature *to)
 {
@@ -392,7 +541,7 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     to->held_columns = (int32_t)g->held_columns;
     to->held_rows = (int32_t)g->held_rows;
     to->exact = g->exact;
-    to->walks = g->walkers << g->sample_bits < m->samples;
+    to->walks = walks_samples(m, g);
     to->split = g->parts > 1;
     to->shared_by_cluster = g->exchanges;
     to->exchanges = g->exchanges ? NORMFUSE_EXCHANGE_IN_CLUSTER : NORMFUSE_EXCHANGE_IN_BLOCK;
@@ -400,8 +549,11 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     to->packed_parameters = packed;
     to->per_sample = m->per_sample;
     to->updates_running = updates;
+    to->positions = m->of_call;
+    to->packed_statistics = m->is_tiled && is_packed(&p->mean, g->vector, p->s) && is_packed(&p->rstd, g->vector, p->s);
     to->keeps_statistics = p->has_running_momentum && p->sets == NORMFUSE_SETS_GROUP;
     to->gradients = gradients;
+    to->sums_dz = gradients != NORMFUSE_GRADIENTS_NONE && sums_dz(p);
     if (given)
         to->mean = to->rstd = 0;
     if (!p->evaluate && !updates)
@@ -423,13 +575,16 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
                    .cluster = g->exchanges ? (uint32_t)g->parts : 0},
         .parts = (int32_t)g->parts,
         .finds_gradients = gradients == NORMFUSE_GRADIENTS_DIRECT,
-        .sums = {.by_channel = !of_samples && !is_direct(gradients),
+        .sums = {.by_channel = !of_samples && !is_direct(gradients) && !m->of_call,
                  .slots = is_direct(gradients) ? 1 : part_slots * (int32_t)(of_samples ? 1 : g->walkers)}};
     make_signature(shape, m, g, gradients, &step->signature);
+    if (is_of_positions(m) && walks_samples(m, g))
+        step->signature.resident = (int32_t)resident_blocks(shape, m, g, (int64_t)step->launch.shared);
     step->single = (struct normfuse_single_arguments){
         .sample_stride = m->sample_stride,
         .group_stride = m->is_spread ? block_columns(g) : m->group_stride,
         .row_stride = m->row_stride,
+        .outer_stride = m->outer_stride,
         .rows = (int32_t)m->rows,
         .columns = (int32_t)m->columns,
         .part_rows = (int32_t)g->part_rows,
@@ -440,6 +595,7 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .walkers = (int32_t)g->walkers,
         .by_parts = divisor_of(g->parts),
         .by_walkers = divisor_of(g->walkers),
+        .by_inner_groups = divisor_of(m->inner_groups),
         .groups = (int32_t)(m->is_spread ? divide_up(m->columns, block_columns(g)) : m->groups),
         .samples = (int32_t)m->samples,
         .sample_bits = (int32_t)g->sample_bits,
@@ -476,6 +632,21 @@ static double draw(uint64_t seed, const struct matrix *m, const struct geometry 
     return draw_geometry(seed, of, sizeof of / sizeof *of);
 }
 
+static void set_tile(struct matrix *m, int64_t positions)
+{
+    m->sample_stride = positions;
+    m->samples = divide_up(m->columns, positions);
+}
+
+/* The next number of blocks that take turns with samples: half, or of positions one less on each multiprocessor. */
+static int64_t fewer_walkers(const struct shape *shape, const struct matrix *m, int64_t walkers)
+{
+    const int64_t each = maximum(1, shape->device->multiprocessors / m->groups);
+    if (!is_of_positions(m) || walkers <= each)
+        return divide_up(walkers, 2);
+    return minimum(32 * each, (divide_up(walkers, each) - 1) * each);
+}
+
 static const char *configure(const struct shape *shape, struct step *step)
 {
     enum { MAX_LANES = 512, MAX_THREADS_BESIDE = 256, MAX_PARTS = 16, MAX_BLOCKS_OF_GIVEN = 256 };
@@ -488,8 +659,8 @@ static const char *configure(const struct shape *shape, struct step *step)
         return reason;
     const int64_t bytes = (int64_t)normfuse_type_bytes(p->type);
     const int64_t whole = whole_vector(p, &m, m.columns), widest = 16 / bytes;
-    const bool may_be_unaligned =
-        whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && are_aligned(p, 16) && m.columns >= widest;
+    const bool may_be_unaligned = whole < widest && m.parameters != NORMFUSE_PARAMETERS_OF_COLUMN && !m.is_tiled &&
+                                  are_aligned(p, 16) && m.columns >= widest;
     const bool given = p->sets == NORMFUSE_SETS_NONE;
     const int64_t max_parts = given ? MAX_BLOCKS_OF_GIVEN : shape->device->clusters ? MAX_PARTS : 1;
     double lowest = INFINITY;
@@ -501,21 +672,26 @@ static const char *configure(const struct shape *shape, struct step *step)
             for (int64_t across = 1; across <= lanes && across < 2 * row_vectors; across *= 2) {
                 if ((m.parameters == NORMFUSE_PARAMETERS_OF_ROW && across > 32 && shape->direction == BACKWARD) ||
                     (m.rows == 1 && across < minimum(lanes, row_vectors)) ||
-                    across * vector * bytes < minimum(32, m.columns * bytes))
+                    (!m.is_tiled && across * vector * bytes < minimum(32, m.columns * bytes)))
                     continue;
                 for (int64_t threads = maximum(32, lanes);
                      threads <= maximum(lanes, lanes <= 32 ? MAX_THREADS_BESIDE : 0); threads *= 2) {
                     const int64_t beside = threads / lanes;
-                    if (beside > 1 && m.is_spread)
+                    if (beside > 1 && (m.is_spread || m.is_tiled))
                         continue;
+                    if (m.is_tiled)
+                        set_tile(&m, across * vector);
                     for (int64_t bits = 0; INT64_C(1) << bits <= beside; bits++) {
                         if (bits > 0 && (INT64_C(1) << (bits - 1)) >= m.samples)
                             break;
+                        if (is_of_positions(&m) && beside >> bits >= 2 * m.groups)
+                            continue; /* half of a block's threads would have no norm group */
                         const int64_t turns = divide_up(m.samples, INT64_C(1) << bits);
                         for (int64_t parts = 1; parts <= max_parts; parts *= 2) {
                             if (parts > 1 && (lanes < 64 || beside > 1))
                                 break;
-                            for (int64_t walkers = turns; walkers >= 1; walkers = divide_up(walkers, 2)) {
+                            for (int64_t walkers = turns; walkers >= 1;
+                                 walkers = fewer_walkers(shape, &m, walkers)) {
                                 struct geometry g = {.vector = vector,
                                                      .lanes = lanes,
                                                      .across = across,
@@ -532,8 +708,10 @@ static const char *configure(const struct shape *shape, struct step *step)
                                     const int32_t gradients = gradients_of(shape, &m, &g);
                                     const int64_t shared = shared_of(shape, &m, &g, gradients);
                                     const uint64_t drawn = normfuse_cuda_choice()->drawn;
-                                    const double cost = drawn != 0 ? draw(drawn, &m, &g)
-                                                                   : cost_of(shape, &m, &g, gradients, shared);
+                                    const double cost =
+                                        drawn != 0             ? draw(drawn, &m, &g)
+                                        : is_of_positions(&m) ? cost_of_positions(shape, &m, &g, gradients, shared)
+                                                               : cost_of(shape, &m, &g, gradients, shared);
                                     if (shared + 2048 <= (int64_t)shape->device->shared_per_block && cost < lowest) {
                                         lowest = cost;
                                         best = g;
@@ -552,6 +730,8 @@ static const char *configure(const struct shape *shape, struct step *step)
     }
     if (lowest == INFINITY)
         return reason != NULL ? reason : "no threads hold a norm group";
+    if (m.is_tiled)
+        set_tile(&m, block_columns(&best));
     fill(shape, &m, &best, step);
     step->microseconds = lowest;
     return NULL;

@@ -161,7 +161,7 @@ static __attribute__((noinline)) int64_t cut(struct normfuse_transpose_copy *cop
 }
 
 /* False: it has more blocks than a grid. */
-static __attribute__((noinline)) bool add_copy(struct normfuse_transpose_arguments *copies,
+static __attribute__((noinline)) bool add_copy(struct normfuse_transpose_arguments *copies, int64_t bytes,
                                                const struct normfuse_problem *p, const struct normfuse_view *from,
                                                const struct normfuse_view *to)
 {
@@ -181,14 +181,20 @@ static __attribute__((noinline)) bool add_copy(struct normfuse_transpose_argumen
     copy->b = axes[1];
     copy->outer = axes[2];
     copy->first_block = (int32_t)copies->blocks;
-    copies->blocks += cut(copy, (int64_t)normfuse_type_bytes(p->type));
+    copies->blocks += cut(copy, bytes);
     return copies->blocks <= INT32_MAX;
 }
 
 /* ---- a call ----------------------------------------------------------------------------------------------------- */
 
-/* The memory of an output of these strides, if a copy of the input may lie there: the call writes the output over each
- * of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch
+/* y and its like, of another type than x. */
+static bool has_other_type(const struct normfuse_problem *p, const struct normfuse_view *view)
+{
+    return p->y_type != p->type && (view == &p->y || view == &p->dy || view == &p->post_add || view == &p->dpost_add);
+}
+
+/* The memory of an output of these strides and the input's type, if a copy of the input may lie there: the call writes
+ * the output over each of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch
  * memory, and not the same outputs. */
 static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
                               const struct normfuse_view *input, const struct normfuse_view *strides)
@@ -200,6 +206,8 @@ static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *
         int tensors = 0;
         for (int k = 0; k < VIEWS; k++)
             tensors += views[k]->data == outputs[i]->data;
+        if (has_other_type(p, input) != has_other_type(p, outputs[i]))
+            continue;
         if (takes[i] && tensors == 1 && has_strides(p, outputs[i], strides) && p->stats == NULL && p->sums == NULL)
             return outputs[i]->data;
     }
@@ -212,8 +220,10 @@ bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct t
     struct normfuse_view *const views[VIEWS] = {NORMFUSE_CUDA_TENSORS(PLACE)};
 #undef PLACE
     bool same = true;
-    transposed->before.count = transposed->after.count = 0;
-    transposed->before.blocks = transposed->after.blocks = 0;
+    for (int i = 0; i < 2; i++) {
+        transposed->before[i].count = transposed->after[i].count = 0;
+        transposed->before[i].blocks = transposed->after[i].blocks = 0;
+    }
     transposed->bytes = 0;
     for (int i = 1; i < VIEWS; i++)
         same = same && (views[i]->data == NULL || has_strides(p, views[i], &p->x));
@@ -221,8 +231,8 @@ bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct t
         return true;
     bool columns;
     struct normfuse_view strides = choose_strides(p, views, &columns);
-    const size_t bytes = ((size_t)span_of(p, &strides) * normfuse_type_bytes(p->type) + 63) / 64 * 64;
-    if (bytes > SIZE_MAX / 2 / VIEWS)
+    const size_t span = (size_t)span_of(p, &strides);
+    if (span > SIZE_MAX / 32 / VIEWS)
         return false;
     for (int i = 0; i < VIEWS; i++) {
         struct normfuse_view *const view = views[i], given = *view;
@@ -230,13 +240,15 @@ bool normfuse_cuda_transpose(struct normfuse_problem *p, char *scratch, struct t
             continue;
         strides.data = given.data;
         if (!has_strides(p, view, &strides)) {
+            const bool is_y = has_other_type(p, view);
             const bool is_output = view == &p->y || view == &p->u || view == &p->dx || view == &p->dpost_add;
             strides.data = is_output ? NULL : memory_of_output(p, views, view, &strides);
             if (strides.data == NULL) {
                 strides.data = scratch + transposed->bytes;
-                transposed->bytes += bytes;
+                transposed->bytes += rounded(span * normfuse_type_bytes(is_y ? p->y_type : p->type));
             }
-            if (!add_copy(is_output ? &transposed->after : &transposed->before, p, is_output ? &strides : &given,
+            if (!add_copy(is_output ? &transposed->after[is_y] : &transposed->before[is_y],
+                          (int64_t)normfuse_type_bytes(is_y ? p->y_type : p->type), p, is_output ? &strides : &given,
                           is_output ? &given : &strides))
                 return false;
         }

@@ -156,9 +156,9 @@ __device__ __forceinline__ void store_statistics(const normfuse_call_arguments &
 }
 
 /* Given statistics of channels: evaluation. */
-template <int = 0>
+template <typename Rstds>
 __device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_call_arguments &call,
-                                                centres &centre, rstds &rstd_of)
+                                                centres &centre, Rstds &rstd_of)
 {
     each<weight_sets>([&](int set) {
         double mean_of[weight_values], variance[weight_values];

@@ -40,7 +40,8 @@ enum {
     NORMFUSE_GRADIENTS_DIRECT,     /* one block has all of a channel, and writes its gradients */
     NORMFUSE_GRADIENTS_OF_SAMPLES,  /* pairs of doubles of each sample and channel, for a later kernel */
     NORMFUSE_GRADIENTS_OF_CHANNELS, /* pairs of each channel and block */
-    NORMFUSE_GRADIENTS_NORMALIZED   /* the same, the second one multiplied by the sample's rstd */
+    NORMFUSE_GRADIENTS_NORMALIZED,  /* the same, the second one multiplied by the sample's rstd */
+    NORMFUSE_GRADIENTS_OF_SAMPLES_NORMALIZED /* pairs of each sample, channel and block, multiplied likewise */
 };
 
 /* Values of signature::exchanges: how blocks that share a slab send one another what they have found. */
@@ -110,11 +111,13 @@ struct normfuse_single_arguments {
     const char *x, *dy;
     char *out; /* y, or dx */
     int64_t sample_stride, group_stride, row_stride;
-    int32_t rows, columns;           /* of a norm group; where columns are spread over blocks, of the sample */
+    int64_t outer_stride; /* positions: of samples of the call, whose norm groups are one after the other */
+    int32_t rows, columns;           /* of a norm group; where columns are spread over blocks or tiles, of the sample */
     int32_t part_rows, part_columns; /* that a block has */
     int32_t next_rows, next_columns; /* from one block's first to the next one's: one of these is 0 */
     int32_t parts, walkers;
     struct normfuse_divisor by_parts, by_walkers;
+    struct normfuse_divisor by_inner_groups; /* positions: norm groups of a sample of the call */
     int32_t groups, samples;
     int32_t sample_bits;    /* 2^bits samples are side by side in a block, and norm groups beside these */
     int32_t group_channels; /* from one norm group's first channel to the next one's */

@@ -236,7 +236,8 @@ __device__ __forceinline__ void find_running(const arguments &a)
 /* ---- the backward ------------------------------------------------------------------------------------------------ */
 
 /* Sums of a channel are of all its samples. */
-constexpr bool sums_by_channel = gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+constexpr bool sums_by_channel =
+    gradients != NORMFUSE_GRADIENTS_OF_SAMPLES && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES_NORMALIZED;
 constexpr bool finds_gradients =
     dweight || dbias || dscale || dshift || (writes_shard && work == NORMFUSE_WORK_GRADIENTS);
 
@@ -399,7 +400,8 @@ __device__ __forceinline__ void find_gradients_of_channel(const arguments &a)
     const shared_item item(a.gradient_lanes, a.channels, totals ? a.totals_blocks : 0);
     constexpr bool by_sample = per_sample || (writes_shard && by_group) || dscale || dshift; /* each gets something */
     /* Sums of all samples of group norm have each sample's rstd in them. */
-    constexpr bool has_rstd = writes_shard || gradients == NORMFUSE_GRADIENTS_NORMALIZED;
+    constexpr bool has_rstd = writes_shard || gradients == NORMFUSE_GRADIENTS_NORMALIZED ||
+                              gradients == NORMFUSE_GRADIENTS_OF_SAMPLES_NORMALIZED;
     constexpr int each_rstd = by_group && !has_rstd ? rstd : 0; /* of each sample */
     const int c = item.index, group = set_of_channel(a, c);
     const int samples = !item.exists ? 0 : sums_by_channel ? 1 : a.samples;

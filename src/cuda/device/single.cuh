@@ -7,7 +7,9 @@
  *   batch norm, channels first     a row is a sample, a column a position; the group has one weight
  *   group norm, channels first     a row is a channel, a column a position; a row has one weight
  *   group norm, channels last      a row is a position, a column a channel of the group; a column has one weight
- *   norm over channels             that of one row: positions are samples
+ *   norm over channels             channels last, that of one row: positions are samples; channels first, a row is a
+ *                                  channel, a column a position, which has statistics of its own: tiles of positions
+ *                                  are samples. Norm groups of the call's samples lie beside one another (`positions`)
  *   batch norm, channels last      a row is a position, a column a channel, which has statistics of its own; blocks have
  *                                  some of the columns each
  *   evaluation and affine          one of the first or the last
@@ -37,9 +39,13 @@ constexpr int weight_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW ? KY : 1;
 constexpr int weight_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? KX : 1;
 constexpr int weight_values = parameters == NORMFUSE_PARAMETERS_OF_COLUMN ? W : 1;
 constexpr int weight_sets = weight_rows * weight_columns;
+/* Columns have statistics, rows weights: norm over channels, channels first. */
+constexpr bool tiled = of_columns && parameters == NORMFUSE_PARAMETERS_OF_ROW;
 /* Centres: of each column, of each weight where a bias is a part of them, else one. */
-constexpr bool many_centres = of_columns || centre_has_bias || statistics == NORMFUSE_STATISTICS_RUNNING;
-constexpr int centre_sets = many_centres ? weight_sets : 1, centre_values = many_centres ? weight_values : 1;
+constexpr bool many_centres = !tiled && (of_columns || centre_has_bias || statistics == NORMFUSE_STATISTICS_RUNNING);
+constexpr int column_sets = of_columns ? KX : 1, column_values = of_columns ? W : 1;
+constexpr int centre_sets = many_centres ? weight_sets : column_sets,
+              centre_values = many_centres ? weight_values : column_values;
 
 __device__ __forceinline__ constexpr int weight_set(int ky, int kx)
 {
@@ -51,23 +57,27 @@ __device__ __forceinline__ constexpr int weight_value(int j)
 }
 __device__ __forceinline__ constexpr int centre_set(int ky, int kx)
 {
-    return many_centres ? weight_set(ky, kx) : 0;
+    return many_centres ? weight_set(ky, kx) : tiled ? kx : 0;
 }
 __device__ __forceinline__ constexpr int centre_value(int j)
 {
-    return many_centres ? weight_value(j) : 0;
+    return many_centres ? weight_value(j) : tiled ? j : 0;
 }
 
-constexpr bool many_rstds = of_columns || statistics == NORMFUSE_STATISTICS_RUNNING;
+constexpr bool many_rstds = !tiled && (of_columns || statistics == NORMFUSE_STATISTICS_RUNNING);
 
 #include "algebra.cuh"
 
 using held = raw_vector[KY][KX];
+using held_y = raw<y_type, vector>[KY][KX]; /* of y, dy and post_add, which may have another type than x */
+/* Of the norm group, of each weight, or of each column. */
+using group_rstds = R[tiled ? KX : many_rstds ? weight_sets : 1][tiled ? W : many_rstds ? weight_values : 1];
 
 /* Where a thread is. */
 struct place {
     const normfuse_single_arguments &a;
     int rank, group, walker; /* of the block; its first norm group, here the thread's */
+    int outer;               /* positions: the norm group's sample of the call */
     int of_sample;           /* the thread's sample beside the block's first one */
     int thread, tx, ty;      /* among those that share the norm group */
     int rows, columns;       /* that the block has of it */
@@ -95,11 +105,27 @@ struct place {
         thread = (int)threadIdx.x % lanes;
         tx = thread % across;
         ty = thread / across;
-        first = group * a.group_stride;
+        outer = outer_of(group);
+        first = outer * a.outer_stride + (int64_t)(group - outer * (int)a.by_inner_groups.divisor) * a.group_stride;
         const int first_row = rank * a.next_rows, first_column = rank * a.next_columns;
         rows = min(a.part_rows, a.rows - first_row);
         columns = min(a.part_columns, a.columns - first_column - (spread ? group * block_columns : 0));
         own = first + first_row * a.row_stride + first_column;
+    }
+    __device__ __forceinline__ int outer_of(int group) const
+    {
+        return positions ? divide(group, a.by_inner_groups) : 0;
+    }
+    /* That parameters and sums of samples are of. */
+    __device__ __forceinline__ int64_t sample_of(int64_t sample) const
+    {
+        return positions ? outer : sample;
+    }
+    /* The columns of a tile. */
+    __device__ __forceinline__ void turn_to(int sample)
+    {
+        if constexpr (tiled)
+            columns = min(a.part_columns, a.columns - sample * a.part_columns);
     }
     /* Of the thread's slot. */
     __device__ __forceinline__ int row(int ky) const
@@ -127,7 +153,7 @@ struct place {
     /* Of the norm group's first channel. */
     __device__ __forceinline__ int channel() const
     {
-        return group * a.group_channels;
+        return (group - outer * (int)a.by_inner_groups.divisor) * a.group_channels;
     }
     /* Of a set of weights. */
     __device__ __forceinline__ int channel(int set) const
@@ -160,32 +186,36 @@ struct place {
             });
         });
     }
-    __device__ __forceinline__ void request(const char *tensor, int64_t sample, bool wanted, held &to) const
+    template <int of_type = type>
+    __device__ __forceinline__ void request(const char *tensor, int64_t sample, bool wanted,
+                                            raw<of_type, W> (&to)[KY][KX]) const
     {
         each_vector(sample, [&](int ky, int kx, int first_column, int64_t element) {
             const bool loads = exact ? wanted : wanted && has(ky, first_column);
             to[ky][kx] = {};
             if constexpr (aligned)
-                load_once(loads, to[ky][kx], tensor + element * bytes_of(type));
+                load_once(loads, to[ky][kx], tensor + element * bytes_of(of_type));
             else
-                load_shared_by_many(loads, to[ky][kx], tensor + element * bytes_of(type));
+                load_shared_by_many(loads, to[ky][kx], tensor + element * bytes_of(of_type));
         });
     }
-    __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted, const held &vectors) const
+    template <int of_type = type>
+    __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted,
+                                          const raw<of_type, W> (&vectors)[KY][KX]) const
     {
         each_vector(sample, [&](int ky, int kx, int first_column, int64_t element) {
             if (!wanted || !has(ky, first_column))
                 return;
-            char *const at = tensor + element * bytes_of(type);
+            char *const at = tensor + element * bytes_of(of_type);
             if (aligned || (first_column >= 0 && first_column + W <= columns)) {
                 store_whole(at, vectors[ky][kx]);
                 return;
             }
             R numbers[W];
-            unpack<type, W>(vectors[ky][kx], numbers);
+            unpack<of_type, W>(vectors[ky][kx], numbers);
             each<W>([&](int j) {
                 if (has_element(first_column, j))
-                    store_number<type>(at, j, numbers[j]);
+                    store_number<of_type>(at, j, numbers[j]);
             });
         });
     }
@@ -233,7 +263,7 @@ __device__ __forceinline__ R rstd_of_group(const normfuse_call_arguments &call, 
 template <int = 0>
 __device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
                                                       const requested_weights &weights, R pivot, int64_t sample,
-                                                      bool wanted, centres &centre, rstds &rstd_of)
+                                                      bool wanted, centres &centre, group_rstds &rstd_of)
 {
     const normfuse_single_arguments &a = at.a;
     running_statistics running;
@@ -387,15 +417,20 @@ __device__ __forceinline__ void exchange_columns(const place &at, const exchange
 #endif
 }
 
+/* Of columns: about the first row; of mean squares, about 0. */
 template <int = 0>
 __device__ __forceinline__ void
 find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
-                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, rstds &rstd_of)
+                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, group_rstds &rstd_of)
 {
     const normfuse_single_arguments &a = at.a;
     const column_memory memory(by.dynamic);
     R pivot[KX][W];
-    each<KX>([&](int kx) { unpack<type, W>(first_row[kx], pivot[kx]); });
+    each<KX>([&](int kx) {
+        unpack<type, W>(first_row[kx], pivot[kx]);
+        if constexpr (mean_square)
+            each<W>([&](int j) { pivot[kx][j] = R(0); });
+    });
     const int own_rows = rows_of_thread(at.rows, at.ty);
     const R own_share = own_rows > 0 ? R(1) / (R)own_rows : R(0);
     each<KX>([&](int kx) {
@@ -404,7 +439,7 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
         each<KY>([&](int ky) {
             R numbers[W];
             unpack<type, W>(x[ky][kx], numbers);
-            if (at.row(ky) < at.rows)
+            if (!mean_square && at.row(ky) < at.rows)
                 each<W>([&](int j) { mean_of[j] += numbers[j] - pivot[kx][j]; });
         });
         each<W>([&](int j) { mean_of[j] *= own_share; });
@@ -468,14 +503,15 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
         if (lane != 0 || !exists || column >= at.columns)
             return;
         const R variance = quotient(squares, (R)a.call.values, share_of_values(a));
-        const R found = inverse_root(variance + (sizeof(R) == 8 ? (R)a.call.eps_of_double : (R)a.call.eps));
-        const int channel = at.channel() + column;
+        const R found = rstd_of_group(a.call, variance);
+        const int channel = at.channel() + (tiled ? 0 : column);
         double of_bias = 0.0;
         if constexpr (centre_has_bias)
             of_bias = (double)load_parameter<pre_bias, R>(a.call.pre_bias, sample, channel);
         const double of_x = (double)memory.pivots[column] + (double)distance;
         if (at.rank == 0)
-            store_statistics(a.call, sample, channel, channel, of_x + of_bias, variance, found, running);
+            store_statistics(a.call, tiled ? at.group : sample, tiled ? (int)sample * a.part_columns + column : channel,
+                             channel, of_x + of_bias, variance, found, running);
         const R near = (R)of_x;
         memory.totals[column] = {{near, (R)(of_x - (double)near), found, R(0)}};
     });
@@ -521,11 +557,13 @@ struct requested_sample {
         if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP && !mean_square) {
             first_x = first_pre_add = {};
             load_shared_by_many(wanted && at.has_group, first_x, a.x + first);
-            first_bias.request(a.call.pre_bias, sample, [&](int) { return at.channel(); }, wanted && at.has_group);
             if constexpr (pre_add)
                 load_shared_by_many(wanted && at.has_group, first_pre_add, a.call.pre_add + first);
         }
-        if constexpr (!backward && of_columns)
+        if constexpr (!backward && !mean_square && (tiled || statistics == NORMFUSE_STATISTICS_GROUP))
+            first_bias.request(a.call.pre_bias, at.sample_of(sample), [&](int) { return at.channel(); },
+                               wanted && at.has_group);
+        if constexpr (!backward && !mean_square && of_columns)
             each<KX>([&](int kx) {
                 const bool has = wanted && (exact || at.column(kx, 0) < at.columns);
                 const int64_t from = first + at.column(kx, 0) * bytes_of(type);
@@ -541,17 +579,29 @@ struct requested_sample {
         if constexpr (rounds_u) {
             each<KX>([&](int kx) {
                 each<KY>([&](int ky) { add_to(x[ky][kx], of_pre_add[ky][kx], weights, weight_set(ky, kx)); });
-                if constexpr (of_columns)
+                if constexpr (of_columns && !tiled)
                     add_to(first_row[kx], first_row_added[kx], weights, weight_set(0, kx));
             });
+            if constexpr (tiled && !backward && !mean_square) { /* the first row's own bias */
+                R of_bias[1] = {R(0)}, of_values[weight_values];
+                first_bias.receive(of_bias, R(0));
+                each<weight_values>([&](int i) { of_values[i] = of_bias[0]; });
+                each<KX>([&](int kx) { add_to(first_row[kx], first_row_added[kx], of_values); });
+            }
         }
     }
     static __device__ __forceinline__ void add_to(raw_vector &to, const raw_vector &added,
                                                   const requested_weights &weights, int set)
     {
-        R numbers[W], more[W], of_bias[weight_values];
-        unpack<type, W>(to, numbers);
+        R of_bias[weight_values];
         weights.of_pre_bias[set].receive(of_bias, R(0));
+        add_to(to, added, of_bias);
+    }
+    static __device__ __forceinline__ void add_to(raw_vector &to, const raw_vector &added,
+                                                  const R (&of_bias)[weight_values])
+    {
+        R numbers[W], more[W];
+        unpack<type, W>(to, numbers);
         if constexpr (pre_bias != 0)
             each<W>([&](int j) { numbers[j] += of_bias[weight_value(j)]; });
         if constexpr (pre_add) {
@@ -580,17 +630,41 @@ struct requested_sample {
     }
 };
 
+/* Rows have weights, columns rstds: weighed without these, which their values are multiplied by. */
+template <int = 0>
+__device__ __forceinline__ void weigh_rows(const requested_weights &weights, const normfuse_call_arguments &call,
+                                           coefficients &of)
+{
+    centres none;
+    each<centre_sets>([&](int set) {
+        each<centre_values>([&](int i) { none.near[set][i] = none.rest[set][i] = R(0); });
+    });
+    const R one[1][1] = {{R(1)}};
+    weigh(weights, none, one, call, of);
+}
+
+/* What a weight of a row multiplies: the distance from the column's mean, by its rstd. */
+__device__ __forceinline__ R normalized_of(const centres &centre, const group_rstds &rstd_of, R x, int ky, int kx,
+                                           int j)
+{
+    const R distance = centre.of(x, ky, kx, j);
+    if constexpr (!tiled)
+        return distance;
+    return (mean_square ? distance : distance - centre.rest[centre_set(ky, kx)][centre_value(j)]) *
+           rstd_of[tiled ? kx : 0][tiled ? j : 0];
+}
+
 template <int = 0>
 __device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
                                         requested_sample &of, const requested_weights &weights, channel_sums &)
 {
     const normfuse_single_arguments &a = at.a;
     of.add(weights);
-    held post;
+    held_y post;
     if constexpr (reads_post)
-        at.request(a.call.post_add, sample, wanted, post);
+        at.template request<y_type>(a.call.post_add, sample, wanted, post);
     centres centre;
-    rstds rstd_of;
+    group_rstds rstd_of;
     if constexpr (of_columns)
         find_column_statistics(at, by, of.x, weights, of.first_row, sample, centre, rstd_of);
     else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
@@ -603,7 +677,10 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
     if constexpr (stores_u)
         at.store(a.call.u, sample, wanted, of.x);
     coefficients weighed;
-    weigh(weights, centre, rstd_of, a.call, weighed);
+    if constexpr (tiled)
+        weigh_rows(weights, a.call, weighed);
+    else
+        weigh(weights, centre, rstd_of, a.call, weighed);
     if constexpr (writes_out) {
         constexpr R half = halves_z ? R(0.5) : R(1);
         each<weight_sets>([&](int set) {
@@ -612,31 +689,33 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 weighed.offset[set][i] *= half;
             });
         });
+        held_y to;
         each<KY>([&](int ky) {
             each<KX>([&](int kx) {
                 R numbers[W], more[W];
                 unpack<type, W>(of.x[ky][kx], numbers);
                 if constexpr (reads_post)
-                    unpack<type, W>(post[ky][kx], more);
+                    unpack<y_type, W>(post[ky][kx], more);
                 const int set = weight_set(ky, kx);
                 each<W>([&](int j) {
                     const int i = weight_value(j);
-                    R z = fma(centre.of(numbers[j], ky, kx, j), weighed.by[set][i], weighed.offset[set][i]);
+                    R z = fma(normalized_of(centre, rstd_of, numbers[j], ky, kx, j), weighed.by[set][i],
+                              weighed.offset[set][i]);
                     if constexpr (reads_post)
                         z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
                     numbers[j] = activate(z, weighed.p[set][i]);
                 });
-                of.x[ky][kx] = pack<type, W>(numbers);
+                to[ky][kx] = pack<y_type, W>(numbers);
             });
         });
-        at.store(a.out, sample, wanted, of.x);
+        at.template store<y_type>(a.out, sample, wanted, to);
     }
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
 
 /* Columns with statistics of their own: the threads that have joined their sums write them. */
-constexpr bool writes_columns = of_columns && gradients != NORMFUSE_GRADIENTS_NONE && !sums_slopes;
+constexpr bool writes_columns = of_columns && !tiled && gradients != NORMFUSE_GRADIENTS_NONE && !sums_slopes;
 constexpr bool by_rows = parameters == NORMFUSE_PARAMETERS_OF_ROW,
                by_columns = parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
 /* Sums that the threads of the block, or of a norm group, have of a weight are joined through shared memory. */
@@ -655,7 +734,7 @@ __device__ __forceinline__ void emit(const place &at, int64_t sample, int channe
         const int part = a.call.part_slots > 1 ? at.rank : 0;
         constexpr bool by_sample = gradients == NORMFUSE_GRADIENTS_OF_SAMPLES;
         const int slot = by_sample ? part : at.walker * a.call.part_slots + part;
-        const int64_t index = ((by_sample ? sample * a.call.channels : 0) +
+        const int64_t index = ((by_sample || positions ? sample * a.call.channels : 0) +
                                channel) * a.call.sum_slots + slot;
         reinterpret_cast<double2 *>(a.call.sums)[index] = make_double2(plain, normalized);
         if constexpr (sums_slopes)
@@ -690,8 +769,8 @@ __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, 
         if (is_owner && wanted)
             each<weight_sets>([&](int set) {
                 if (at.has_weights(set))
-                    emit(at, sample, at.channel(set), (double)of.plain[set][0], (double)of.normalized[set][0],
-                         (double)of.of_slope[set][0]);
+                    emit(at, at.sample_of(sample), at.channel(set), (double)of.plain[set][0],
+                         (double)of.normalized[set][0], (double)of.of_slope[set][0]);
             });
         return;
     }
@@ -742,31 +821,41 @@ __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, 
                   at_column = by_columns ? at.rank * a.next_columns + index : 0;
         const bool has = group < a.groups && (by_rows ? index < at.rows : by_columns ? index < at.columns : true) &&
                          (samples > 1 || sample + of_sample < a.samples);
+        const int outer = at.outer_of(group), inner = group - outer * (int)a.by_inner_groups.divisor;
         if (has)
-            emit(at, sample + of_sample, group * a.group_channels + at_row + at_column, sums[0], sums[1], sums[2]);
+            emit(at, positions ? outer : sample + of_sample, inner * a.group_channels + at_row + at_column, sums[0],
+                 sums[1], sums[2]);
     }
 }
 
-constexpr int mean_sets = many_rstds ? weight_sets : 1, mean_values = many_rstds ? weight_values : 1;
+constexpr int mean_sets = tiled ? KX : many_rstds ? weight_sets : 1,
+              mean_values = tiled ? W : many_rstds ? weight_values : 1;
 
 struct requested_backward {
     requested_sample of;
-    held dy;
-    requested<mean, mean_values> of_mean[mean_sets];
-    requested<rstd, mean_values> of_rstd[mean_sets];
+    held_y dy;
+    requested<mean, mean_values, (tiled ? packed_statistics : packed_parameters) != 0> of_mean[mean_sets];
+    requested<rstd, mean_values, (tiled ? packed_statistics : packed_parameters) != 0> of_rstd[mean_sets];
 
     __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
     {
         const normfuse_single_arguments &a = at.a;
         if constexpr (has_statistics)
             each<mean_sets>([&](int set) {
+                if constexpr (tiled) { /* of a position */
+                    const auto position = [&](int i) { return (int)sample * a.part_columns + at.column(set, 0) + i; };
+                    const bool has = wanted && (exact || at.column(set, 0) < at.columns);
+                    of_mean[set].request(a.call.mean, at.group, position, has);
+                    of_rstd[set].request(a.call.rstd, at.group, position, has);
+                    return;
+                }
                 const int index = of_columns ? at.channel(set) : at.group;
                 const bool has = wanted && (of_columns ? at.has_weights(set) : exact || at.has_group);
                 of_mean[set].request(a.call.mean, sample, [&](int i) { return index + i; }, has);
                 of_rstd[set].request(a.call.rstd, sample, [&](int i) { return index + i; }, has);
             });
         of.request(at, sample, wanted);
-        at.request(a.dy, sample, wanted, dy);
+        at.template request<y_type>(a.dy, sample, wanted, dy);
     }
 };
 
@@ -776,23 +865,25 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
 {
     const normfuse_single_arguments &a = at.a;
     given.of.add(weights);
-    held post, of_du;
+    held_y post;
+    held of_du;
     if constexpr (reads_post)
-        at.request(a.call.post_add, sample, wanted, post);
+        at.template request<y_type>(a.call.post_add, sample, wanted, post);
     if constexpr (du)
         at.request(a.call.du, sample, wanted, of_du);
     centres centre;
-    rstds rstd_of;
+    group_rstds rstd_of;
     if constexpr (has_statistics) {
         each<centre_sets>([&](int set) {
             const int of_mean = of_columns ? set : 0;
             double mean_of[mean_values];
-            R of_bias[weight_values];
+            R of_bias[weight_values] = {};
             given.of_mean[of_mean].receive(mean_of, 0.0);
             given.of_rstd[of_mean].receive(rstd_of[of_mean], R(1));
-            weights.of_pre_bias[set].receive(of_bias, R(0));
+            if constexpr (centre_has_bias)
+                weights.of_pre_bias[set].receive(of_bias, R(0));
             each<centre_values>([&](int i) {
-                centre.set(set, i, mean_of[of_columns ? i : 0], centre_has_bias ? of_bias[i] : R(0));
+                centre.set(set, i, mean_of[of_columns ? i : 0], centre_has_bias ? of_bias[weight_value(i)] : R(0));
             });
         });
     } else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
@@ -801,27 +892,31 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         centre_on_bias(weights, centre);
     }
     coefficients weighed;
-    weigh(weights, centre, rstd_of, a.call, weighed);
+    if constexpr (tiled)
+        weigh_rows(weights, a.call, weighed);
+    else
+        weigh(weights, centre, rstd_of, a.call, weighed);
 
     /* dz takes the place of dy. */
     constexpr bool sums = gradients != NORMFUSE_GRADIENTS_NONE || (has_statistics && writes_out);
     constexpr R half = halves_z ? R(0.5) : R(1);
     R dz[KY][KX][W];
     R plain[weight_sets][weight_values], centred[weight_sets][weight_values], of_slope[weight_sets][weight_values];
+    R of_column[2][tiled ? KX : 1][tiled ? W : 1] = {}; /* tiled: weighed by the rows' weights */
     each<weight_sets>([&](int set) {
         each<weight_values>([&](int i) { plain[set][i] = centred[set][i] = of_slope[set][i] = R(0); });
     });
     at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
         R numbers[W], more[W];
         unpack<type, W>(given.of.x[ky][kx], numbers);
-        unpack<type, W>(given.dy[ky][kx], dz[ky][kx]);
+        unpack<y_type, W>(given.dy[ky][kx], dz[ky][kx]);
         if constexpr (reads_post)
-            unpack<type, W>(post[ky][kx], more);
+            unpack<y_type, W>(post[ky][kx], more);
         const int set = weight_set(ky, kx);
         const bool has = at.has(ky, first_column);
         each<W>([&](int j) {
             const int i = weight_value(j);
-            const R distance = centre.of(numbers[j], ky, kx, j);
+            const R distance = normalized_of(centre, rstd_of, numbers[j], ky, kx, j);
             R &g = dz[ky][kx][j];
             if constexpr (activation != IDENTITY) {
                 R z;
@@ -843,30 +938,78 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 const bool counts = exact && aligned ? true : has && at.has_element(first_column, j);
                 plain[set][i] += counts ? g : R(0);
                 centred[set][i] = counts ? fma(g, distance, centred[set][i]) : centred[set][i];
+                if constexpr (tiled) {
+                    const R by_weight = counts ? weighed.by[set][i] * g : R(0);
+                    of_column[0][kx][j] += by_weight;
+                    of_column[1][kx][j] = counts ? fma(by_weight, distance, of_column[1][kx][j]) : of_column[1][kx][j];
+                }
             }
         });
     });
     if constexpr (dpost_add) {
-        held to;
-        each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<type, W>(dz[ky][kx]); }); });
-        at.store(a.call.dpost_add, sample, wanted, to);
+        held_y to;
+        each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<y_type, W>(dz[ky][kx]); }); });
+        at.template store<y_type>(a.call.dpost_add, sample, wanted, to);
     }
     /* About the mean itself. */
-    if constexpr (sums && !mean_square)
+    if constexpr (sums && !mean_square && !tiled)
         each<weight_sets>([&](int set) {
             each<weight_values>(
                 [&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
         });
 
+    const auto sum_channels = [&]() {
+        if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
+            channel_sums found;
+            const auto rstd_for = [&](int set, int i) {
+                if constexpr (tiled || gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ||
+                              gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
+                    return R(1); /* tiled: they are; else the kernel that joins them multiplies by it */
+                else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
+                    return rstd_of[0][0];
+                else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
+                    return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
+                else
+                    return R(1);
+            };
+            each<weight_sets>([&](int set) {
+                each<weight_values>([&](int i) {
+                    const R normalized = centred[set][i] * rstd_for(set, i);
+                    if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
+                        found.plain[set][i] = plain[set][i];
+                        found.normalized[set][i] = normalized;
+                        found.of_slope[set][i] = of_slope[set][i];
+                    } else {
+                        if constexpr (sums_dz)
+                            all.plain[set][i] += wanted ? plain[set][i] : R(0);
+                        all.normalized[set][i] += wanted ? normalized : R(0);
+                        all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
+                    }
+                });
+            });
+            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+                finish_channels(at, by.dynamic, sample, wanted, found);
+        }
+    };
+    /* Before the threads wait for their totals, where these are not what is summed. */
+    constexpr bool sums_early =
+        parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+    if constexpr (sums_early)
+        sum_channels();
+
     /* dx = by dz + by_x (u - mean) + level, of the norm group or of each column. */
-    R by_x[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
-    R level[of_columns ? weight_sets : 1][of_columns ? weight_values : 1] = {};
+    R by_x[column_sets][column_values] = {};
+    R level[column_sets][column_values] = {};
     const R portion = share_of_values(a);
     if constexpr (of_columns) {
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {
             each<W>([&](int j) {
-                memory.of_threads[at.ty * block_columns + at.column(kx, 0) + j] = {{plain[kx][j], centred[kx][j]}};
+                message<2> &to = memory.of_threads[at.ty * block_columns + at.column(kx, 0) + j];
+                if constexpr (tiled)
+                    to = {{of_column[0][tiled ? kx : 0][tiled ? j : 0], of_column[1][tiled ? kx : 0][tiled ? j : 0]}};
+                else
+                    to = {{plain[tiled ? 0 : kx][tiled ? 0 : j], centred[tiled ? 0 : kx][tiled ? 0 : j]}};
             });
         });
         __syncthreads();
@@ -893,12 +1036,19 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         each<KX>([&](int kx) {
             each<W>([&](int j) {
                 const message<4> of = memory.totals[at.column(kx, 0) + j];
+                if constexpr (tiled) { /* of dz weighed and multiplied by the distance times rstd */
+                    const R r = rstd_of[tiled ? kx : 0][tiled ? j : 0];
+                    by_x[kx][j] = eps_of_norm && r >= (R)a.call.clamped_rstd ? R(0) : -of.numbers[1] * portion * r;
+                    level[kx][j] = mean_square ? R(0) : -of.numbers[0] * portion * r;
+                    return;
+                }
                 if constexpr (writes_columns) {
                     plain[kx][j] = of.numbers[0];
                     centred[kx][j] = of.numbers[1];
                 }
-                by_x[kx][j] = -weighed.by[kx][j] * (of.numbers[1] * rstd_of[kx][j]) * (rstd_of[kx][j] * portion);
-                level[kx][j] = -weighed.by[kx][j] * of.numbers[0] * portion - by_x[kx][j] * centre.left(kx, j);
+                const int set = tiled ? 0 : kx, i = tiled ? 0 : j;
+                by_x[kx][j] = -weighed.by[set][i] * (of.numbers[1] * rstd_of[set][i]) * (rstd_of[set][i] * portion);
+                level[kx][j] = -weighed.by[set][i] * of.numbers[0] * portion - by_x[kx][j] * centre.left(set, i);
             });
         });
         if constexpr (writes_columns)
@@ -921,7 +1071,13 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 total[1] = weighs_first ? fma(weighed.by[set][i], centred[set][i], total[1]) : centred[set][i];
             });
         });
-        sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+        if constexpr (mean_square && !shared_by_cluster) { /* the level is 0 */
+            R of_squares[1] = {total[1]};
+            sum_threads<1, lanes>(of_squares, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+            total[1] = of_squares[0];
+        } else {
+            sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+        }
         if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
             message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
@@ -958,35 +1114,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         sum_threads<1, lanes>(total, by.shared.of_warps[2]);
         of_slope[0][0] = total[0];
     }
-    if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
-        channel_sums found;
-        const auto rstd_for = [&](int set, int i) {
-            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES || gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
-                return R(1); /* the kernel that joins them multiplies by it */
-            else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
-                return rstd_of[0][0];
-            else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
-                return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
-            else
-                return R(1);
-        };
-        each<weight_sets>([&](int set) {
-            each<weight_values>([&](int i) {
-                const R normalized = centred[set][i] * rstd_for(set, i);
-                if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
-                    found.plain[set][i] = plain[set][i];
-                    found.normalized[set][i] = normalized;
-                    found.of_slope[set][i] = of_slope[set][i];
-                } else {
-                    all.plain[set][i] += wanted ? plain[set][i] : R(0);
-                    all.normalized[set][i] += wanted ? normalized : R(0);
-                    all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
-                }
-            });
-        });
-        if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
-            finish_channels(at, by.dynamic, sample, wanted, found);
-    }
+    if constexpr (!sums_early)
+        sum_channels();
     if constexpr (writes_out) {
         held to;
         each<KY>([&](int ky) {
@@ -1001,8 +1130,10 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                     const int s = of_columns ? kx : 0, v = of_columns ? j : 0;
                     R value;
                     if constexpr (has_statistics)
-                        value = fma(weighed.by[set][i], dz[ky][kx][j],
-                                    fma(by_x[s][v], centre.of(numbers[j], ky, kx, j), level[s][v]));
+                        value = fma(weighed.by[set][i],
+                                    tiled ? dz[ky][kx][j] * rstd_of[tiled ? kx : 0][tiled ? j : 0] : dz[ky][kx][j],
+                                    fma(by_x[s][v], normalized_of(centre, rstd_of, numbers[j], ky, kx, j),
+                                        level[s][v]));
                     else
                         value = weighed.by[set][i] * dz[ky][kx][j];
                     if constexpr (du)
@@ -1020,14 +1151,15 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
 
 /* ---- the kernel --------------------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(threads)
+extern "C" __global__ void __launch_bounds__(threads, resident)
     NORMFUSE_KERNEL(const __grid_constant__ normfuse_single_arguments a)
 {
     NORMFUSE_DYNAMIC_SHARED(dynamic);
     __shared__ shared_memory shared;
     __shared__ uint64_t mailbox;
     follow_kernel();
-    const place at(a);
+    place at(a);
+    at.turn_to(at.walker);
     exchange by = {shared, reinterpret_cast<char *>(dynamic), mailbox, 0};
     if constexpr (shared_by_cluster) {
 #if __CUDA_ARCH__ >= 900
@@ -1041,15 +1173,17 @@ extern "C" __global__ void __launch_bounds__(threads)
     all.clear();
     if constexpr (!per_sample)
         weights.request_of_channels(at, 0);
+    if constexpr (of_samples && positions)
+        weights.request_of_sample(at, at.outer, true);
     int sample = at.walker * at_once + at.of_sample;
     using requested_tensors = choose<backward != 0, requested_backward, requested_sample>::type;
     requested_tensors given, next;
-    given.request(at, sample, exact || sample < a.samples);
+    given.request(at, sample, (exact && !walks) || sample < a.samples);
     if constexpr (!walks) {
         const bool wanted = exact || sample < a.samples;
         if constexpr (per_sample)
             weights.request_of_channels(at, wanted ? sample : 0);
-        if constexpr (of_samples)
+        if constexpr (of_samples && !positions)
             weights.request_of_sample(at, wanted ? sample : 0, wanted);
         work_on(at, by, sample, wanted, given, weights, all);
     } else {
@@ -1058,8 +1192,10 @@ extern "C" __global__ void __launch_bounds__(threads)
         for (int first = at.walker * at_once; first < a.samples; first += a.walkers * at_once) {
             const bool wanted = sample < a.samples;
             const int following = sample + a.walkers * at_once;
+            at.turn_to(following);
             next.request(at, following, following < a.samples);
-            if constexpr (of_samples)
+            at.turn_to(sample);
+            if constexpr (of_samples && !positions)
                 weights.request_of_sample(at, wanted ? sample : 0, wanted);
             work_on(at, by, sample, wanted, given, weights, all);
             given = next;
