@@ -167,11 +167,11 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
     static const struct {
         double start, vector, warp, set, columns, piece, cluster, part, grid, grid_part, gradients; /* latency */
         double reach, lines[2], bandwidth, gang;                                                    /* memory */
-        double value[2], costly, of_warp, overlap;                                                  /* cycles */
-    } k = {.start = 1.89, .vector = 0.165, .warp = 0.0115, .set = 0.0389, .columns = 1.9, .piece = 0.522,
-           .cluster = 0.563, .part = 0.046, .grid = 1.92, .grid_part = 0.103, .gradients = 1.4, .reach = 3.02,
-           .lines = {0.000662, 0.000137}, .bandwidth = 1.231, .gang = 0.027, .value = {1.16, 1.83}, .costly = 1.57,
-           .of_warp = 163.0, .overlap = 0.0686};
+        double value[2], costly, of_warp, mix, overlap;                                             /* cycles */
+    } k = {.start = 2.08, .vector = 0.112, .warp = 0.0235, .set = 0.053, .columns = 1.23, .piece = 0.631,
+           .cluster = 0.654, .part = 0.0488, .grid = 1.81, .grid_part = 0.0846, .gradients = 1.66, .reach = 4.46,
+           .lines = {0.000708, 0.000313}, .bandwidth = 1.543, .gang = 0.0359, .value = {0.879, 1.617}, .costly = 1.4,
+           .of_warp = 164.0, .mix = 0.768, .overlap = 0.0684};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, blocks = (double)(g->t.slabs * g->t.parts);
     const bool in_cluster = g->t.parts > 1 && !g->in_grid;
@@ -196,7 +196,8 @@ static double cost_of(const struct shape *shape, const struct geometry *g)
         wait += k.grid + k.grid_part * (double)g->t.parts;
     else if (in_cluster)
         wait += k.cluster + k.part * (double)g->t.parts;
-    const double moved = (memory + arithmetic) * (1.0 + (in_cluster ? k.gang * log2((double)g->t.parts) : 0.0));
+    const double moved = pow(pow(memory, k.mix) + pow(arithmetic, k.mix), 1.0 / k.mix) *
+                         (1.0 + (in_cluster ? k.gang * log2((double)g->t.parts) : 0.0));
     const double turns = ceil(blocks / at_once), overlap = fmin(8.0, 1.0 + k.overlap * ((double)g->resident - 1.0));
     const double further = (turns - 1.0) * pow(pow(moved / turns, overlap) + pow(wait, overlap), 1.0 / overlap);
     const bool has_gradients =

@@ -359,31 +359,31 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
         double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double instruction, warp, cluster, cluster_block, columns, column_rows, column_bytes, join; /* latency */
         double issued, sectors, narrow[2], bandwidth, results, gang, overlap, start, sample, later;
-    } k = {.value = {2.3, 4.14},
-           .costly = 1.12,
-           .edges = 2.73,
-           .thread = {74.1, 70.7},
-           .vector = 11.0,
-           .weight = 9.1,
-           .spilled = 13.0,
-           .instruction = 0.00465,
-           .warp = 0.0377,
-           .cluster = 0.703,
-           .cluster_block = 0.0206,
-           .columns = 0.17,
-           .column_rows = 0.111,
-           .column_bytes = 0.000097,
-           .join = 0.017,
-           .issued = 0.000303,
-           .sectors = 0.738,
-           .narrow = {0.00514, 0.00915},
-           .bandwidth = 1.455,
-           .results = 0.236,
-           .gang = 0.0362,
-           .overlap = 1.51,
-           .start = 1.0,
-           .sample = 0.791,
-           .later = 1.2};
+    } k = {.value = {2.3, 4.44},
+           .costly = 1.31,
+           .edges = 2.46,
+           .thread = {85.5, 81.7},
+           .vector = 10.3,
+           .weight = 9.06,
+           .spilled = 10.7,
+           .instruction = 0.00472,
+           .warp = 0.0394,
+           .cluster = 0.642,
+           .cluster_block = 0.0214,
+           .columns = 0.167,
+           .column_rows = 0.119,
+           .column_bytes = 0.000108,
+           .join = 0.0195,
+           .issued = 0.000295,
+           .sectors = 0.731,
+           .narrow = {0.00494, 0.00894},
+           .bandwidth = 1.495,
+           .results = 0.24,
+           .gang = 0.0352,
+           .overlap = 1.533,
+           .start = 0.961,
+           .sample = 0.712,
+           .later = 1.22};
     const struct normfuse_problem *const p = shape->problem;
     const int d = shape->direction;
     const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
@@ -507,7 +507,8 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     const double joined = gradients == NORMFUSE_GRADIENTS_NONE || m->is_tiled
                               ? 0.0
                               : k.join * (double)(INT64_C(1) << g->sample_bits) * down;
-    const double slots = (double)(has_whole_channels(shape, m, g) ? 1 : g->parts) * (double)(g->walkers * p->n);
+    const double sample_slots = (double)(m->of_call ? p->n : 1) * (double)g->walkers;
+    const double slots = (double)(has_whole_channels(shape, m, g) ? 1 : g->parts) * sample_slots;
     const double later = is_direct(gradients) ? 0.0 : k.later + 32.0 * slots * (double)p->c / bandwidth;
     return k.start + latency + sqrt(memory * memory + arithmetic * arithmetic + chain * chain) + joined + later;
 }
