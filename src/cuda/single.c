@@ -130,10 +130,13 @@ static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int
             group_channels * bytes % at_once == 0);
 }
 
-/* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. */
-static int64_t room_for(int64_t vectors)
+/* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. Of
+ * positions 5, too: of 144 and 160 channels four threads have as many. */
+static int64_t room_for(int64_t vectors, bool of_positions)
 {
-    static const int64_t rooms[] = {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32};
+    static const int64_t rooms[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+    if (of_positions && vectors == 5)
+        return 5;
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
         if (vectors <= rooms[i])
             return rooms[i];
@@ -204,7 +207,8 @@ static double registers_of_walk(const struct shape *shape, const struct matrix *
 #undef WORDS
     const double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 + value * (1.0 + centred);
     const double of_column = m->is_tiled ? value * (1.0 + 2.0 * centred + 2.0 * backward) : 0.0;
-    return 22.0 + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight + columns * of_column;
+    const double places = g->vector < 4 ? 3.0 * (double)(g->held_rows * g->held_columns) : 0.0;
+    return 22.0 + places + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight + columns * of_column;
 }
 
 /* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */
@@ -248,8 +252,8 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
     const int64_t row_vectors = divide_up(is_piece ? g->across * g->vector : g->part_columns + before, g->vector);
     if (is_piece)
         g->part_columns = g->across * g->vector;
-    g->held_columns = room_for(divide_up(row_vectors, g->across));
-    g->held_rows = room_for(divide_up(g->part_rows, down));
+    g->held_columns = room_for(divide_up(row_vectors, g->across), is_of_positions(m));
+    g->held_rows = room_for(divide_up(g->part_rows, down), is_of_positions(m));
     if (g->held_columns == 0 || g->held_rows == 0 ||
         g->held_columns * g->held_rows * g->vector > max_values(shape))
         return "a thread would hold too much";

@@ -993,7 +993,7 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
     };
     /* Before the threads wait for their totals, where these are not what is summed. */
     constexpr bool sums_early =
-        parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+        walks && parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
     if constexpr (sums_early)
         sum_channels();
 
