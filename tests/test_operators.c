@@ -115,6 +115,13 @@ static void run_case(const struct test_case *test)
     case VERIFY_PASSED: break;
     case VERIFY_NO_MEMORY: harness_skip("%s: %s", again, result.message); return;
     default:
+        /* docs/operators/channel-norm.md: a GPU holds norm groups of any number up to 1024, and refuses larger ones that it
+         * cannot hold. */
+        if (test->line.op == CHANNEL_NORM && test->line.device == NORMFUSE_CUDA && test->line.sizes[1] > 1024 &&
+            strstr(result.message, "are too large to be held")) {
+            harness_skip("%s: %s", again, result.message);
+            return;
+        }
         harness_failed++;
         printf("FAIL %s  repro: %s\n", result.message, again);
         return;

@@ -452,7 +452,7 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     static const struct {
         double value[2], costly, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double begin, instruction, block_doubling, columns, column_rows, join, round_trip; /* latency */
-        double throughput, sectors, narrow, tile, bandwidth, start, later;
+        double throughput, sectors, narrow, tile, gang, bandwidth, start, later;
     } k = {.value = {2.32, 3.27},
            .costly = 0.86,
            .thread = {39.0, 59.0},
@@ -470,6 +470,7 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
            .sectors = 1.05,
            .narrow = 1.2,
            .tile = 0.3,
+           .gang = 2.0, /* clusters do not walk: tiles of 96 to 384 channels took 1.7 to 4.2 of the floor, walks 1.2 */
            .bandwidth = 0.86,
            .start = 1.36,
            .later = 1.6};
@@ -504,7 +505,8 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
                           : adjoins   ? 0.0
                                       : k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent);
     const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond;
-    const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
+    const double gang = m->is_tiled && g->parts > 1 ? k.gang : 1.0;
+    const double memory = gang * moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
     const double step = walks ? fmax(k.round_trip, latency) : k.round_trip + latency;
     const double chain = (samples * ceil(blocks / at_once) - 1.0) * step;
     /* Sums of channels that the threads of a block join one after the other, and that a later kernel joins. */
