@@ -334,16 +334,16 @@ def draws(title, *paths):
 
 
 FIGURES = {
-    "floor": (floor, "Time over a copy of the tensors, geometric mean", ["2026-11-21-epyc-zen4-peers", "2026-11-29-h200-specialized-bars", "2026-11-21-h200-peers"]),
+    "floor": (floor, "Time over a copy of the tensors, geometric mean", ["2026-11-21-epyc-zen4-peers", "2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
     "models-gpu": (models, "Whole models on one H200, before and after nft.convert(model)", ["2026-11-22-h200-models"]),
     "models-cpu": (models, "Whole models on two cores of an EPYC, before and after nft.convert(model)", ["2026-11-22-epyc-models"]),
     "peers-cpu": (peers, "Two cores of a CPU (EPYC, Zen 4): every problem beside the peers", ["2026-11-21-epyc-zen4-peers"]),
-    "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-29-h200-specialized-bars", "2026-11-21-h200-peers"]),
+    "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
     "sizes-cpu": (sizes, "Time over size on a CPU, cold", ["*-cpu-sizes"]),
     "sizes-gpu": (sizes, "Time over size on a GPU, cold", ["*-cuda-sizes"]),
     "errors": (errors, "Group norm of f32 values with a large mean: the largest error", ["*-errors"]),
     "draw-cpu": (draws, "Problems that nothing was tuned on: two cores of a Xeon, AVX-512", ["2026-11-23-xeon-avx512-random-150-all"]),
-    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-29-h200-specialized-drawn"]),
+    "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-30-h200-specialized-drawn"]),
 }
 
 
@@ -470,10 +470,10 @@ TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resn
          "unet": ", batch 2, f16, channels-last, in a CUDA graph", "mask-rcnn-train": ", batch 4, f16 autocast"}
 TABLES = {
     "peers-cpu": (peers_cpu, ["2026-11-21-epyc-zen4-peers"]),
-    "peers-gpu": (peers_gpu, ["2026-11-29-h200-specialized-bars", "2026-11-21-h200-peers"]),
+    "peers-gpu": (peers_gpu, ["2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
     "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
     "models-h100": (models_gpu, ["2026-11-25-h100-models"]),
-    "draws-gpu": (draws_gpu, ["2026-11-29-h200-specialized-drawn"]),
+    "draws-gpu": (draws_gpu, ["2026-11-30-h200-specialized-drawn"]),
     "host": (host, ["*-epyc*-overhead.json", "2026-11-22-h200-overhead.json"]),
     "headline": (headline, ["2026-11-29-h200-models"]),
     "compiled": (compiled, ["2026-11-29-h200-models", "2026-11-22-h200-models"]),

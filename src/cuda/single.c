@@ -618,7 +618,7 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
 
 static const char *refuse(const struct shape *shape)
 {
-    static const double MAX_GIVEN_BYTES = 16 << 20;
+    static const double MAX_GIVEN_BYTES[] = {128 << 20, 16 << 20};
     const struct normfuse_problem *const p = shape->problem;
     const bool both = (p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_BACKWARD_SUMS)) != 0 ||
                       p->sets == NORMFUSE_SETS_NONE;
@@ -626,8 +626,9 @@ static const char *refuse(const struct shape *shape)
         return "statistics or sums are given";
     if (p->sets == NORMFUSE_SETS_NONE && shape->direction == BACKWARD && !has_both_phases(p))
         return "sums are given";
-    /* Sums of very many rows are better found by few long blocks: affine 34x8192x6x4x2 NHWC 71 us, in few blocks 48. */
-    if (p->sets == NORMFUSE_SETS_NONE && shape->direction == BACKWARD && shape->bytes > MAX_GIVEN_BYTES)
+    /* Sums of very many rows are better found by few long blocks: affine 34x8192x6x4x2 NHWC 71 us, in few blocks 48. So
+     * are results of very large tensors: affine 64x256x64x64 151 us, in few blocks 133. */
+    if (p->sets == NORMFUSE_SETS_NONE && shape->bytes > MAX_GIVEN_BYTES[shape->direction])
         return "`stream` has few long blocks for it";
     return NULL;
 }
