@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .torch import distributed, functional, modules
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
-           "SyncBatchNorm"]
+           "LayerNorm", "RMSNorm", "SyncBatchNorm"]
 
 
 class GroupNorm(nn.Module):
@@ -84,3 +84,25 @@ class InstanceNorm2d(nn.Module):
 
 
 InstanceNorm1d = InstanceNorm3d = InstanceNorm2d
+
+
+class LayerNorm(nn.Module):
+    """Over the last axis; a layer norm over several is PyTorch's."""
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(self.normalized_shape) > 1:
+            return nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return functional.channel_norm(input, self.weight, self.bias, eps=self.eps, dim=-1)
+
+
+class RMSNorm(nn.Module):
+    """Likewise; one whose eps is PyTorch's default is PyTorch's, too."""
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(self.normalized_shape) > 1 or self.eps is None:
+            return nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        return functional.channel_norm(input, self.weight, statistics="mean_square", eps=self.eps, dim=-1)

@@ -82,10 +82,8 @@ LAYOUTS = {
     "every second position": lambda t: torch.stack([t, t], -1)[..., 0],
 }
 SHAPES = [(2, 6), (3, 6, 5), (2, 12, 3, 4), (2, 6, 2, 3, 2), (2, 6, 2, 1, 3, 2)]
-supported = pytest.mark.skipif(ON_CUDA, reason="takes what CUDA does not: docs/operators/channel-norm.md")
 
 
-@supported
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -112,7 +110,6 @@ def test_beside_torch(kind, shape, layout):
             torch.testing.assert_close(gradients, wants, rtol=1e-11, atol=1e-11)
 
 
-@supported
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("statistics", ["mean_and_variance", "mean_square"])
 def test_activations(statistics, activation):
@@ -127,7 +124,6 @@ def test_activations(statistics, activation):
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
-@supported
 @pytest.mark.parametrize("shape", [(6,), (5, 6), (2, 4, 6), (2, 3, 4, 6), (2, 3, 2, 4, 6)], ids=str)
 def test_tokens(shape):
     """[..., C], contiguous and with the channels before: results laid out as the input, or contiguous where asked."""
@@ -163,7 +159,6 @@ def test_tokens(shape):
 PAIRS = [(F64, F64), (F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (BF16, F32), (F32, F16), (F32, BF16)]
 
 
-@supported
 @pytest.mark.parametrize("parameters", [F64, F32, F16, BF16], ids=str)
 @pytest.mark.parametrize("dtype, of_y", PAIRS, ids=str)
 def test_dtypes(dtype, of_y, parameters):
@@ -201,7 +196,6 @@ def test_dtypes(dtype, of_y, parameters):
                                                atol=UNIT[got.dtype] + 16 * near)
 
 
-@supported
 @pytest.mark.parametrize("dtype", [F64, F32, F16, BF16], ids=str)
 def test_dtypes_that_are_refused(dtype):
     x = tensor(2, 4, 3, dtype=dtype)
@@ -380,7 +374,6 @@ def run(function, n=2, positions=5):
     return (y.detach(), *torch.autograd.grad(y, inputs, tensor(*y.shape, dtype=F32, seed=9)))
 
 
-@supported
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(backend):
     torch._dynamo.reset()
@@ -389,7 +382,6 @@ def test_compile(backend):
     torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-6)
 
 
-@supported
 def test_compile_dynamic_shapes():
     torch._dynamo.reset()
     graphs = []
@@ -418,7 +410,6 @@ class Layers(nn.Module):
         return self.tokens(y.movedim(1, -1), channels_last=True)
 
 
-@supported
 def test_export_and_decompositions():
     """Operators of ours in the exported program; none in the decomposed one, which computes the same."""
     module, x = Layers().to(DEVICE, F64), tensor(3, 4, 5, 2)
@@ -434,7 +425,6 @@ def test_export_and_decompositions():
     assert got.stride() == module(x).stride()
 
 
-@supported
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_formula_of_decompositions(kind):
     """In f64 the operator to its last digits, statistics too."""
@@ -450,7 +440,6 @@ def test_formula_of_decompositions(kind):
             assert [t.shape for t in got] == [t.shape for t in want] and got[0].stride() == want[0].stride()
 
 
-@supported
 def test_transformations():
     x, weight = tensor(3, 2, 4, 5), tensor(4, seed=1)
     loss = lambda x, weight: nft.channel_norm(x, weight, activation="silu").square().sum()  # noqa: E731
@@ -462,7 +451,6 @@ def test_transformations():
                                    torch.func.vmap(transform(stock_loss), (0, None))(x, weight))
 
 
-@supported
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_third_derivative(kind):
     """Layer norm's beside its formula: torch's layer_norm takes mean and rstd for constants in its third one."""
@@ -510,9 +498,5 @@ def test_what_cuda_refuses_raises():
     """The library's status reaches the caller, with its words; nothing is computed another way in silence."""
     if not ON_CUDA:
         pytest.skip("is about CUDA")
-    try:
-        y = nft.channel_norm(tensor(2, 8, 3, 5), groups=2)
-    except (RuntimeError, TypeError) as error:
-        assert "channel_norm" in str(error)
-    else:
-        torch.testing.assert_close(y, stock(tensor(2, 8, 3, 5), groups=2)[0])
+    with pytest.raises((RuntimeError, TypeError), match="too large to be held"):
+        nft.channel_norm(tensor(1, 70000, 3), statistics="mean_square")

@@ -13,13 +13,12 @@ torch = pytest.importorskip("torch")
 
 import normfuse.torch as nft  # noqa: E402
 import reference  # noqa: E402
-from device import DEVICE, ON_CUDA  # noqa: E402
+from device import DEVICE  # noqa: E402
 from normfuse.torch import functional  # noqa: E402
 from normfuse.torch._operators import Y_DTYPES, ops  # noqa: E402
 from test_channel_norm import LAYOUTS, PAIRS, stock  # noqa: E402
 from test_functional import NAMES, sum_of  # noqa: E402
 
-pytestmark = pytest.mark.skipif(ON_CUDA, reason="draws what CUDA does not take")
 SEED = int(os.environ.get("NORMFUSE_RANDOM_SEED", "1"))
 COUNT = int(os.environ.get("NORMFUSE_RANDOM_PROBLEMS", "80"))
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

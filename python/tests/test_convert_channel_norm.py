@@ -12,14 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import ON_CUDA, default_device  # noqa: E402, F401
+from device import default_device  # noqa: E402, F401
 from normfuse.torch import _rules  # noqa: E402
 from test_convert import check_same, folded  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from test_rules import published  # noqa: E402
 from torch import nn  # noqa: E402
 
-pytestmark = pytest.mark.skipif(ON_CUDA, reason="channels first, which CUDA does not take")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
@@ -542,3 +541,12 @@ def test_layers_of_ours():
 
 def test_classes_are_listed_once():
     assert not set(_rules._BY_MIXIN) & _rules._OF_TOKENS
+
+
+@pytest.mark.parametrize("channels, last, held", [(1024, False, True), (1025, False, False), (4096, True, True),
+                                                  (4097, True, False)])
+def test_channels_that_a_gpu_holds(channels, last, held):
+    """Of norms over more channels the class's own forward runs."""
+    x = torch.empty(1, channels, 2, 2, device="meta")
+    assert _rules._is_held(x.to(memory_format=torch.channels_last) if last else x, 1) is held
+    assert _rules._is_held(torch.empty(3, 4097, device="meta"), -1) is False

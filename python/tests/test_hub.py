@@ -170,6 +170,8 @@ LAYERS = {
     "InstanceNorm1d": (lambda: nn.InstanceNorm1d(6, affine=True), (6, 5)),
     "InstanceNorm2d": (lambda: nn.InstanceNorm2d(6, track_running_stats=True), (4, 6, 5, 5)),
     "InstanceNorm3d": (lambda: nn.InstanceNorm3d(6), (4, 6, 3, 3, 3)),
+    "LayerNorm": (lambda: nn.LayerNorm(6), (4, 5, 6)),
+    "RMSNorm": (lambda: nn.RMSNorm(6, eps=1e-3), (4, 5, 6)),
     "SyncBatchNorm": (lambda: nn.SyncBatchNorm(6), (4, 6, 5, 5)),
 }
 
@@ -234,7 +236,7 @@ def test_training(mapped, name):
         assert torch.allclose(parameter.grad, expected.grad, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["GroupNorm", "BatchNorm3d", "InstanceNorm2d"])
+@pytest.mark.parametrize("name", ["GroupNorm", "BatchNorm3d", "InstanceNorm2d", "LayerNorm", "RMSNorm"])
 def test_torch_compile(mapped, name):
     """One graph, forward and backward."""
     layer, x = randomized(name)
@@ -245,6 +247,13 @@ def test_torch_compile(mapped, name):
     for output in outputs:
         output.square().mean().backward()
     assert torch.allclose(inputs[0].grad, inputs[1].grad, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm((5, 6)), nn.RMSNorm((5, 6), eps=1e-3), nn.RMSNorm(6)], ids=str)
+def test_other_norms_of_last_axes(mapped, layer):
+    """Over several axes, or with an eps that depends on the type, a norm is PyTorch's own."""
+    x = torch.randn(4, 5, 6)
+    assert torch.equal(kernelized(mapped, layer, mapped.Mode.INFERENCE)(x), layer(x))
 
 
 def test_checkpoint_counts_once(mapped):

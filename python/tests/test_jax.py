@@ -69,8 +69,7 @@ OPERATORS = {
     "mean_square": lambda a, **k: nfj.channel_norm(a.pop("x"), statistics="mean_square", eps_kind="of_norm", **a, **k),
 }
 CHANNEL_NORMS = ("channel", "mean_square")
-# On CUDA several samples with positions have one group, channels last, and no parameters of each sample.
-CHANNEL_GROUPS = 1 if ON_CUDA else 2
+CHANNEL_GROUPS = 2
 SAMPLES, CHANNELS, SPATIAL = 3, 8, (5, 6)
 
 
@@ -78,9 +77,7 @@ def arguments(operator, dtype, layout, parameter_dtype="float32", additions=True
     shape = (SAMPLES, *SPATIAL, CHANNELS) if layout == "nhwc" else (SAMPLES, CHANNELS, *SPATIAL)
     given = {"x": values(0, shape, dtype, 2, 0.5), "weight": values(1, CHANNELS, parameter_dtype, 0.3, 1),
              "bias": values(2, CHANNELS, parameter_dtype)}
-    if operator in CHANNEL_NORMS and ON_CUDA and layout == "nchw":
-        pytest.skip("channel norm on CUDA has its channels last")
-    per_sample = ("group", "instance") if ON_CUDA else ("group", "instance", *CHANNEL_NORMS)
+    per_sample = ("group", "instance", *CHANNEL_NORMS)
     if additions:
         bias = (SAMPLES, CHANNELS) if operator in (*per_sample, "evaluate") and operator != "instance" else CHANNELS
         given.update(pre_add=values(3, shape, dtype), pre_bias=values(10, bias, parameter_dtype),
@@ -278,7 +275,6 @@ def formula_of_channels(x, weight=None, bias=None, groups=1, statistics="mean_an
     return v.reshape(x.shape) * (1 if weight is None else weight) + (0 if bias is None else bias)
 
 
-@pytest.mark.skipif(ON_CUDA, reason="CUDA has no kernel for y of another dtype")
 @pytest.mark.parametrize("dtype, other", [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"),
                                           ("float32", "float16")])
 @pytest.mark.parametrize("statistics", ["mean_and_variance", "mean_square"])
@@ -558,7 +554,7 @@ def test_sharded_channels_are_gathered(operator, mesh):
 def test_sharded_positions_of_a_channel_norm(mesh):
     """Nothing is exchanged but sums of parameters' gradients, those of each sample, too."""
     x, weight = values(0, (2, 4, 6, 8)), values(1, 8)
-    scale = None if ON_CUDA else values(2, (2, 8))
+    scale = values(2, (2, 8))
     placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, "data")))
     function = jax.jit(lambda x: nfj.channel_norm(x, weight, scale=scale, activation="silu"))
     compiled = function.lower(placed).compile()
@@ -567,7 +563,7 @@ def test_sharded_positions_of_a_channel_norm(mesh):
 
     def loss(x, weight, scale):
         return jnp.sum(jnp.sin(nfj.channel_norm(x, weight, scale=scale, activation="silu")))
-    gradient = jax.jit(jax.grad(loss, (0, 1) if ON_CUDA else (0, 1, 2)))
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
     compiled = gradient.lower(placed, weight, scale).compile()
     assert collectives(compiled) == {"all-reduce"}
     for got, want in zip(compiled(placed, weight, scale), gradient(x, weight, scale)):
@@ -631,8 +627,8 @@ LAYERS = [("GroupNorm", dict(num_groups=4)), ("GroupNorm", dict(num_groups=None,
           ("BatchNorm", dict(use_running_average=False)), ("BatchNorm", dict(use_running_average=True)),
           ("BatchNorm", dict(use_running_average=False, momentum=0.7, axis=1)),
           ("LayerNorm", dict()), ("LayerNorm", dict(use_bias=False, epsilon=1e-3, reduction_axes=(3,), feature_axes=[-1])),
+          ("LayerNorm", dict(reduction_axes=1, feature_axes=-3, use_fast_variance=False)),
           ("RMSNorm", dict()), ("RMSNorm", dict(use_scale=False))]
-LAYERS += [] if ON_CUDA else [("LayerNorm", dict(reduction_axes=1, feature_axes=-3, use_fast_variance=False))]
 
 
 @pytest.mark.parametrize("dtype, result", [("float32", None), ("bfloat16", None), ("bfloat16", "bfloat16"),

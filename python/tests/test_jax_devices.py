@@ -22,8 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 import normfuse.jax as nfj  # noqa: E402
 
 DEVICES = 4
-# Operators that take scale and shift; of a channel norm with positions CUDA does not.
-PER_SAMPLE = ("group", "instance") if ON_CUDA else ("group", "instance", "channel")
+PER_SAMPLE = ("group", "instance", "channel")  # operators that take scale and shift
 several_devices = pytest.mark.skipif(len(jax.devices()) < DEVICES, reason="needs four devices")
 
 
@@ -111,7 +110,7 @@ def ours(operator, x, weight=None, bias=None, *, groups=2, running_mean=None, ru
     if operator == "affine":
         return nfj.channel_affine(x, weight, bias, **words), ()
     if operator == "instance":
-        made = nfj.instance_norm(x, weight, bias, **running, **words)
+        made = nfj.instance_norm(x, weight, bias, **running)
     else:
         made = nfj.batch_norm(x, weight=weight, bias=bias, training=operator == "batch", axis_name=axis_name, **running,
                               **words)
@@ -261,12 +260,11 @@ def test_samples_that_the_devices_do_not_divide(mesh, operator, cut):
         rows["scale"] = values(5, (8, 4))
     running = {} if operator in ("group", "affine", "channel") else {"running_mean": values(6, 4),
                                                                      "running_var": abs(values(7, 4))}
-    words = {"groups": 1} if operator == "channel" and ON_CUDA else {}
 
     def function(make):
         def loss(rows, parameters):
             given = jax.tree.map(lambda a: CUTS[cut](a) * 1.5, rows)
-            made = make(operator, given.pop("x"), activation="silu", **given, **parameters, **running, **words)
+            made = make(operator, given.pop("x"), activation="silu", **given, **parameters, **running)
             return jnp.sum(jnp.sin(made[0])), made
         return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
     placed = jax.device_put(rows, NamedSharding(mesh, PartitionSpec("data")))
@@ -285,9 +283,8 @@ def test_sharded_positions_of_a_channel_norm(sizes, spec):
     """Values and gradients beside the formula of one device, of positions that the devices divide and that they do not."""
     mesh = Mesh(numpy.array(jax.devices()[:DEVICES]).reshape(2, 2), ("data", "model"))
     x = values(0, sizes, shift=1)
-    given = {"weight": values(1, 4), "bias": values(2, 4), "pre_bias": values(3, 4)}
-    if not ON_CUDA:
-        given.update(scale=values(4, (sizes[0], 4)), shift=values(5, (sizes[0], 4)))
+    given = {"weight": values(1, 4), "bias": values(2, 4), "pre_bias": values(3, 4), "scale": values(4, (sizes[0], 4)),
+             "shift": values(5, (sizes[0], 4))}
 
     def function(make):
         def loss(x, given):
@@ -432,8 +429,6 @@ def random_case(seed):
     operator = pick("group", "instance", "batch", "batch", "evaluate", "affine", "channel", "channel")
     way = pick("jit", "vmap", "vmap, two axes") if few else pick("jit", "sharded", "sharded", *WAYS)
     samples, channels, layout = pick(1, 2, 3, 4, 4, 5, 8, 8), pick(2, 4, 6), pick("nhwc", "nchw")
-    if operator == "channel" and ON_CUDA:
-        layout = "nhwc"
     spatial = tuple(random.integers(1, 5, random.integers(0, 4)).tolist())
     axis = pick(None, axis_of(way)) if operator == "batch" and way in WAYS else None
     if isinstance(axis, tuple):
@@ -456,7 +451,7 @@ def random_case(seed):
             each[name] = values(next(seeds), copies + shape)
     for name in ("pre_bias", "scale", "shift"):
         if random.random() < 0.3 and (name == "pre_bias" or operator in PER_SAMPLE):
-            if name == "pre_bias" and (random.random() < 0.5 or (operator == "channel" and ON_CUDA)):
+            if name == "pre_bias" and random.random() < 0.5:
                 shared[name] = values(next(seeds), channels)
             else:
                 each[name] = values(next(seeds), (*copies, samples, channels))
@@ -486,7 +481,7 @@ def random_case(seed):
     def function(make):
         def loss(shared, each):
             given = {name: value[:cut] for name, value in each.items()} if way == "sharded" else dict(each)
-            y, new = make(operator, given.pop("x"), **shared, **given, **running, **words)
+            y, new = make(operator, given.pop("x"), **shared, **given, **running)
             return jnp.sum(jnp.sin(y)) + jnp.sum(y), (y, new)
 
         def step(shared, each):

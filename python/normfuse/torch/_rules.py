@@ -170,6 +170,8 @@ class _OfChannels(_Foreign, _Activated):
         how = self._normfuse_how(x)
         if how is None or how.get("dim", 1) == 1 and x.dim() < 2:
             return None
+        if x.device.type == "cuda" and not _is_held(x, how.get("dim", 1)):
+            return None
         dtype = how.get("dtype")
         return None if dtype is not None and dtype != x.dtype and (x.dtype, dtype) not in _OTHER_RESULTS else how
 
@@ -190,6 +192,11 @@ class _OfChannels(_Foreign, _Activated):
         if post_add is not None:
             output = output + post_add
         return apply(output, choice(activation, act_param, slope=slope))
+
+
+def _is_held(x: Tensor, axis: int) -> bool:
+    """Whether any GPU's registers hold the channels of a position: docs/operators/channel-norm.md."""
+    return x.shape[axis] <= (4096 if x.stride(axis) == 1 else 1024)
 
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
