@@ -427,8 +427,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double shared_by = g->exchanges ? k.gang * log2((double)g->parts) : 0.0;
     const double stretch = (1.0 + shared_by) * (1.0 + k.results * (results_of(shape) - 1));
     const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond;
-    const double memory =
-        stretch * hypot(moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth, arithmetic);
+    const double transfer = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
+    const double memory = stretch * sqrt(transfer * transfer + arithmetic * arithmetic);
     const double turns = fmax(1.0, ceil((double)g->blocks / (resident * multiprocessors)));
     const double overlap = resident > 1.0 ? k.overlap : 1.0;
     const double further = (turns - 1.0) * pow(pow(memory / turns, overlap) + pow(wait, overlap), 1.0 / overlap);
