@@ -163,7 +163,7 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             add(f"{name}.txt", "--every", EVERY, f"tests/cases/{name}.txt")
         add("as planned", "--seed", str(seed), "--random", str(cases), given="device=cuda +twice")
         add("without sync memory", "--seed", str(seed), "--random", str(cases // 2), given="device=cuda +no_sync")
-        add("channel.txt", "--every", "60", "tests/cases/channel.txt")
+        add("channel.txt", "--every", "100", "tests/cases/channel.txt")
         add("copies", "--every", "12", "--case", COPIES)
         for schedule in ("stream", "held"):
             add(f"rounded sums, {schedule}", "--schedule", schedule, "--case", ROUNDED)

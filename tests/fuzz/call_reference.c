@@ -62,6 +62,9 @@ static struct view view_of(const normfuse_tensor *tensor, int slot, int64_t c)
         view.channel = strides[1];
         view.position = tensor->ndim > 2 ? strides[2] : 0;
     }
+    for (int a = 0; a < tensor->ndim; a++)
+        if (tensor->shape[a] == 0)
+            view.first = NULL; /* it has no element to read */
     return view;
 }
 
