@@ -444,8 +444,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     return k.start + wait + memory / turns + further + k.join * joined + to_memory;
 }
 
-/* Of positions, microseconds: positions of a block come one after the other, and take longer of the memory's time, that of
- * the instructions, and of these waits. The next position is on its way, or another block begins with it. */
+/* Microseconds of a norm over channels: the positions of a block come one after the other. Memory, instructions and these
+ * waits overlap, since the next position is on its way, or another block begins with it. */
 static double cost_of_positions(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                                 int32_t gradients, int64_t shared)
 {
