@@ -25,3 +25,13 @@ def default_device():
     torch.set_default_device(DEVICE)
     yield
     torch.set_default_device(None)
+
+
+@pytest.fixture(autouse=True)
+def seeded_f64():
+    """Of the modules that import this: each test begins with one seed, and makes tensors of f64 unless it says otherwise."""
+    import torch
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

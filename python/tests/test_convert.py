@@ -15,17 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import DEVICE, default_device, hardswish  # noqa: E402, F401
+from device import DEVICE, default_device, hardswish, seeded_f64  # noqa: E402, F401
 from normfuse.torch.convert import FoldedBatchNorm  # noqa: E402
 from torch import nn  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def shuffled(model):

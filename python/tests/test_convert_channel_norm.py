@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import default_device  # noqa: E402, F401
+from device import default_device, seeded_f64  # noqa: E402, F401
 from normfuse.torch import _rules  # noqa: E402
 from test_convert import check_same, folded  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
@@ -21,14 +21,6 @@ from torch import nn  # noqa: E402
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def shuffled(model):

@@ -205,6 +205,16 @@ def randomized(name):
     return layer, torch.randn(shape, dtype=torch.float64)
 
 
+def check_step(layer, ours, x):
+    """Output and gradients of one step."""
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outputs = [norm(input) for norm, input in zip((layer, ours), inputs)]
+    assert torch.allclose(*outputs, rtol=1e-10, atol=1e-12)
+    for output in outputs:
+        output.square().mean().backward()
+    assert torch.allclose(inputs[0].grad, inputs[1].grad, rtol=1e-8, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_inference(mapped, name):
     layer, x = randomized(name)
@@ -224,12 +234,7 @@ def test_training(mapped, name):
         layer.load_state_dict(ours.state_dict())
     for _ in range(3):
         x = x * 1.5 + 1.0
-        inputs = [x.clone().requires_grad_() for _ in range(2)]
-        outputs = [norm(input) for norm, input in zip((layer, ours), inputs)]
-        assert torch.allclose(*outputs, rtol=1e-10, atol=1e-12)
-        for output in outputs:
-            output.square().mean().backward()
-        assert torch.allclose(inputs[0].grad, inputs[1].grad, rtol=1e-8, atol=1e-12)
+        check_step(layer, ours, x)
     for (key, expected), value in zip(layer.state_dict().items(), ours.state_dict().values()):
         assert torch.allclose(value, expected, rtol=1e-10, atol=1e-12), key
     for expected, parameter in zip(layer.parameters(), ours.parameters()):
@@ -241,12 +246,7 @@ def test_torch_compile(mapped, name):
     """One graph, forward and backward."""
     layer, x = randomized(name)
     ours = torch.compile(kernelized(mapped, layer, mapped.Mode.TRAINING | mapped.Mode.TORCH_COMPILE), fullgraph=True)
-    inputs = [x.clone().requires_grad_() for _ in range(2)]
-    outputs = [norm(input) for norm, input in zip((layer, ours), inputs)]
-    assert torch.allclose(*outputs, rtol=1e-10, atol=1e-12)
-    for output in outputs:
-        output.square().mean().backward()
-    assert torch.allclose(inputs[0].grad, inputs[1].grad, rtol=1e-8, atol=1e-12)
+    check_step(layer, ours, x)
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm((5, 6)), nn.RMSNorm((5, 6), eps=1e-3), nn.RMSNorm(6)], ids=str)

@@ -11,20 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import default_device  # noqa: E402, F401
+from device import default_device, seeded_f64  # noqa: E402, F401
 from test_convert import check_same, folded, reasons, shuffled  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 
 X = (2, 4, 5, 5)
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 # ---- packages -------------------------------------------------------------------------------------------------------

@@ -14,20 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
-from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
+from device import DEVICE, ON_CUDA, default_device, of_the_cpu, seeded_f64  # noqa: E402, F401
 from test_models import load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(LeafSpec|torch.jit|deprecated).*")
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @contextlib.contextmanager
