@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import DEVICE, default_device  # noqa: E402, F401
+from device import DEVICE, default_device, seeded_f64  # noqa: E402, F401
 from test_rules import ComfyGroupNorm, published  # noqa: E402
 from torch import nn  # noqa: E402
 
