@@ -110,7 +110,7 @@ def ours(operator, x, weight=None, bias=None, *, groups=2, running_mean=None, ru
     if operator == "affine":
         return nfj.channel_affine(x, weight, bias, **words), ()
     if operator == "instance":
-        made = nfj.instance_norm(x, weight, bias, **running)
+        made = nfj.instance_norm(x, weight, bias, **running, **words)
     else:
         made = nfj.batch_norm(x, weight=weight, bias=bias, training=operator == "batch", axis_name=axis_name, **running,
                               **words)
