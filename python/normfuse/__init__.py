@@ -45,16 +45,17 @@ from ._arrays import Call as _Call
 from ._arrays import dtype_of as _dtype_of
 from ._arrays import stack as _stack
 from ._library import (ACTIVATIONS, CUMULATIVE, EPS_KINDS, EVALUATE, HAS_ACT_PARAM, STATISTICS, AffineOptions,
-                       BatchNormOptions, ChannelNormOptions, GroupNormOptions, library)
+                       BatchNormOptions, ChannelNormOptions, GroupNormOptions)
 from ._library import call as _check
 from ._library import integer as _integer
+from ._library import version as _version
 from ._words import did_you_mean as _did_you_mean
 
 __all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "channel_norm",
            "channel_norm_backward", "group_norm", "group_norm_apply", "group_norm_backward", "group_norm_stats",
            "instance_norm", "instance_norm_backward", "stats_merge"]
 
-__version__: str = library.normfuse_version().decode()
+__version__: str = _version
 
 # An array of any library; there is no common type. An output of a library is an array of the same library.
 Array = Any

@@ -8,7 +8,7 @@ import sys
 from typing import Callable, Iterator, Tuple
 
 from . import __version__
-from ._library import CompilerInformation, Information, call, library
+from ._library import CompilerInformation, Information, Missing, call, library
 
 
 def torch_binding() -> str:
@@ -51,11 +51,11 @@ def library_rows() -> Iterator[Tuple[str, str]]:
 
 def rows() -> Iterator[Tuple[str, str]]:
     yield "version", __version__
-    yield "library", str(library.path)
     try:
+        yield "library", str(library.path)
         yield from library_rows()
     except Exception as error:
-        yield "library", f"does not say what it is: {error}"
+        yield "library", str(error)
     yield "python", platform.python_version()
     others: Tuple[Tuple[str, Callable[[], str]], ...] = (
         *((name, lambda name=name: version_of(name)) for name in ("numpy", "jax", "onnxruntime")), ("torch", torch_binding))
@@ -77,7 +77,7 @@ def main() -> int:
                                                           "of kernels, PyTorch's binding")
     parser.parse_args()
     info()
-    return 0
+    return int(isinstance(library, Missing))  # Python itself exits with 1 where a module cannot be imported
 
 
 if __name__ == "__main__":

@@ -232,7 +232,32 @@ def _load() -> Any:
     return loaded
 
 
-library = _load()
+class Missing:
+    """Stands for a library that cannot be loaded: each use of it raises why."""
+
+    def __init__(self, error: ImportError) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.error
+
+
+def _load_or_stand_in() -> Any:
+    """The library. `python -m normfuse info` is to say what is wrong with one that cannot be loaded, and the package is
+    imported before it runs: sys.argv[0] is "-m" while Python looks for a module to run."""
+    try:
+        return _load()
+    except ImportError as error:
+        if sys.argv[:1] != ["-m"]:
+            raise
+        return Missing(error)
+
+
+library = _load_or_stand_in()
+
+
+version = "unknown" if isinstance(library, Missing) else str(library.normfuse_version().decode())
+
 
 # Where the packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12 have NVRTC, below a folder of sys.path.
 _COMPILERS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
@@ -243,7 +268,7 @@ def _name_compilers() -> None:
     found = [path for name in _COMPILERS for path in
              [next((path for path in (os.path.join(folder, name) for folder in sys.path if folder)
                     if os.path.isfile(path)), None)] if path is not None]
-    for path in found:
+    for path in found if not isinstance(library, Missing) else ():
         library.normfuse_use_compiler(os.fsencode(path))  # refused only without CUDA or memory
 
 

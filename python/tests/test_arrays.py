@@ -1463,6 +1463,18 @@ def test_info():
     assert refused.returncode == 2
 
 
+def test_info_without_a_library():
+    """It says which one is missing, and what else there is; an import is refused as always."""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent), "NORMFUSE_LIBRARY": "/none"}
+    done = subprocess.run([sys.executable, "-m", "normfuse", "info"], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 1 and done.stderr == ""
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["library"] == "normfuse: NORMFUSE_LIBRARY is '/none', which is not a file"
+    assert set(lines) >= {"version", "python", "numpy", "torch"}
+    refused = python("import normfuse", NORMFUSE_LIBRARY="/none")
+    assert "ImportError: normfuse: NORMFUSE_LIBRARY is '/none'" in refused.stderr
+
+
 def test_info_says_how_torch_is_bound(torch):
     done = subprocess.run([sys.executable, "-m", "normfuse", "info"], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "PYTHONPATH": str(pathlib.Path(normfuse.__file__).parent.parent)})
