@@ -302,8 +302,6 @@ static void compare_small_sets(const struct normfuse_table *table)
                     .columns = {room[0], room[1], room[2]}};
                 const struct normfuse_small_set_functions *f = &(side ? table : &normfuse_table_scalar)->small_sets[wide];
                 const size_t whole = (all + 15) / 16 * 16;
-                if (shapes[i].rows == 1)
-                    f->squares(&s);
                 f->moments(&s);
                 f->normalize(&s);
                 memset((char *)v[3] + all * bytes, 0, (whole - all) * bytes);
@@ -325,61 +323,140 @@ static void compare_small_sets(const struct normfuse_table *table)
         }
 }
 
-enum { LANES_MOST = 512, ROWS_MOST = 130, LANE_ARRAYS = 10 };
+enum { LANES_MOST = 512, ROWS_MOST = 130, CHANNEL_VALUES = ROWS_MOST * 128, LANE_ARRAYS = 7, CHANNEL_REALS = 3 };
 
-/* Norm over channels whose positions are adjacent; what lies behind the positions differs, and must not matter. */
+/* A tile of norm over channels, on one side. */
+struct channel_arrays {
+    struct guarded tensors[4];                       /* x, post_add, y, of the dtype: nothing is behind their last value */
+    double reals[CHANNEL_REALS][CHANNEL_VALUES + 16]; /* gradient, tile, z */
+    double per_channel[4][ROWS_MOST + 16], per_set[LANE_ARRAYS][LANES_MOST + 16];
+};
+
+/* Every pass over positions (columns: rows are channels of `groups` norm groups), or over channels (rows). */
+static void run_channels(const struct normfuse_table *table, int type, struct channel_arrays *a, struct normfuse_channels s, bool columns)
+{
+    const struct normfuse_passes *const pass = table->of[type];
+    const struct normfuse_channel_functions *const f = &table->channels[type == NORMFUSE_F64];
+    s.x = a->tensors[0].data;
+    s.gradient = a->reals[0];
+    s.tile = a->reals[1];
+    s.weight = a->per_channel[0];
+    s.bias = a->per_channel[1];
+    s.sum_bias = a->per_channel[2];
+    s.sum_weight = a->per_channel[3];
+    s.shift = a->per_set[0];
+    s.sum = a->per_set[1];
+    s.square = a->per_set[2];
+    s.rstd = a->per_set[3];
+    s.rest = a->per_set[4];
+    s.slope = a->per_set[5];
+    s.offset = a->per_set[6];
+    s.z = NULL;
+    if (columns) {
+        pass->moments_of_positions(&s);
+    } else {
+        s.loads = s.centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
+        pass->load_channels(&s);
+        f->moments(&s);
+    }
+    s.y = a->tensors[2].data;
+    s.post_add = s.activation == NORMFUSE_SILU ? a->tensors[1].data : NULL;
+    if (!columns || s.channels % 16 == 0) {
+        (columns ? pass->apply_to_positions : pass->apply_to_channels)(&s);
+        table->fence();
+    }
+    s.z = a->reals[2];
+    (columns ? pass->apply_to_positions : pass->apply_to_channels)(&s);
+    if (!columns) {
+        s.loads = NORMFUSE_LOAD_NORMALIZED;
+        pass->load_channels(&s);
+    }
+    if (columns)
+        pass->sums_of_positions(&s);
+    else
+        f->sums(&s);
+    s.z = NULL;
+    s.y = a->tensors[3].data;
+    if (!columns || s.channels % 16 == 0) {
+        (columns ? pass->dx_of_positions : pass->dx_of_channels)(&s);
+        table->fence();
+    }
+    s.z = a->reals[2];
+    (columns ? pass->dx_of_positions : pass->dx_of_channels)(&s);
+}
+
+/* Norm over channels, both ways; what lies behind values of the compute type differs, and must not matter. */
 static void compare_channels(const struct normfuse_table *table)
 {
     static const struct {
-        size_t rows, n;
-    } shapes[] = {{1, 1}, {3, 5}, {5, 16}, {2, 17}, {96, 48}, {7, 33}, {128, 80}, {130, 100}, {4, 511}, {3, 512}};
-    static double values[2][4][ROWS_MOST * 128], per_row[2][4][ROWS_MOST + 16], per_lane[2][LANE_ARRAYS][LANES_MOST];
-    for (int wide = 0; wide < 2; wide++)
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            const int type = wide ? NORMFUSE_F64 : NORMFUSE_F32;
-            const size_t bytes = wide ? 8 : 4, rows = shapes[i].rows, n = shapes[i].n, pitch = (n + 15) / 16 * 16;
+        size_t channels, groups, positions;
+        bool columns;
+    } shapes[] = {{1, 1, 1, false}, {3, 1, 5, false}, {5, 1, 16, false}, {2, 1, 17, false}, {96, 1, 48, false}, {7, 1, 33, false},
+                  {128, 1, 80, false}, {130, 1, 100, false}, {4, 1, 511, false}, {3, 1, 512, false},
+                  {1, 1, 3, true}, {3, 2, 5, true}, {16, 1, 7, true}, {24, 3, 11, true}, {31, 1, 9, true}, {32, 4, 3, true},
+                  {33, 1, 6, true}, {96, 1, 20, true}, {130, 1, 5, true}, {48, 2, 9, true}};
+    static struct channel_arrays arrays[2];
+    for (int type = 0; type < 4; type++)
+        for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+            const size_t channels = shapes[i / 2].channels, groups = shapes[i / 2].groups, positions = shapes[i / 2].positions;
+            const bool columns = shapes[i / 2].columns, second = i % 2;
+            const int real = type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
+            const size_t bytes = type_bytes[type], real_bytes = type_bytes[real], all = channels * groups * positions;
+            const size_t pitch = (positions + 15) / 16 * 16, sets = columns ? groups * positions : positions;
+            const size_t rows = columns ? 1 : channels, row = columns ? all : positions, apart = columns ? all : pitch;
             for (int side = 0; side < 2; side++) {
+                struct channel_arrays *const a = &arrays[side];
                 const uint64_t seed = random_state;
-                for (int j = 0; j < 4; j++)
+                for (int j = 0; j < 4; j++) {
+                    a->tensors[j] = guarded_new(all * bytes, true);
+                    fill(a->tensors[j].data, type, all, 0.5, 2);
+                }
+                for (int j = 0; j < CHANNEL_REALS; j++)
                     for (size_t r = 0; r < rows; r++) {
-                        char *const row = (char *)values[side][j] + r * pitch * bytes;
-                        real_fill(row, type, n, 0.5, 2);
-                        memset(row + n * bytes, side ? 0xff : 0, (pitch - n) * bytes); /* NaN or 0 */
+                        char *const to = (char *)a->reals[j] + r * apart * real_bytes;
+                        real_fill(to, real, row, 0.5, 2);
+                        memset(to + row * real_bytes, side ? 0xff : 0, (apart - row + (columns ? 16 : 0)) * real_bytes); /* NaN or 0 */
                     }
-                for (int j = 0; j < 4; j++)
-                    real_fill(per_row[side][j], type, rows, 0.5, 1);
+                for (int j = 0; j < 4; j++) {
+                    real_fill(a->per_channel[j], real, channels * groups, 0.5, 1);
+                    memset((char *)a->per_channel[j] + channels * groups * real_bytes, side && j < 2 ? 0xff : 0, 16 * real_bytes);
+                }
                 for (int j = 0; j < LANE_ARRAYS; j++) {
-                    real_fill(per_lane[side][j], type, n, 0.5, 1);
-                    memset((char *)per_lane[side][j] + n * bytes, side ? 0xff : 0, (pitch - n) * bytes);
+                    real_fill(a->per_set[j], real, sets, 0.5, 1);
+                    memset((char *)a->per_set[j] + sets * real_bytes, side ? 0xff : 0, 16 * real_bytes);
                 }
                 if (!side)
                     random_state = seed;
-                double(*v)[ROWS_MOST * 128] = values[side], (*r)[ROWS_MOST + 16] = per_row[side], (*p)[LANES_MOST] = per_lane[side];
-                struct normfuse_channels s = {
-                    .rows = rows, .n = n, .pitch = pitch, .u = v[0], .gradient = v[1], .normalized = v[2], .z = v[3], .dx = v[0],
-                    .weight = r[0], .bias = r[1], .sum_bias = r[2], .sum_weight = r[3], .sum = p[0], .shift = p[1],
-                    .rstd = p[2], .rest = p[3], .slope = p[4], .offset = p[5]};
-                const struct normfuse_channel_functions *f = &(side ? table : &normfuse_table_scalar)->channels[wide];
-                f->moments(&s);
-                s.sum = p[6];
-                s.square = p[7];
-                f->moments(&s);
-                f->normalize(&s);
-                s.sum = p[8];
-                s.square = p[9];
-                f->sums(&s);
-                f->dx(&s);
+                const ptrdiff_t stride = (ptrdiff_t)(columns ? channels * groups : positions);
+                const bool lines = !columns || ((channels * groups * bytes) % 64 == 0 && (uintptr_t)a->tensors[2].data % 64 == 0 &&
+                                                (uintptr_t)a->tensors[3].data % 64 == 0);
+                run_channels(side ? table : &normfuse_table_scalar, type, a,
+                             (struct normfuse_channels){.positions = positions, .groups = groups, .channels = channels, .x_stride = stride,
+                                                        .post_add_stride = stride, .y_stride = stride,
+                                                        .gradient_stride = (ptrdiff_t)(columns ? channels * groups : pitch), .pitch = pitch,
+                                                        .centred = !second || !columns, .stream = second && lines,
+                                                        .ahead = second ? 512 : 0, .activation = second ? NORMFUSE_SILU : NORMFUSE_IDENTITY},
+                             columns);
             }
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 4; j++)
+                CHECK(memcmp(arrays[0].tensors[j].data, arrays[1].tensors[j].data, all * bytes) == 0, "%s %s: %zu x %zu channels, %zu positions, %s, tensor %d",
+                      table->isa, type_names[type], groups, channels, positions, columns ? "columns" : "rows", j);
+            for (int j = 0; j < CHANNEL_REALS; j++)
                 for (size_t r = 0; r < rows; r++)
-                    CHECK(memcmp((char *)values[0][j] + r * pitch * bytes, (char *)values[1][j] + r * pitch * bytes, n * bytes) == 0,
-                          "%s %s: %zu channels of %zu, array %d, row %zu", table->isa, type_names[type], rows, n, j, r);
-                CHECK(memcmp(per_row[0][j], per_row[1][j], rows * bytes) == 0, "%s %s: %zu channels of %zu, of rows %d", table->isa,
-                      type_names[type], rows, n, j);
-            }
+                    CHECK(memcmp((char *)arrays[0].reals[j] + r * apart * real_bytes, (char *)arrays[1].reals[j] + r * apart * real_bytes, row * real_bytes) == 0,
+                          "%s %s: %zu x %zu channels, %zu positions, %s, reals %d, row %zu", table->isa, type_names[type], groups, channels, positions,
+                          columns ? "columns" : "rows", j, r);
+            for (int j = 0; j < 4; j++)
+                CHECK(memcmp(arrays[0].per_channel[j], arrays[1].per_channel[j], channels * groups * real_bytes) == 0,
+                      "%s %s: %zu x %zu channels, %zu positions, %s, of channels %d", table->isa, type_names[type], groups, channels, positions,
+                      columns ? "columns" : "rows", j);
             for (int j = 0; j < LANE_ARRAYS; j++)
-                CHECK(memcmp(per_lane[0][j], per_lane[1][j], n * bytes) == 0, "%s %s: %zu channels of %zu, of positions %d", table->isa,
-                      type_names[type], rows, n, j);
+                CHECK(memcmp(arrays[0].per_set[j], arrays[1].per_set[j], sets * real_bytes) == 0,
+                      "%s %s: %zu x %zu channels, %zu positions, %s, of sets %d", table->isa, type_names[type], groups, channels, positions,
+                      columns ? "columns" : "rows", j);
+            for (int side = 0; side < 2; side++)
+                for (int j = 0; j < 4; j++)
+                    guarded_free(arrays[side].tensors[j]);
         }
 }
 

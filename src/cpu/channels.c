@@ -14,9 +14,9 @@
 #include "cpu/threads.h"
 
 enum {
-    COLUMN_TILE = 2048,       /* values of a tile: columns, and */
-    ROW_TILE = 12288,         /* rows, or twice that where a tile */
-    LONG_POSITIONS = 64,      /* had fewer positions: long stretches of memory; and at most */
+    COLUMN_TILE = 4096,       /* values of a tile: columns, and */
+    ROW_TILE = 98304,         /* rows, of positions that are whole multiples of */
+    LONG_POSITIONS = 64,      /* 16-bit cache lines, and at most */
     MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
     FORWARD_BLOCK = 16384,    /* values of a block without sums, and with them */
     BACKWARD_BLOCK = 65536,   /* so many, or */
@@ -59,13 +59,10 @@ static void unite_samples(struct plan *plan)
     p->n = 1;
 }
 
-/* Positions of a tile of rows, of d channels: whole cache lines of 16-bit values where there is room for them. */
+/* Positions of a tile of rows, of d channels: long stretches of memory, in the L2 cache. */
 static int64_t positions_of_rows(int64_t d)
 {
-    const int64_t positions = ROW_TILE / d / LONG_POSITIONS * LONG_POSITIONS;
-    if (positions > 0)
-        return smaller(MOST_POSITIONS, positions);
-    return larger(POSITION_UNIT, smaller(LONG_POSITIONS, 2 * ROW_TILE / d / POSITION_UNIT * POSITION_UNIT));
+    return larger(LONG_POSITIONS, smaller(MOST_POSITIONS, ROW_TILE / d / LONG_POSITIONS * LONG_POSITIONS));
 }
 
 void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
@@ -131,13 +128,14 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     const int64_t count = smaller(plan->positions, p->s), values = rows_of(plan, count) * pitch_of(plan, count) + room, sets = sets_of(plan, count) + room;
     const int64_t channels = p->c + room;
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
-    void **of_values[] = {&w->u, &w->z, &w->normalized, &w->gradient};
-    for (int i = 0; i < (plan->backward ? 4 : 2); i++) {
+    void **of_values[] = {&w->u, &w->z, &w->gradient};
+    for (int i = 0; i < (plan->backward ? 3 : 2); i++) {
         const bool wanted = i != 1 || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply && p->columns);
         *of_values[i] = normfuse_take(arena, wanted ? values : 0, plan->real_bytes);
     }
     if (!plan->backward && !p->columns) /* vector by vector: nothing is read again */
         w->z = w->u;
+    w->source = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes);
     w->stage = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
@@ -157,25 +155,51 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
 
 /* ---- between tensors and the tile ---------------------------------------------------------------------------------------- */
 
+/* Where a tile begins in a tensor. */
+static char *tile_at(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t, int32_t type)
+{
+    return v->data + (t->n * v->batch + t->group * plan->group_channels * v->channel + t->s * v->position) *
+                         (ptrdiff_t)normfuse_type_bytes(type);
+}
+
+/* Elements between the values of a row of a tile, and between rows. */
+static ptrdiff_t inner_of(const struct plan *plan, const struct normfuse_view *v)
+{
+    return plan->p->columns ? v->channel : v->position;
+}
+static ptrdiff_t outer_of(const struct plan *plan, const struct normfuse_view *v)
+{
+    return plan->p->columns ? v->position : v->channel;
+}
+
+static int64_t width_of(const struct plan *plan, int64_t count)
+{
+    return plan->p->columns ? plan->p->c : count;
+}
+
+static bool is_direct(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t)
+{
+    return inner_of(plan, v) == 1 || width_of(plan, t->count) == 1;
+}
+
 /* Moves a tile, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
 static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
                  int32_t type, void *values, bool is_load, bool onto, bool stream)
 {
     const struct normfuse_problem *p = plan->p;
     const struct normfuse_passes *const pass = plan->table->of[type];
-    const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(type);
-    const int64_t pitch = pitch_of(plan, t->count), first = t->group * plan->group_channels;
-    int64_t rows = rows_of(plan, t->count), width = p->columns ? p->c : t->count;
-    const ptrdiff_t inner = p->columns ? v->channel : v->position, outer = p->columns ? v->position : v->channel;
-    const bool direct = inner == 1 || width == 1;
+    const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(type), inner = inner_of(plan, v), outer = outer_of(plan, v);
+    const int64_t pitch = pitch_of(plan, t->count);
+    int64_t rows = rows_of(plan, t->count), width = width_of(plan, t->count);
+    const bool direct = is_direct(plan, v, t);
     if (p->columns && direct && outer == width) {
         width *= rows;
         rows = 1;
     }
-    const char *const start = v->data + (t->n * v->batch + first * v->channel + t->s * v->position) * bytes;
-    const ptrdiff_t ahead = p->columns ? width * rows * bytes : width * bytes; /* the tile behind this one */
+    char *const start = tile_at(plan, v, t, type);
+    const ptrdiff_t ahead = (p->columns ? width * rows : outer) * bytes; /* the next tile, or row */
     for (int64_t r = 0; r < rows; r++) {
-        char *const at = (char *)start + r * outer * bytes, *const stage = direct ? at : w->stage;
+        char *const at = start + r * outer * bytes, *const stage = direct ? at : w->stage;
         char *const to = (char *)values + (size_t)(r * pitch) * plan->real_bytes;
         if (is_load) {
             if (!direct)
@@ -203,6 +227,11 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     move(plan, w, v, t, type, from, false, false, stream);
 }
 
+static void *real_at(const struct plan *plan, void *array, int64_t i)
+{
+    return (char *)array + (size_t)i * plan->real_bytes;
+}
+
 /* biases: of the tile's sample, in the compute type. */
 static void add_bias(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
 {
@@ -223,23 +252,6 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
     }
 }
 
-static void load_u(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
-{
-    const struct normfuse_problem *p = plan->p;
-    load(plan, w, &p->x, t, p->type, w->u, false);
-    if (!plan->add)
-        return;
-    if (p->pre_bias.data)
-        add_bias(plan, w, t);
-    if (p->pre_add.data)
-        load(plan, w, &p->pre_add, t, p->type, w->u, true);
-    const size_t values = (size_t)(rows_of(plan, t->count) * pitch_of(plan, t->count));
-    plan->pass->store(w->u, w->stage, values, false);
-    plan->pass->load(w->stage, w->u, values, false, 0);
-    if (p->u.data)
-        store(plan, w, &p->u, t, p->type, w->u, false);
-}
-
 /* Of all channels, in the compute type. */
 static void fill_parameters(const struct plan *plan, struct small_worker *w, int64_t n)
 {
@@ -255,85 +267,148 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
     }
 }
 
-static void *real_at(const struct plan *plan, void *array, int64_t i)
+/* What passes take of a tile; x is u of the tensors' type: in place, or in w->source. */
+static struct normfuse_channels passed_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
 {
-    return (char *)array + (size_t)i * plan->real_bytes;
+    const struct normfuse_problem *p = plan->p;
+    const int64_t first = t->group * plan->group_channels, pitch = pitch_of(plan, t->count);
+    struct normfuse_channels s = {
+        .positions = (size_t)t->count, .groups = p->columns ? (size_t)plan->groups : 1, .channels = (size_t)plan->group_channels,
+        .x = w->source, .x_stride = pitch, .gradient = w->gradient, .gradient_stride = pitch, .tile = w->u, .pitch = (size_t)pitch,
+        .centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE, .activation = p->activation, .act_param = p->act_param,
+        .weight = real_at(plan, w->weight, first), .bias = real_at(plan, w->bias, first), .shift = w->shift, .sum = w->sum,
+        .square = w->square, .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+    if (plan->backward) {
+        s.sum_bias = real_at(plan, w->sum_bias, first);
+        s.sum_weight = real_at(plan, w->sum_weight, first);
+    }
+    if (!plan->add && is_direct(plan, &p->x, t)) {
+        s.x = tile_at(plan, &p->x, t, p->type);
+        s.x_stride = outer_of(plan, &p->x);
+        s.ahead = (p->columns ? t->count * s.x_stride : s.x_stride) * (ptrdiff_t)plan->type_bytes; /* the next tile, or row */
+    }
+    return s;
 }
 
-static struct normfuse_small_sets small_sets_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+/* At most NORMFUSE_CHANNEL_CHUNK channels of s, a tile of rows, from `row` on. */
+static struct normfuse_channels chunk_of(const struct plan *plan, const struct normfuse_channels *s, int64_t row)
 {
-    return (struct normfuse_small_sets){
-        .samples = (size_t)t->count, .rows = 1, .sets = (size_t)plan->groups, .n = (size_t)plan->group_channels,
-        .u = w->u, .weight = w->weight, .bias = w->bias, .shift = w->shift, .sum = w->sum, .square = w->square,
-        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+    struct normfuse_channels chunk = *s;
+    chunk.channels = (size_t)smaller(NORMFUSE_CHANNEL_CHUNK, plan->group_channels - row);
+    chunk.x = (const char *)s->x + row * s->x_stride * (ptrdiff_t)plan->type_bytes;
+    chunk.tile = real_at(plan, s->tile, row * (int64_t)s->pitch);
+    chunk.z = s->z ? real_at(plan, s->z, row * (int64_t)s->pitch) : NULL;
+    chunk.weight = (const char *)s->weight + (size_t)row * plan->real_bytes;
+    chunk.bias = (const char *)s->bias + (size_t)row * plan->real_bytes;
+    if (plan->backward) {
+        chunk.gradient = (const char *)s->gradient + (size_t)row * s->pitch * plan->real_bytes;
+        chunk.sum_bias = real_at(plan, s->sum_bias, row);
+        chunk.sum_weight = real_at(plan, s->sum_weight, row);
+    }
+    return chunk;
 }
 
-/* At most NORMFUSE_CHANNEL_CHUNK channels of a tile from `row` on. */
-static struct normfuse_channels chunk_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, int64_t row)
+/* A sum, or what does not lie value by value, to w->source: u as it is rounded. */
+static void gather_u(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
 {
-    const int64_t pitch = pitch_of(plan, t->count), c = t->group * plan->group_channels + row;
-    return (struct normfuse_channels){
-        .rows = (size_t)smaller(NORMFUSE_CHANNEL_CHUNK, plan->group_channels - row), .n = (size_t)t->count, .pitch = (size_t)pitch,
-        .u = real_at(plan, w->u, row * pitch), .gradient = plan->backward ? real_at(plan, w->gradient, row * pitch) : NULL,
-        .normalized = plan->backward ? real_at(plan, w->normalized, row * pitch) : NULL,
-        .weight = real_at(plan, w->weight, c), .bias = real_at(plan, w->bias, c),
-        .sum_bias = plan->backward ? real_at(plan, w->sum_bias, c) : NULL,
-        .sum_weight = plan->backward ? real_at(plan, w->sum_weight, c) : NULL, .sum = w->sum, .square = w->square, .shift = w->shift,
-        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
+    const struct normfuse_problem *p = plan->p;
+    const int64_t rows = rows_of(plan, t->count), pitch = pitch_of(plan, t->count);
+    const ptrdiff_t bytes = (ptrdiff_t)plan->type_bytes;
+    if (!plan->add) {
+        for (int64_t r = 0; r < rows && !is_direct(plan, &p->x, t); r++)
+            normfuse_copy_strided(w->source + r * pitch * bytes, 1, tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
+                                  inner_of(plan, &p->x), width_of(plan, t->count), (size_t)bytes);
+        return;
+    }
+    load(plan, w, &p->x, t, p->type, w->u, false);
+    if (p->pre_bias.data)
+        add_bias(plan, w, t);
+    if (p->pre_add.data)
+        load(plan, w, &p->pre_add, t, p->type, w->u, true);
+    plan->pass->store(w->u, w->source, (size_t)(rows * pitch), false);
+    if (p->u.data)
+        store(plan, w, &p->u, t, p->type, w->u, false);
+}
+
+/* Whether passes write y or dx themselves: vectors of columns end with norm groups, and streams are of whole cache lines. */
+static bool writes(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t)
+{
+    if (!is_direct(plan, v, t))
+        return false;
+    const ptrdiff_t line = ALIGNMENT / (ptrdiff_t)plan->type_bytes;
+    const bool has_lines = (uintptr_t)v->data % ALIGNMENT == 0 && v->position % line == 0 && v->batch % line == 0 &&
+                           plan->p->c % line == 0;
+    return !plan->p->columns || (plan->group_channels % 16 == 0 && (!plan->stream || has_lines));
+}
+
+static void write_to(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_tile *t)
+{
+    s->y = tile_at(plan, v, t, plan->p->type);
+    s->y_stride = outer_of(plan, v);
+    s->stream = plan->stream;
+}
+
+static void add_from(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_tile *t)
+{
+    s->post_add = v->data ? tile_at(plan, v, t, plan->p->type) : NULL;
+    s->post_add_stride = outer_of(plan, v);
 }
 
 /* ---- statistics ------------------------------------------------------------------------------------------------------------ */
 
 /* w->sum and w->square, of the compute type, to w->mean and w->m2, or onto them. */
-static void gather(const struct plan *plan, struct small_worker *w, int64_t sets, bool onto, bool squares)
+static void gather(const struct plan *plan, struct small_worker *w, int64_t sets, bool onto, bool sums, bool squares)
 {
     if (!onto) {
         memset(w->mean, 0, (size_t)sets * 8);
         memset(w->m2, 0, (size_t)sets * 8);
     }
-    plan->column->accumulate(w->sum, w->mean, (size_t)sets, 1);
+    if (sums)
+        plan->column->accumulate(w->sum, w->mean, (size_t)sets, 1);
     if (squares)
         plan->column->accumulate(w->square, w->m2, (size_t)sets, 1);
 }
 
-/* The shift of each norm group, and sums of u - shift and of its square in w->mean and w->m2. */
-static void sum_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+/* The shift of each norm group, and sums of u - shift and of its square in w->mean and w->m2. Rows go to the tile. */
+static void sum_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t, const struct normfuse_channels *s)
 {
-    const bool centred = plan->p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
     const int64_t sets = sets_of(plan, t->count);
-    if (!centred)
-        memset(w->shift, 0, (size_t)sets * plan->real_bytes);
     if (plan->p->columns) {
-        const struct normfuse_small_sets s = small_sets_of(plan, w, t);
-        (centred ? plan->small->moments : plan->small->squares)(&s);
-        gather(plan, w, sets, false, true);
+        plan->pass->moments_of_positions(s);
+        gather(plan, w, sets, false, true, true);
         return;
     }
-    for (int sweep = centred ? 0 : 1; sweep < 2; sweep++) {
-        for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
-            struct normfuse_channels chunk = chunk_of(plan, w, t, row);
-            if (sweep == 0)
-                chunk.square = NULL;
-            plan->channel->moments(&chunk);
-            gather(plan, w, sets, row > 0, sweep == 1);
-        }
-        for (int64_t i = 0; sweep == 0 && i < sets; i++) {
-            const double mean = w->mean[i] / (double)plan->group_channels;
-            store_real(plan, w->shift, i, isfinite((float)mean) || (plan->is_double && isfinite(mean)) ? mean : 0);
-        }
+    memset(w->shift, 0, (size_t)sets * plan->real_bytes);
+    for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
+        struct normfuse_channels chunk = chunk_of(plan, s, row);
+        chunk.loads = s->centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
+        plan->pass->load_channels(&chunk);
+        gather(plan, w, sets, row > 0, s->centred, !s->centred);
+    }
+    if (!s->centred)
+        return;
+    for (int64_t i = 0; i < sets; i++) {
+        const double mean = w->mean[i] / (double)plan->group_channels;
+        store_real(plan, w->shift, i, isfinite((float)mean) || (plan->is_double && isfinite(mean)) ? mean : 0);
+    }
+    for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
+        const struct normfuse_channels chunk = chunk_of(plan, s, row);
+        plan->channel->moments(&chunk);
+        gather(plan, w, sets, row > 0, true, true);
     }
 }
 
 /* The same of set i in double, about its mean: the slow way for values that f32 cannot square. */
-static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, int64_t i)
+static struct moments moments_in_double(const struct plan *plan, const struct normfuse_channels *s, int64_t i)
 {
-    const int64_t d = plan->group_channels, step = plan->p->columns ? 1 : pitch_of(plan, t->count);
-    const float *u = (const float *)w->u + (plan->p->columns ? i * d : i);
+    const int64_t d = plan->group_channels, step = plan->p->columns ? 1 : s->x_stride;
+    const int64_t first = plan->p->columns ? i / plan->groups * s->x_stride + i % plan->groups * d : i;
+    const char *const x = (const char *)s->x + first * (ptrdiff_t)plan->type_bytes;
     struct moments m = {(double)d, 0, 0};
-    for (int sweep = plan->p->statistics == NORMFUSE_MEAN_AND_VARIANCE ? 0 : 1; sweep < 2; sweep++) {
+    for (int sweep = s->centred ? 0 : 1; sweep < 2; sweep++) {
         double sum = 0;
         for (int64_t j = 0; j < d; j++) {
-            const double v = (double)u[j * step] - m.mean;
+            const double v = normfuse_load(x + j * step * (ptrdiff_t)plan->type_bytes, plan->p->type) - m.mean;
             sum += sweep ? v * v : v;
         }
         *(sweep ? &m.m2 : &m.mean) = sweep ? sum : sum / m.count;
@@ -341,16 +416,26 @@ static struct moments moments_in_double(const struct plan *plan, const struct sm
     return m;
 }
 
-static char *statistic_of(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_tile *t, int64_t i)
-{
-    const int64_t position = plan->p->columns ? i / plan->groups : i, group = plan->p->columns ? i % plan->groups : t->group;
-    return q->data + (t->n * q->batch + group * q->channel + (t->s + position) * plan->statistic_step) *
-                         (ptrdiff_t)normfuse_type_bytes(q->type);
-}
-
 static int64_t valid_sets(const struct plan *plan, const struct channel_tile *t)
 {
     return plan->p->columns ? t->count * plan->groups : t->count;
+}
+
+/* The statistics of a tile's norm groups, from or to the caller's array. */
+static void move_statistics(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_tile *t, double *values,
+                            bool is_load)
+{
+    const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(q->type);
+    const int64_t groups = plan->p->columns ? plan->groups : 1;
+    for (int64_t i = 0; i < t->count; i++) {
+        char *at = q->data + (t->n * q->batch + (plan->p->columns ? 0 : t->group) * q->channel + (t->s + i) * plan->statistic_step) * bytes;
+        for (int64_t g = 0; g < groups; g++, at += q->channel * bytes, values++) {
+            if (is_load)
+                *values = normfuse_load(at, q->type);
+            else
+                normfuse_store(at, q->type, *values);
+        }
+    }
 }
 
 /* Lanes behind the last position: of no meaning, but numbers. */
@@ -368,48 +453,45 @@ static double rstd_of(const struct normfuse_problem *p, double count, double m2)
     return sqrt(count) / (norm < p->eps ? p->eps : norm);
 }
 
-static void finish_statistics(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+static void finish_statistics(const struct plan *plan, struct small_worker *w, const struct channel_tile *t,
+                              const struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
-    const bool centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
-    const double count = (double)plan->group_channels, inverse = 1 / count;
+    const double count = (double)plan->group_channels, inverse = 1 / count, eps = p->eps;
     const int64_t sets = valid_sets(plan, t);
-    for (int64_t i = 0; i < sets; i++) {
-        const double k = load_real(plan, w->shift, i), sum = w->mean[i], square = w->m2[i];
-        const double m2 = centred ? square - sum * sum * inverse : square;
-        struct moments m = {count, centred ? k + sum * inverse : 0, m2 < 0 ? 0 : m2};
-        if (!plan->is_double && (centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90)))
-            m = moments_in_double(plan, w, t, i);
-        w->mean[i] = m.mean;
-        w->m2[i] = m.m2;
+    double *restrict const mean = w->mean, *restrict const m2 = w->m2, *restrict const rstd = w->double_rstd;
+    bool is_slow = false;
+    for (int64_t i = 0; !plan->is_double && i < sets; i++) {
+        const double k = ((const float *)w->shift)[i];
+        is_slow |= s->centred ? out_of_range(k, mean[i], m2[i]) : !(m2[i] < 3e38 && m2[i] >= 0x1p-90);
     }
-    for (int64_t i = 0; i < sets; i++)
-        w->double_rstd[i] = rstd_of(p, count, w->m2[i]);
-    for (int64_t i = 0; i < sets && p->mean.data; i++)
-        normfuse_store(statistic_of(plan, &p->mean, t, i), p->mean.type, w->mean[i]);
-    for (int64_t i = 0; i < sets && p->rstd.data; i++)
-        normfuse_store(statistic_of(plan, &p->rstd, t, i), p->rstd.type, w->double_rstd[i]);
+    for (int64_t i = 0; i < sets; i++) {
+        const double k = load_real(plan, w->shift, i), sum = mean[i], square = m2[i];
+        const bool slow = is_slow && (s->centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90));
+        const double about = s->centred ? square - sum * sum * inverse : square;
+        mean[i] = s->centred ? k + sum * inverse : 0;
+        m2[i] = about < 0 ? 0 : about;
+        if (slow) {
+            const struct moments m = moments_in_double(plan, s, i);
+            mean[i] = m.mean;
+            m2[i] = m.m2;
+        }
+    }
+    if (p->eps_kind == NORMFUSE_EPS_ADDED)
+        for (int64_t i = 0; i < sets; i++) /* by vectors */
+            rstd[i] = 1 / sqrt(m2[i] / count + eps);
+    else
+        for (int64_t i = 0; i < sets; i++)
+            rstd[i] = rstd_of(p, count, m2[i]);
+    if (p->mean.data)
+        move_statistics(plan, &p->mean, t, mean, false);
+    if (p->rstd.data)
+        move_statistics(plan, &p->rstd, t, rstd, false);
     clear_rest(plan, w, t);
     normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
-
-static void normalize(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *normalized, void *z)
-{
-    if (plan->p->columns) {
-        struct normfuse_small_sets s = small_sets_of(plan, w, t);
-        s.normalized = normalized;
-        s.z = z;
-        plan->small->normalize(&s);
-        return;
-    }
-    struct normfuse_channels all = chunk_of(plan, w, t, 0);
-    all.rows = (size_t)plan->group_channels;
-    all.normalized = normalized;
-    all.z = z;
-    plan->channel->normalize(&all);
-}
 
 /* prelu of rows: the slope of each is another one. */
 static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *gradient)
@@ -447,12 +529,23 @@ static void activate(const struct plan *plan, const struct small_worker *w, cons
 static void forward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    load_u(plan, w, t);
-    sum_tile(plan, w, t);
-    finish_statistics(plan, w, t);
+    gather_u(plan, w, t);
+    struct normfuse_channels s = passed_of(plan, w, t);
+    sum_tile(plan, w, t, &s);
+    finish_statistics(plan, w, t, &s);
     if (!plan->apply)
         return;
-    normalize(plan, w, t, NULL, w->z);
+    const bool is_fused = (p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_SILU) && p->y_type == p->type &&
+                          writes(plan, &p->y, t) && (!p->post_add.data || is_direct(plan, &p->post_add, t));
+    if (is_fused) {
+        write_to(plan, &s, &p->y, t);
+        add_from(plan, &s, &p->post_add, t);
+    } else {
+        s.z = w->z;
+    }
+    (p->columns ? plan->pass->apply_to_positions : plan->pass->apply_to_channels)(&s);
+    if (is_fused)
+        return;
     if (p->post_add.data)
         load(plan, w, &p->post_add, t, p->y_type, w->z, true);
     activate(plan, w, t, NULL);
@@ -461,23 +554,18 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
 
 /* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel onto the
  * sums of the tile (columns) or the block (rows). */
-static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_tile *t, const struct normfuse_channels *s)
 {
     const int64_t sets = sets_of(plan, t->count);
     if (plan->p->columns) {
-        struct normfuse_small_sets s = small_sets_of(plan, w, t);
-        s.normalized = w->normalized;
-        s.gradient = w->gradient;
-        s.sum_bias = w->sum_bias;
-        s.sum_weight = w->sum_weight;
-        plan->small->sums(&s);
-        gather(plan, w, sets, false, true);
+        plan->pass->sums_of_positions(s);
+        gather(plan, w, sets, false, true, true);
         return;
     }
     for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
-        const struct normfuse_channels chunk = chunk_of(plan, w, t, row);
+        const struct normfuse_channels chunk = chunk_of(plan, s, row);
         plan->channel->sums(&chunk);
-        gather(plan, w, sets, row > 0, true);
+        gather(plan, w, sets, row > 0, true, true);
     }
     const int64_t first = t->group * plan->group_channels;
     for (int64_t c = first; c < first + plan->group_channels; c++) {
@@ -496,28 +584,25 @@ static double clamped_rstd(const struct plan *plan)
     return p->rstd.type == NORMFUSE_F64 ? most : (double)(float)most;
 }
 
-static void store_dx(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+static void store_dx(const struct plan *plan, struct small_worker *w, const struct channel_tile *t, struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
-    const bool centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
     const double clamped = clamped_rstd(plan), inverse = 1 / (double)plan->group_channels;
     for (int64_t i = 0; i < sets_of(plan, t->count); i++) {
         const double factor = -w->double_rstd[i] * inverse;
         store_real(plan, w->slope, i, w->double_rstd[i] >= clamped && clamped < (double)INFINITY ? 0 : factor * w->m2[i]);
-        store_real(plan, w->offset, i, centred ? factor * w->mean[i] : 0);
+        store_real(plan, w->offset, i, s->centred ? factor * w->mean[i] : 0);
     }
-    if (p->columns) {
-        struct normfuse_small_sets s = small_sets_of(plan, w, t);
-        s.normalized = w->normalized;
-        s.gradient = w->gradient;
-        s.dx = w->u;
-        plan->small->dx(&s);
-    } else {
-        struct normfuse_channels all = chunk_of(plan, w, t, 0);
-        all.rows = (size_t)plan->group_channels;
-        all.dx = w->u;
-        plan->channel->dx(&all);
+    const bool is_fused = writes(plan, &p->dx, t) && (!p->du.data || is_direct(plan, &p->du, t));
+    s->ahead = s->ahead_gradient = 0;
+    s->z = is_fused ? NULL : w->u; /* rows: the tile itself, value by value */
+    if (is_fused) {
+        write_to(plan, s, &p->dx, t);
+        add_from(plan, s, &p->du, t);
     }
+    (p->columns ? plan->pass->dx_of_positions : plan->pass->dx_of_channels)(s);
+    if (is_fused)
+        return;
     if (p->du.data)
         load(plan, w, &p->du, t, p->type, w->u, true);
     store(plan, w, &p->dx, t, p->type, w->u, plan->stream);
@@ -526,16 +611,32 @@ static void store_dx(const struct plan *plan, struct small_worker *w, const stru
 static void backward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    load(plan, w, &p->dy, t, p->y_type, w->gradient, false);
-    load_u(plan, w, t);
-    for (int64_t i = 0; i < valid_sets(plan, t); i++) {
-        w->mean[i] = p->mean.data ? normfuse_load(statistic_of(plan, &p->mean, t, i), p->mean.type) : 0;
-        w->double_rstd[i] = normfuse_load(statistic_of(plan, &p->rstd, t, i), p->rstd.type);
+    const bool needs_z = p->activation != NORMFUSE_IDENTITY;
+    gather_u(plan, w, t);
+    struct normfuse_channels s = passed_of(plan, w, t);
+    /* Columns are read where they are. */
+    const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
+    if (p->columns && !needs_z && is_real && !p->dpost_add.data && is_direct(plan, &p->dy, t)) {
+        s.gradient = tile_at(plan, &p->dy, t, p->y_type);
+        s.gradient_stride = p->dy.position;
+        s.ahead_gradient = t->count * s.gradient_stride * (ptrdiff_t)plan->real_bytes;
+    } else {
+        load(plan, w, &p->dy, t, p->y_type, w->gradient, false);
     }
+    memset(w->mean, 0, (size_t)valid_sets(plan, t) * 8);
+    if (p->mean.data)
+        move_statistics(plan, &p->mean, t, w->mean, true);
+    move_statistics(plan, &p->rstd, t, w->double_rstd, true);
     clear_rest(plan, w, t);
     normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
-    const bool needs_z = p->activation != NORMFUSE_IDENTITY;
-    normalize(plan, w, t, w->normalized, needs_z && !p->from_y ? w->z : NULL);
+    s.z = needs_z && !p->from_y ? w->z : NULL;
+    for (int64_t row = 0; !p->columns && row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
+        struct normfuse_channels chunk = chunk_of(plan, &s, row);
+        chunk.loads = NORMFUSE_LOAD_NORMALIZED;
+        plan->pass->load_channels(&chunk);
+    }
+    if (p->columns && s.z)
+        plan->pass->apply_to_positions(&s);
     if (needs_z) {
         if (p->post_add.data) /* y itself where that is given */
             load(plan, w, &p->post_add, t, p->y_type, w->z, !p->from_y);
@@ -544,9 +645,9 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     if (p->dpost_add.data)
         store(plan, w, &p->dpost_add, t, p->y_type, w->gradient, false);
     if (plan->apply || plan->sums_samples)
-        sum_gradients(plan, w, t);
+        sum_gradients(plan, w, t, &s);
     if (plan->apply)
-        store_dx(plan, w, t);
+        store_dx(plan, w, t, &s);
 }
 
 /* ---- gradients of parameters ------------------------------------------------------------------------------------------------- */

@@ -13,47 +13,23 @@
 /* Two vectors of positions in step: a sum waits for the one before it. The second one is the first again where there is none. */
 static void REAL(moments)(const struct normfuse_channels *s)
 {
-    const R *u = s->u, *shift = s->shift;
+    const R *u = s->tile, *shift = s->shift;
     R *sums = s->sum, *squares = s->square;
     for (size_t p = 0; p < s->pitch; p += 2 * W) {
         const size_t q = p + W < s->pitch ? p + W : p;
         V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
-        if (squares) {
-            const V k0 = LOAD_R(shift + p), k1 = LOAD_R(shift + q);
-            for (size_t r = 0; r < s->rows; r++) {
-                const V d0 = OP(sub)(LOAD_R(u + r * s->pitch + p), k0), d1 = OP(sub)(LOAD_R(u + r * s->pitch + q), k1);
-                sum0 = OP(add)(sum0, d0);
-                sum1 = OP(add)(sum1, d1);
-                square0 = OP(fma)(d0, d0, square0);
-                square1 = OP(fma)(d1, d1, square1);
-            }
-            STORE_R(squares + p, square0);
-            STORE_R(squares + q, square1);
-        } else {
-            for (size_t r = 0; r < s->rows; r++) {
-                sum0 = OP(add)(sum0, LOAD_R(u + r * s->pitch + p));
-                sum1 = OP(add)(sum1, LOAD_R(u + r * s->pitch + q));
-            }
+        const V k0 = LOAD_R(shift + p), k1 = LOAD_R(shift + q);
+        for (size_t r = 0; r < s->channels; r++) {
+            const V d0 = OP(sub)(LOAD_R(u + r * s->pitch + p), k0), d1 = OP(sub)(LOAD_R(u + r * s->pitch + q), k1);
+            sum0 = OP(add)(sum0, d0);
+            sum1 = OP(add)(sum1, d1);
+            square0 = OP(fma)(d0, d0, square0);
+            square1 = OP(fma)(d1, d1, square1);
         }
+        STORE_R(squares + p, square0);
+        STORE_R(squares + q, square1);
         STORE_R(sums + p, sum0);
         STORE_R(sums + q, sum1);
-    }
-}
-
-static void REAL(normalize)(const struct normfuse_channels *s)
-{
-    const R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
-    for (size_t r = 0; r < s->rows; r++) {
-        const R *u = (const R *)s->u + r * s->pitch;
-        R *normalized = s->normalized ? (R *)s->normalized + r * s->pitch : NULL, *z = s->z ? (R *)s->z + r * s->pitch : NULL;
-        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-        for (size_t p = 0; p < s->pitch; p += W) {
-            const V h = OP(fma)(OP(sub)(LOAD_R(u + p), LOAD_R(shift + p)), LOAD_R(rstd + p), LOAD_R(rest + p));
-            if (normalized)
-                STORE_R(normalized + p, h);
-            if (z)
-                STORE_R(z + p, OP(fma)(h, weight, bias));
-        }
     }
 }
 
@@ -71,12 +47,12 @@ static void REAL(sums)(const struct normfuse_channels *s)
         STORE_R(sums + p, OP(set1)(0));
         STORE_R(squares + p, OP(set1)(0));
     }
-    for (size_t r = 0; r < s->rows; r++) {
-        const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->normalized + r * s->pitch;
+    for (size_t r = 0; r < s->channels; r++) {
+        const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
         V of_bias = OP(set1)(0), of_weight = of_bias;
         for (size_t p = 0; p < s->pitch; p += W) {
-            const V gradient = REAL(valid)(LOAD_R(g + p), p, s->n), normalized = REAL(valid)(LOAD_R(h + p), p, s->n);
+            const V gradient = REAL(valid)(LOAD_R(g + p), p, s->positions), normalized = REAL(valid)(LOAD_R(h + p), p, s->positions);
             const V scaled = OP(mul)(gradient, weight);
             of_bias = OP(add)(of_bias, gradient);
             of_weight = OP(fma)(gradient, normalized, of_weight);
@@ -85,21 +61,6 @@ static void REAL(sums)(const struct normfuse_channels *s)
         }
         ((R *)s->sum_bias)[r] = OP(hsum)(of_bias);
         ((R *)s->sum_weight)[r] = OP(hsum)(of_weight);
-    }
-}
-
-static void REAL(dx)(const struct normfuse_channels *s)
-{
-    const R *rstd = s->rstd, *slope = s->slope, *offset = s->offset;
-    for (size_t r = 0; r < s->rows; r++) {
-        const size_t at = r * s->pitch;
-        const R *g = (const R *)s->gradient + at, *h = (const R *)s->normalized + at;
-        R *dx = (R *)s->dx + at;
-        const V weight = OP(set1)(((const R *)s->weight)[r]);
-        for (size_t p = 0; p < s->pitch; p += W) {
-            const V rest = OP(fma)(LOAD_R(slope + p), LOAD_R(h + p), LOAD_R(offset + p));
-            STORE_R(dx + p, OP(fma)(LOAD_R(rstd + p), OP(mul)(LOAD_R(g + p), weight), rest));
-        }
     }
 }
 

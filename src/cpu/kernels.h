@@ -58,11 +58,49 @@ struct normfuse_pass {
     PASS(affine2_columns)                                                                                            \
     PASS(add)             /* y = x + dy, rounded */
 
+/* A tile of norm over channels: `positions` positions of `groups` norm groups of `channels` channels. Under columns strides are
+ * between positions; under rows they are between channels, groups is 1, and a position is a lane. Arrays of the compute type have
+ * room for a vector behind their end. */
+struct normfuse_channels {
+    size_t positions, groups, channels;
+    const void *x, *post_add;           /* of the tensors' type; post_add: in a backward du. NULL: nothing is added */
+    void *y, *z;                        /* y or dx; z not NULL: in its place in the compute type, of no activation and addition */
+    ptrdiff_t x_stride, post_add_stride, y_stride;
+    const void *gradient;               /* compute type; rows: `pitch` apart */
+    ptrdiff_t gradient_stride;
+    void *tile;                         /* rows, compute type: channels `pitch` apart, a multiple of 16 */
+    size_t pitch;
+    int32_t loads;                      /* what load_channels makes beside the tile */
+    bool centred, stream;               /* columns, stream: y and its stride are multiples of 64 bytes */
+    ptrdiff_t ahead, ahead_gradient;    /* prefetches what is so many bytes behind x and gradient; 0: nothing */
+    int32_t activation;                 /* NORMFUSE_SILU, or none */
+    double act_param;
+    const void *weight, *bias;          /* compute type, per channel */
+    void *sum_bias, *sum_weight;
+    void *shift, *sum, *square;         /* compute type, per norm group; rows: per position */
+    const void *rstd, *rest, *slope, *offset;
+};
+
+enum { NORMFUSE_LOAD_SUMS, NORMFUSE_LOAD_SQUARES, NORMFUSE_LOAD_NORMALIZED };
+
+/* PASS(name, what it does): norm over channels; h = (x - shift)*rstd + rest */
+#define NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS)                                                                                \
+    PASS(moments_of_positions) /* columns: shift = mean, sum and square of x - shift and its square; not centred: about 0 */ \
+    PASS(apply_to_positions)   /* y = act(h*weight + bias [+ post_add]); where not z, channels is a multiple of 16 */       \
+    PASS(sums_of_positions)    /* as sums below, sum_bias and sum_weight added to */                                        \
+    PASS(dx_of_positions)      /* y = rstd*(gradient*weight) + (slope*h + offset) [+ post_add] */                           \
+    PASS(load_channels)        /* rows: tile = x, and sum or square over the channels; or tile = h and z = h*weight + bias */ \
+    PASS(apply_to_channels)    /* the same of the tile */                                                                   \
+    PASS(dx_of_channels)       /* the same of a tile of h */
+
 typedef void (*normfuse_pass_function)(const struct normfuse_pass *);
 
 struct normfuse_passes {
 #define PASS(name) normfuse_pass_function name;
     NORMFUSE_FOR_EACH_PASS(PASS)
+#undef PASS
+#define PASS(name) void (*name)(const struct normfuse_channels *);
+    NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS)
 #undef PASS
     /* n adjacent values to the compute type, or onto what is there; prefetches what is so many bytes behind each. `to` has room
      * for whole vectors. */
@@ -90,8 +128,6 @@ enum { NORMFUSE_SMALL_CHUNK = 4096 }; /* longest f32 sum: 128 additions a lane *
 struct normfuse_small_set_functions {
     /* shift = mean of the set as a sum gives it; sum, square: of u - shift and (u - shift)^2 */
     void (*moments)(const struct normfuse_small_sets *);
-    /* sets of one row: sum, square: of u and u^2 */
-    void (*squares)(const struct normfuse_small_sets *);
     /* normalized = (u - shift)*rstd + rest; z = normalized*weight + bias; either may be NULL */
     void (*normalize)(const struct normfuse_small_sets *);
     /* sum_bias += gradient, sum_weight += gradient*normalized over rows and samples; per set sum of gradient*weight, square of
@@ -107,28 +143,14 @@ struct normfuse_small_set_functions {
     void (*prelu)(const void *slope, void *z, void *gradient, void *sum_slope, size_t rows, size_t n);
 };
 
-/* Norm over channels where the positions of a channel are adjacent: a tile in the compute type of `rows` channels, `pitch` apart,
- * of n positions each (channels.inl). A position is a lane of its own; pitch is n, rounded up to whole vectors of 16. z, or dx, may
- * be u. */
-struct normfuse_channels {
-    size_t rows, n, pitch;
-    const void *u, *gradient;
-    void *normalized, *z, *dx;
-    const void *weight, *bias;          /* per row */
-    void *sum_bias, *sum_weight;        /* per row */
-    void *sum, *square;                 /* per position */
-    const void *shift, *rstd, *rest, *slope, *offset; /* per position */
-};
-
 enum { NORMFUSE_CHANNEL_CHUNK = 128 }; /* most rows of one f32 sum */
 
 struct normfuse_channel_functions {
-    /* sum and square of u - shift and (u - shift)^2 over the rows; square NULL: of u alone */
+    /* sum and square of tile - shift and of its square over the channels */
     void (*moments)(const struct normfuse_channels *);
-    /* as the same functions of small sets */
-    void (*normalize)(const struct normfuse_channels *);
+    /* of a tile of normalized values and a gradient `pitch` apart: per position sum of gradient*weight, square of
+     * gradient*weight*normalized; per channel sum_bias = sum of gradient, sum_weight of gradient*normalized, over the positions */
     void (*sums)(const struct normfuse_channels *);
-    void (*dx)(const struct normfuse_channels *);
 };
 
 /* Sums per column, from the compute type to double: columns.inl. */

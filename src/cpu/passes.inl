@@ -870,6 +870,8 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
     }
 }
 
+#include "cpu/channel_passes.inl"
+
 #undef LOAD
 #undef LOAD_PART
 #undef STORE

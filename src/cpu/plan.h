@@ -97,7 +97,8 @@ struct small_worker {
     double *mean, *m2, *double_rstd;
     double *bases; /* with pre_bias: what u of a set is less */
     void *biases;  /* norm over channels: pre_bias of each channel */
-    char *stage; /* of the tensors' type: u while it is rounded */
+    char *stage;   /* of the tensors' type: u while it is rounded */
+    char *source;  /* norm over channels, of x's type: u of a tile where that is a sum, or x's values are apart */
 };
 
 /* What one thread needs for itself. */

@@ -234,16 +234,6 @@ static void REAL(moments)(const struct normfuse_small_sets *s)
     }
 }
 
-static void REAL(squares)(const struct normfuse_small_sets *s)
-{
-    double sum, square;
-    for (size_t i = 0; i < s->samples * s->sets; i++) {
-        REAL(moments_of_set)(s, (const R *)s->u + i * s->n, 0, &sum, &square);
-        ((R *)s->sum)[i] = (R)sum;
-        ((R *)s->square)[i] = (R)square;
-    }
-}
-
 static void REAL(normalize)(const struct normfuse_small_sets *s)
 {
     const R *x = s->u, *weight = s->weight, *bias = s->bias;
