@@ -131,24 +131,6 @@ normfuse_status normfuse_check_struct(const char *call, const char *argument, ui
 /* That both running statistics are there, and beside them at most weight and bias. */
 normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_tensors *tensors);
 
-/* ---- what a backend offers ------------------------------------------------------------------------------------ */
-
-normfuse_status normfuse_cpu_run(const struct normfuse_problem *problem, const normfuse_exec *exec);
-size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec);
-/* See normfuse_sample_quantum. */
-int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns);
-
-#if defined(NORMFUSE_HAVE_CUDA)
-/* The device is known to be ready (normfuse_cuda_device), scratch and sync memory to be large enough. */
-normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec);
-size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec);
-/* Joins shards of `width` doubles an entry: triples of stats or pairs of sums. in: shards of out's size, in order. stats:
- * of sums per value (see torch.h); its data is NULL elsewhere. */
-normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *stats,
-                                    const struct normfuse_flat *out, int32_t width, int32_t ordinal,
-                                    const normfuse_exec *exec);
-#endif
-
 /* ---- status.c ------------------------------------------------------------------------------------------------- */
 
 /* Sets this thread's last error (printf format) and returns status. */

@@ -13,7 +13,8 @@
 #include "normfuse.h"
 #include "problem.h"
 #include "scalar.h"
-#include "torch.h"
+#include "cpu/run.h"
+#include "package.h"
 
 /* In the order of normfuse_tensors. */
 enum slot {

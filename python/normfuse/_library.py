@@ -170,7 +170,7 @@ _SIGNATURES = {
     "normfuse_use_compiler": (c_int32, [c_char_p]),
     "normfuse_compiler_info": (c_int32, [POINTER(CompilerInformation)]),
     "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
-    # Of src/torch.h
+    # src/package.h
     "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),
     "normfuse_stream_scratch": (None, [c_int32, c_void_p, c_size_t, POINTER(c_void_p)]),
     "normfuse_stream_scratch_free": (None, [c_int32, c_void_p, c_void_p]),

@@ -7,7 +7,7 @@ their backwards. They lie below autograd and autocast: PyTorch's own autograd fo
 results have the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.) Saved
 statistics are f32, or f64 for f64 input, where stock's are of 16 bits too.
 
-The kernels are the C library's (src/torch.c), registered through libtorch's stable C interface; those in this file
+The kernels are the C library's (src/bindings/torch.c), registered through libtorch's stable C interface; those in this file
 take their place where that is missing.
 
 Nothing is fused this way, since stock's operators have no place for an activation: convert does that.

@@ -6,7 +6,7 @@
  *
  * Blocks come from the driver, not from an array library's allocator: a block that is first needed while torch fills a
  * graph's private pool would otherwise lie in that pool, and be taken for memory that leaked out of the graph. */
-#include "torch.h"
+#include "package.h"
 
 #if !defined(NORMFUSE_HAVE_CUDA)
 

@@ -11,6 +11,7 @@
  * the heap that holds one, or 0. It leaves its outputs there, owned by the caller. */
 #include "huge_pages.h"
 
+#include "package.h"
 #include "torch.h"
 
 #include <dlfcn.h>

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "torch.h"
+#include "package.h"
 
 /* ---- ONNX Runtime's interface ---------------------------------------------------------------------------------- */
 

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "torch.h"
+#include "package.h"
 
 /* ---- XLA's interface ------------------------------------------------------------------------------------------- */
 
