@@ -117,8 +117,12 @@ static const char sections[] =
     "    y_dtype=...        channel_norm: what y, dy and post_add hold, where it is not x's: f32\n"
     "                       where x has 16 bits, f16 or bf16 where it is f32\n"
     "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
-    "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish, relu6, prelu (with --slope)\n"
+    "    act=NAME           identity (default), or one of these; prelu takes --slope:\n"
+    "       "
+#define ACTIVATION(number, name, parameter) " " #name
+#include "src/activations.def"
+#undef ACTIVATION
+    "\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    eps=V              added to the variance (1e-5)\n"
     "    mode=train|eval    batch_norm, instance_norm: statistics of the batch (default), or\n"

@@ -9,6 +9,10 @@
 
 #include "normfuse.h"
 
+/* The name of an activation, and its act_param where none is given: 0 where it takes none. NULL: there is none of this
+ * number. */
+NORMFUSE_API const char *normfuse_activation_name(int32_t activation, double *default_param);
+
 /* normfuse_sums_merge where the count of all shards is on the device: each sum times NORMFUSE_PER_VALUE and over the
  * count of its triple of the merged stats (of 0: over 1), for ..._backward_apply with options.set_values =
  * NORMFUSE_PER_VALUE. in: [shards, ..., 2] f64, out: [..., 2], stats: [..., 3] f64, a triple for as many pairs of out

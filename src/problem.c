@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "activation.h"
+#include "package.h"
 
 /* In the order of normfuse_tensors. */
 enum slot {
@@ -1139,4 +1140,14 @@ normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const c
         return refuse_strides(problem, "x");
     choose_picture(problem, &view);
     return NORMFUSE_OK;
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------ */
+
+const char *normfuse_activation_name(int32_t activation, double *default_param)
+{
+    if (activation < 0 || activation >= NORMFUSE_ACTIVATIONS)
+        return NULL;
+    *default_param = normfuse_activation_table[activation].default_param;
+    return normfuse_activation_table[activation].name;
 }

@@ -373,10 +373,13 @@ static struct ort_status *read_word(const struct ort_api *api, const struct ort_
 static struct ort_status *read_activation(const struct ort_api *api, const struct ort_info *info, const char *operator,
                                           int32_t *activation)
 {
-    static const char *const names[] = {"identity", "relu",      "leaky_relu", "silu", "gelu",
-                                        "gelu_tanh", "hardswish", "elu",        "mish", "relu6"};
-    _Static_assert(sizeof names / sizeof names[0] == NORMFUSE_RELU6 + 1, "a name for each activation but prelu");
-    return read_word(api, info, operator, "activation", names, NORMFUSE_RELU6 + 1, "is not a name of an activation",
+    static const char *const names[] = {
+#define ACTIVATION(number, name, parameter) #name,
+#include "activations.def"
+#undef ACTIVATION
+    };
+    _Static_assert(NORMFUSE_PRELU + 1 == sizeof names / sizeof names[0], "the last one needs a tensor");
+    return read_word(api, info, operator, "activation", names, NORMFUSE_PRELU, "is not a name of an activation",
                      activation);
 }
 

@@ -99,8 +99,8 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     num_groups          divides C
     weight, bias        [C]; None: 1 and 0
     eps                 is added to the biased variance
-    activation          None, relu, leaky_relu, silu, gelu, gelu_tanh, hardswish, elu, mish, relu6; act_param: the slope
-                        of leaky_relu (0.01), the alpha of elu (1)
+    activation          None, or a name of normfuse.ACTIVATIONS but prelu; act_param: the slope of leaky_relu (0.01), the
+                        alpha of elu (1)
     pre_bias            [C] or [N, C]: the bias of the convolution before, an embedding
     pre_add, post_add   like x. return_sum: also return x + pre_bias + pre_add
     scale, shift        [N, C]; None: 0

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from .. import _library as _shared
 from .._library import EPS_KINDS, STATISTICS
 from ._namespace import NAMESPACE
 
@@ -34,11 +35,8 @@ WANT_PRE_BIAS = 128  # with WANT_X
 FROM_U = 256  # pre_bias is in u already; without it u is x + pre_bias
 WANT_SLOPE = 512
 
-ACTIVATIONS = {
-    None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-    "elu": 7, "mish": 8, "relu6": 9, "prelu": 10,
-}  # fmt: skip
-DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
+ACTIVATIONS = {None: 0, **_shared.ACTIVATIONS}
+DEFAULT_ACT_PARAM = {ACTIVATIONS[name]: value for name, value in _shared.DEFAULT_ACT_PARAM.items()}
 # Channel norm's y_dtype: an index. None: x's.
 Y_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 MEAN_SQUARE, EPS_OF_NORM = STATISTICS["mean_square"], EPS_KINDS["of_norm"]
