@@ -13,33 +13,9 @@
 
 /* In the order of normfuse_tensors. */
 enum slot {
-    X,
-    PRE_ADD,
-    POST_ADD,
-    WEIGHT,
-    BIAS,
-    SCALE,
-    SHIFT,
-    Y,
-    U,
-    MEAN,
-    RSTD,
-    RUNNING_MEAN,
-    RUNNING_VAR,
-    DY,
-    DU,
-    DX,
-    DWEIGHT,
-    DBIAS,
-    DSCALE,
-    DSHIFT,
-    DPOST_ADD,
-    STATS,
-    SUMS,
-    PRE_BIAS,
-    DPRE_BIAS,
-    SLOPE,
-    DSLOPE,
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
     SLOTS
 };
 _Static_assert(sizeof(normfuse_tensors) == 8 + SLOTS * sizeof(void *), "enum slot lists every tensor");
@@ -62,34 +38,8 @@ static const struct {
     enum kind kind;
     size_t offset; /* in struct normfuse_problem */
 } slots[SLOTS] = {
-#define SLOT(field, kind) {"tensors." #field, kind, offsetof(struct normfuse_problem, field)}
-    [X] = SLOT(x, BIG),
-    [PRE_ADD] = SLOT(pre_add, BIG),
-    [POST_ADD] = SLOT(post_add, BIG),
-    [WEIGHT] = SLOT(weight, CHANNEL),
-    [BIAS] = SLOT(bias, CHANNEL),
-    [SCALE] = SLOT(scale, SAMPLE_CHANNEL),
-    [SHIFT] = SLOT(shift, SAMPLE_CHANNEL),
-    [Y] = SLOT(y, BIG),
-    [U] = SLOT(u, BIG),
-    [MEAN] = SLOT(mean, STATISTICS),
-    [RSTD] = SLOT(rstd, STATISTICS),
-    [RUNNING_MEAN] = SLOT(running_mean, CHANNEL),
-    [RUNNING_VAR] = SLOT(running_var, CHANNEL),
-    [DY] = SLOT(dy, BIG),
-    [DU] = SLOT(du, BIG),
-    [DX] = SLOT(dx, BIG),
-    [DWEIGHT] = SLOT(dweight, CHANNEL),
-    [DBIAS] = SLOT(dbias, CHANNEL),
-    [DSCALE] = SLOT(dscale, SAMPLE_CHANNEL),
-    [DSHIFT] = SLOT(dshift, SAMPLE_CHANNEL),
-    [DPOST_ADD] = SLOT(dpost_add, BIG),
-    [STATS] = SLOT(stats, JOINED),
-    [SUMS] = SLOT(sums, JOINED),
-    [PRE_BIAS] = SLOT(pre_bias, EITHER),
-    [DPRE_BIAS] = SLOT(dpre_bias, EITHER),
-    [SLOPE] = SLOT(slope, SHARED),
-    [DSLOPE] = SLOT(dslope, SHARED),
+#define SLOT(number, member, kind) [number] = {"tensors." #member, kind, offsetof(struct normfuse_problem, member)},
+#include "slots.def"
 #undef SLOT
 };
 

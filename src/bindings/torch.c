@@ -73,8 +73,10 @@ static struct {
 
 /* What an argument or an output is: a tensor by its place in normfuse_tensors, or a number. */
 enum {
-    X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
-    DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS,
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
+    SLOTS,
     PARTS = SLOTS, /* stats or sums of all shards, in rank order; a handle of its own */
     GROUPS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, WANTED, RETURN_SUM, STATISTICS, EPS_KIND, Y_DTYPE, CHANNELS_LAST,
     /* aten's */

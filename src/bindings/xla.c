@@ -164,8 +164,12 @@ struct xla_frame {
 /* ---- a call ---------------------------------------------------------------------------------------------------- */
 
 /* The order of normfuse_tensors. */
-enum { X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX,
-       DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS };
+enum {
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
+    SLOTS
+};
 _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS * sizeof(void *),
                "every tensor has a slot");
 _Static_assert(offsetof(normfuse_tensors, dslope) == offsetof(normfuse_tensors, x) + DSLOPE * sizeof(void *),
