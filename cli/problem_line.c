@@ -38,7 +38,7 @@ static const char *const device_names[] = { "cpu", "cuda" };
 static const char *const key_names[] = { "groups", "dtype", "weight_dtype", "y_dtype", "layout", "act", "act_param",
                                          "mode", "per", "stat", "eps_kind", "eps", "dir", "device" };
 
-/* What other libraries call these values. */
+/* Names of these values in other libraries. */
 static const struct {
     const char *word, *name;
 } other_names[] = {

@@ -490,7 +490,7 @@ static bool has_sample_axis(const struct run *run, enum shape_kind kind)
     return kind == BIG || shape_of(run, kind).ndim == 2;
 }
 
-/* Of the files that are like x, or like y. */
+/* The files that are like x, or like y. */
 static normfuse_type big_type(const struct run *run, bool of_y)
 {
     return of_y && run->line.has_y_type ? run->line.y_type : run->inputs[X].type;
@@ -980,8 +980,8 @@ static void run_by_sample(struct run *run)
 
 /* ---- batch norm in training -------------------------------------------------------------------------------------- */
 
-/* A pass over the batch, or where only what follows from the whole batch's sums is wanted, of its first block. `summed`:
- * outputs that every block adds to. */
+/* A pass over the batch, or where only what follows from the whole batch's sums is wanted, of its first block.
+ * `summed`: outputs that every block adds to. */
 static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigned outputs, unsigned summed, bool whole)
 {
     int64_t first = 0;

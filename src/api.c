@@ -42,8 +42,8 @@ static normfuse_status find_backend(const struct normfuse_problem *problem, cons
     return (*backend)->check != NULL ? (*backend)->check(problem->name, problem->device.device_id) : NORMFUSE_OK;
 }
 
-/* Backends take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of the
- * samples that count together. Norm over channels rounds u itself. */
+/* Backends take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of
+ * the samples that count together. Norm over channels rounds u itself. */
 static bool takes_pre_bias(const struct normfuse_problem *problem)
 {
     if (problem->sets == NORMFUSE_SETS_POSITION)
@@ -54,7 +54,7 @@ static bool takes_pre_bias(const struct normfuse_problem *problem)
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
-/* What a backend does for one call, in this order. */
+/* The problems that a backend runs for one call, in this order. */
 struct parts {
     struct normfuse_problem of[3];
     int count;
@@ -78,7 +78,7 @@ static struct normfuse_problem affine_of(const struct normfuse_problem *problem,
                                      .device = problem->device};
 }
 
-/* Whether u may be written there, to be overwritten by what is made of it. */
+/* True if u may be written there, to be overwritten by what is made of it. */
 static bool holds_u(const struct normfuse_view *view, const struct normfuse_view *x)
 {
     return view->data != NULL && view->batch == x->batch && view->channel == x->channel && view->position == x->position;
@@ -130,7 +130,7 @@ static struct parts parts_of(const struct normfuse_problem *problem, char *scrat
     return parts;
 }
 
-/* Where scratch memory is none or not known yet: aligned as that is. */
+/* Stands for scratch memory that is absent or not known yet; aligned like it. */
 static char *const anywhere = (char *)(uintptr_t)64;
 
 static size_t parts_scratch_bytes(const struct normfuse_backend *backend, const struct parts *parts,
@@ -219,7 +219,7 @@ static normfuse_status check_sync(const struct normfuse_backend *backend, const 
     return NORMFUSE_OK;
 }
 
-/* Whether there is no element and no result over none: statistics, sums, gradients of parameters. */
+/* True if there is no element and no result over none: statistics, sums, gradients of parameters. */
 static bool writes_nothing(const struct normfuse_problem *problem)
 {
     const int32_t forward = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
@@ -279,7 +279,7 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
 
 /* ---- operators ------------------------------------------------------------------------------------------------ */
 
-/* What is left of a call once its arguments are checked. `bytes`: where a ..._scratch_bytes puts its answer. */
+/* The rest of a call once its arguments are checked. `bytes`: the answer of a ..._scratch_bytes. */
 static normfuse_status answer(normfuse_status checked, const struct normfuse_problem *problem, enum normfuse_call call,
                               const normfuse_exec *exec, size_t *bytes, const struct normfuse_caller *caller)
 {
@@ -629,7 +629,7 @@ normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_type type, in
     return make_tensor(data, type, ndim, sizes, axes, true);
 }
 
-/* ---- version and machine -------------------------------------------------------------------------------------------------- */
+/* ---- version and machine -------------------------------------------------------------------------------------- */
 
 #define TEXT(number) #number
 #define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)

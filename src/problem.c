@@ -73,15 +73,15 @@ static const char *const call_names[][8] = {
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
 #define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD) | BIT(DPRE_BIAS) | BIT(DSLOPE))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
-/* Of batches and shards. */
+/* Tensors of batches and shards. */
 #define SHARED_STATISTICS (RUNNING | BIT(STATS) | BIT(SUMS))
-/* What affine does not take. */
+/* Tensors that affine does not take. */
 #define NORM_ONLY (SAVED | ADAPTIVE | SHARED_STATISTICS)
 
 #define FORWARD_PHASES (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY)
 #define BACKWARD_PHASES (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)
 
-/* Of training group and batch norm; evaluation and affine take part of it. */
+/* Tensors of training group and batch norm; evaluation and affine take part of it. */
 static const struct call {
     int32_t phases;
     bool sharded; /* not offered in evaluation */
@@ -245,7 +245,7 @@ static bool elements_are_apart(const int64_t sizes[AXES], const ptrdiff_t stride
     return true;
 }
 
-/* Whether two tensors of equal sizes and (sorted) strides, `distance` elements apart, share an element: whether the
+/* True if two tensors of equal sizes and (sorted) strides, `distance` elements apart, share an element: whether the
  * distance is a sum of d[a] * strides[a] with |d[a]| < sizes[a]. Says yes where strides interleave so much that it
  * would have to search. */
 static bool distance_is_met(ptrdiff_t distance, int axes, const int64_t *sizes, const ptrdiff_t *strides)
@@ -393,7 +393,7 @@ static bool collapse(struct normfuse_view *view, const normfuse_tensor *tensor, 
     return true;
 }
 
-/* Whether the strides of a tensor of x's sizes, all above 0, are of the layouts that the library walks. */
+/* True if the strides of a tensor of x's sizes, all above 0, are of the layouts that the library walks. */
 static bool view_of(struct normfuse_view *view, const struct normfuse_problem *problem, const normfuse_tensor *tensor)
 {
     const int64_t c = problem->c, s = problem->s;
@@ -478,7 +478,7 @@ static void choose_picture(struct normfuse_problem *problem, const struct normfu
 
 /* ---- a call --------------------------------------------------------------------------------------------------- */
 
-/* What the options structs have in common; fields that an operator does not have are 0. */
+/* The common members of the options structs; fields that an operator does not have are 0. */
 struct settings {
     enum operator operator;
     enum normfuse_call call;
@@ -592,7 +592,7 @@ normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_ten
     return check_mask(call, present_of(given), RUNNING | BIT(WEIGHT) | BIT(BIAS), RUNNING, "");
 }
 
-/* Whether act'(z) is a function of y: y has z's sign and, for relu6, reaches 6 where z does. */
+/* True if act'(z) is a function of y: y has z's sign and, for relu6, reaches 6 where z does. */
 static bool has_derivative_of_y(const struct normfuse_problem *problem)
 {
     switch (problem->activation) {
@@ -820,7 +820,7 @@ static void lattice_of(const struct normfuse_problem *problem, enum slot slot, i
     }
 }
 
-/* Whether `output` and `other`, whose ranges meet, share memory in a way that is not permitted. */
+/* True if `output` and `other`, whose ranges meet, share memory in a way that is not permitted. */
 static bool is_overlap(const struct normfuse_problem *problem, enum slot output, enum slot other)
 {
     if (slots[output].kind >= STATISTICS || slots[other].kind >= STATISTICS)
@@ -863,7 +863,7 @@ static normfuse_status check_overlap(const struct normfuse_problem *problem, uin
     return NORMFUSE_OK;
 }
 
-/* Whether merged statistics on the CPU have a set of one value. */
+/* True if merged statistics on the CPU have a set of one value. */
 static bool has_count_of_one(const struct normfuse_problem *problem)
 {
     const int64_t sets = problem->sets == NORMFUSE_SETS_BATCH ? problem->c : problem->n * problem->groups;
@@ -873,7 +873,7 @@ static bool has_count_of_one(const struct normfuse_problem *problem)
     return false;
 }
 
-/* What the number of values of a set allows: one value a set has no unbiased variance, and batch norm of it is a
+/* Checks the number of values of a set: one value a set has no unbiased variance, and batch norm of it is a
  * constant. A shard may have one. */
 static normfuse_status check_values(struct normfuse_problem *problem, const struct settings *settings, uint32_t present)
 {
@@ -968,11 +968,11 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
         if (status != NORMFUSE_OK)
             return status;
     }
-    /* What is added to is [C]: [N, C] of one sample is not. */
+    /* The destination of a sum is [C]: [N, C] of one sample is not. */
     problem->accumulate_slope = problem->accumulate;
     problem->accumulate_pre_bias = problem->accumulate && tensors[DPRE_BIAS] != NULL && tensors[DPRE_BIAS]->ndim == 1;
     problem->accumulate = problem->accumulate && !per_sample;
-    /* Of one sample, too, as a shard of several, and where all samples have the same. */
+    /* One sample, too, as a shard of several, and where all samples have the same. */
     problem->weights_samples = per_sample;
     problem->biases_samples = (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2;
     status = check_values(problem, settings, present);

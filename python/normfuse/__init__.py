@@ -74,7 +74,7 @@ class Gradients(NamedTuple):
     dslope: Optional[Array]
 
 
-# What arguments of normfuse.h are called here.
+# Names here of the arguments of normfuse.h.
 _FORWARD_NAMES = {"groups": "num_groups", "y": "out", "u": "out_sum", "mean": "out_mean", "rstd": "out_rstd"}
 _BACKWARD_NAMES = {"groups": "num_groups"}
 _CHANNEL_FORWARD_NAMES = {field: word for field, word in _FORWARD_NAMES.items() if field != "groups"}

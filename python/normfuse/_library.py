@@ -29,7 +29,7 @@ F64, F32, F16, BF16 = 0, 1, 2, 3
 DTYPES = {(2, 64): F64, (2, 32): F32, (2, 16): F16, (4, 16): BF16}
 MAX_AXES = 5
 
-# Of channel norm
+# Channel norm's
 STATISTICS = {"mean_and_variance": 0, "mean_square": 1}
 EPS_KINDS = {"added": 0, "of_norm": 1}
 
@@ -246,7 +246,7 @@ def _read_activations() -> tuple[dict[str, int], dict[str, float]]:
 
 ACTIVATIONS, DEFAULT_ACT_PARAM = _read_activations()
 
-# Where the packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12 have NVRTC, below a folder of sys.path.
+# NVRTC in the packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12, below a folder of sys.path.
 _COMPILERS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 
 

@@ -309,7 +309,7 @@ static struct ort_status *refuse(const struct ort_api *api, const char *operator
     return api->create_status(CODE_INVALID_ARGUMENT, message);
 }
 
-/* Whether the status is success; otherwise it is released. */
+/* True if the status is success; otherwise it is released. */
 static bool succeeded(const struct ort_api *api, struct ort_status *status)
 {
     if (status == NULL)
@@ -764,7 +764,7 @@ static normfuse_status forward(enum function function, const union options *opti
     }
 }
 
-/* Of the functions that CUDA kernels call. */
+/* Types of the functions that CUDA kernels call. */
 static normfuse_status scratch_bytes(enum function function, const union options *options,
                                      const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {

@@ -16,7 +16,7 @@
 
 _Static_assert((int)NORMFUSE_MAX_BESIDE >= (int)MAX_STEPS, "a call's kernels are compiled side by side");
 
-/* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
+/* The last call's kernels on this thread: put into words only when somebody asks, which takes longer than to launch. */
 static _Thread_local struct ran {
     struct normfuse_cuda_signature signature;
     int64_t grid;
@@ -47,8 +47,8 @@ const char *normfuse_last_kernels(void)
     return text;
 }
 
-/* Samples that all count together, of columns or of one channel, whose positions are one stride apart from one sample to
- * the next as well, become one sample of more positions. */
+/* Samples that all count together, of columns or of one channel, whose positions are one stride apart from one sample
+ * to the next as well, become one sample of more positions. */
 static void unite_samples(struct normfuse_problem *p)
 {
     if ((!p->columns && p->c != 1) || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
@@ -112,7 +112,7 @@ struct scratch {
     uint32_t *grid_barriers;
 };
 
-/* What the plan could not know: addresses, and what may differ from call to call. */
+/* Facts that the plan could not know: addresses, and all that may differ from call to call. */
 static void describe_call(const struct normfuse_problem *p, const struct step *step,
                           const struct scratch *scratch, struct normfuse_call_arguments *to)
 {
@@ -198,7 +198,7 @@ static void describe_finish(const struct normfuse_problem *p, const struct step 
     to->momentum = p->momentum;
 }
 
-/* Where scratch memory is none or not known yet: aligned as that is. */
+/* Stands for scratch memory that is absent or not known yet; aligned like it. */
 static char *const anywhere = (char *)(uintptr_t)64;
 
 static size_t scratch_of(const struct plan *plan)

@@ -60,7 +60,7 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     axes = axes_of(axis_name)
     if axes and any(map(is_symbolic_dim, shape)):
         refuse_symbolic_axes()
-    # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.
+    # Refused as the library does in a call, in its words, but while tracing. A device's part may be of one value.
     if channels and not evaluate:
         if operator == "batch_norm" and x.size == channels and all(size == 1 for _, size in axes):
             raise ValueError("batch_norm forward: x: expected more than 1 value per channel when training")

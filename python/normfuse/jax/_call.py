@@ -339,7 +339,7 @@ def synchronized(call: Call, arrays: Dict[str, Any], axes: Axes, index: Any, sum
             rest["x"] = outputs["u"]
             rest = {name: value for name, value in rest.items() if name not in ("pre_add", "pre_bias")}
         part("batch_norm_apply", wanted - {"u"} - running, {**rest, **stats})
-        # Of no samples: the updates depend on what is the same on all devices, and JAX sees it.
+        # No samples: the updates depend on what is the same on all devices, and JAX sees it.
         none = jax.numpy.zeros((0, *x.shape[1:]), x.dtype)
         part("batch_norm_apply", running, {"x": none, **stats, **{name: arrays[name] for name in running}})
         return outputs

@@ -119,8 +119,8 @@ SCHEMAS = {
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_BACK}, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
-    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. One value that
-    # is all of a call's group or channel is refused here.
+    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. One value
+    # that is all of a call's group or channel is refused here.
     "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
     "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
     "lean_group_norm_backward":
@@ -432,7 +432,7 @@ class _Outputs:
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
 
-# What the library calls each output, in order.
+# The library's name of each output, in order.
 OUTPUT_NAMES = {
     "group_norm": ("y", "u", "mean", "rstd"),
     "group_norm_inference": ("y",),
@@ -498,7 +498,7 @@ _FUNCTIONS = {
     "batch_norm_backward_apply": ("batch_norm", "backward", "backward_apply", 0),
 }
 _BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
-# Of x and what has its shape the library asks whether x alone is given; u is x with what was added before.
+# For x and tensors of its shape the library asks whether x alone is given; u is x with what was added before.
 _RENAMED = {"u": "x"}
 
 
@@ -629,8 +629,8 @@ for _name, _schema in SCHEMAS.items():
         _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
-# What updates running statistics, with a schema that does not say so, as those of aten's batch norms do not. It is for
-# torch.func.functionalize alone, which refuses operators of other libraries that say it.
+# Operators that update running statistics, with a schema that does not say so, as those of aten's batch norms do not.
+# It is for torch.func.functionalize alone, which refuses operators of other libraries that say it.
 UNANNOTATED = {"batch_norm_unannotated": "batch_norm", "instance_norm_unannotated": "instance_norm"}
 for _name, _annotated in UNANNOTATED.items():
     OUTPUT_NAMES[_name] = OUTPUT_NAMES[_annotated]
