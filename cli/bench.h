@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "bench/floor_streams.h"
+#include "floor_streams.h"
 #include "normfuse.h"
 #include "problem_line.h"
 
