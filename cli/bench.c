@@ -107,7 +107,7 @@ const struct command bench_command = {
 
 /* ---- one problem in memory -------------------------------------------------------------------------------------- */
 
-/* What may be taken without swapping; 0: the system does not say. */
+/* Bytes that may be taken without swapping; 0: the system does not say. */
 static uint64_t available_memory(void)
 {
     FILE *file = fopen("/proc/meminfo", "r");

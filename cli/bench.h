@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "bench/floor_streams.h"
+#include "floor_streams.h"
 #include "normfuse.h"
 #include "problem_line.h"
 
@@ -68,7 +68,7 @@ void bench_describe(struct bench *bench, const struct problem_line *line, const 
 void bench_make_smalls(struct bench *bench);
 /* The tensors of the next call, or for the floor. */
 struct floor_streams bench_take_set(struct bench *bench);
-/* What is read and written, in bytes. */
+/* Bytes that are read and written. */
 double bench_bytes(const struct bench *bench);
 /* mean and rstd of u alone. */
 normfuse_tensors bench_statistics_tensors(const struct bench *bench);

@@ -25,7 +25,7 @@ enum {
     WAYS_MOST = 1 + FLOOR_WAYS_MAX
 };
 
-/* Where the library is built without CUDA. */
+/* In a library without CUDA. */
 __attribute__((weak)) const char *normfuse_last_kernels(void)
 {
     return "";
@@ -185,7 +185,7 @@ static void free_bench(struct bench *bench)
 
 /* ---- timing ----------------------------------------------------------------------------------------------------- */
 
-/* What is timed: the operator, then the ways to move its bytes. */
+/* The calls that are timed: the operator, then the ways to move its bytes. */
 struct timed {
     const char *name;
     struct device_graph *graph;

@@ -149,7 +149,7 @@ static void put_machine(FILE *file, const struct bench_page *page, bool on_cpu, 
 
 enum { LEFT = 60, TOP = 10, WIDTH = 860, HEIGHT = 340 };
 
-/* Where a logarithm lies between two others, from 0 to `length`. */
+/* The place of a logarithm between two others, from 0 to `length`. */
 static double place(double value, double low, double high, double length)
 {
     return (log10(value) - low) / (high - low) * length;

@@ -19,7 +19,7 @@ struct bench_row {
     struct bench_result result;
 };
 
-/* Of the rows of one direction and device: what `normfuse bench --random` prints at its end. */
+/* The rows of one direction and device: what `normfuse bench --random` prints at its end. */
 struct bench_summary {
     int64_t problems;
     double geomean, p90, worst; /* of the ratios */

@@ -89,7 +89,7 @@ static void print_line(const char *name, const struct verify_result *result, uin
     putchar('\n');
 }
 
-/* What --random ends with. */
+/* The end of --random. */
 struct summary {
     size_t failed;
     double budget_used;

@@ -45,7 +45,7 @@ const struct command compile_command = {
     .main = compile_main,
 };
 
-/* Where tensors of a GPU that is not there are: aligned, apart from one another, and of nothing. */
+/* Addresses of tensors on a GPU that is not there: aligned, apart from one another, and of nothing. */
 static void place(struct bench *bench)
 {
     uintptr_t next = (uintptr_t)1 << 40;

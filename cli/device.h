@@ -25,9 +25,9 @@ void device_choose(int32_t ordinal);
 int32_t device_ordinal(void);
 /* Opens the device; again: nothing. */
 bool device_open(void);
-/* What is open. */
+/* The device that is open. */
 const struct device_facts *device_facts(void);
-/* What the last failure was, the device's name in front; "" before the first. */
+/* The last failure, the device's name in front; "" before the first. */
 const char *device_error(void);
 
 /* 256-byte aligned; at least one byte. */

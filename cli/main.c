@@ -38,8 +38,12 @@ const char problem_help[] =
     "    weight_dtype=...   of weight and bias (the tensors')\n"
     "    y_dtype=...        channel_norm: of y, dy and post_add (the tensors'); bench takes none\n"
     "    layout=nchw|nhwc   channels first (default) or last in memory\n"
-    "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish, relu6, prelu (its slope a tensor [C])\n"
+    "    act=NAME           identity (default), or one of these; prelu has a tensor [C]:\n"
+    "       "
+#define ACTIVATION(number, name, parameter) " " #name
+#include "src/activations.def"
+#undef ACTIVATION
+    "\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    mode=train|eval    batch_norm: statistics of the batch (default) or running ones\n"
     "    per=channel|sample affine: weight and bias are [C] (default) or [N, C]\n"

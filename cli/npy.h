@@ -34,7 +34,7 @@ struct npy_header {
 bool npy_parse_header(const void *bytes, size_t count, int64_t file_bytes, struct npy_header *header, char *error,
                       size_t error_bytes);
 
-/* Whether elements of this descr have the other byte order in a file than in this machine's memory. Without a mark, or
+/* True if elements of this descr have the other byte order in a file than in this machine's memory. Without a mark, or
  * with '=', they have this machine's. V2 is raw bytes to NumPy: here, little-endian ones. */
 bool npy_swapped(const char *descr);
 

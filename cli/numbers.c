@@ -53,7 +53,8 @@ static uint16_t to_16_bits(double value, struct format format)
         exponent = least; /* denormal: the unit stays */
     if (exponent > format.bias)
         return (uint16_t)(sign | infinity);
-    /* In units of the last place; a carry out of the mantissa runs into the exponent, and up to infinity, as it should. */
+    /* In units of the last place; a carry out of the mantissa runs into the exponent, and up to infinity, as it should.
+     * */
     double units = nearbyint(ldexp(magnitude, format.mantissa_bits - exponent));
     int bits = (int)units + ((exponent - least) << format.mantissa_bits);
     return (uint16_t)(sign | bits);

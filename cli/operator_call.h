@@ -41,7 +41,7 @@ static inline normfuse_status channel_norm_call(const struct problem_line *line,
                    : normfuse_channel_norm_backward(&channel, tensors, exec);
 }
 
-/* Of any operator, with a momentum of 0.1. `backward` is the line's, but for a forward that a backward needs. */
+/* A call of any operator, with a momentum of 0.1. `backward` is the line's, but for a forward that a backward needs. */
 static inline normfuse_status operator_call(const struct problem_line *line, bool backward,
                                             const normfuse_tensors *tensors, const normfuse_exec *exec,
                                             size_t *scratch_bytes)

@@ -32,7 +32,7 @@ static int output_count;
 
 /* ---- ways out of the program ------------------------------------------------------------------------------------ */
 
-/* What the signal handlers may touch: the temporaries that have a name. */
+/* State that the signal handlers may touch: the temporaries that have a name. */
 static char *volatile existing[OUTPUTS_MAX];
 
 static void remove_temporaries(void)
@@ -242,7 +242,7 @@ static noreturn void fail(const struct output *output)
     report_failure(output->path, "cannot be written: %s", strerror(errno));
 }
 
-/* What replaces the file in status, NULL: a new one. */
+/* The file whose mode and owner the new one gets, NULL: a new one. */
 static void open_temporary(struct output *output, const struct stat *status, int64_t total_bytes)
 {
     /* Nobody whom the old file kept out may open the new one before it has the old one's permissions. */

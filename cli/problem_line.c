@@ -23,9 +23,11 @@ enum { MAX_WORDS = 32 };
 
 static const char *const operator_names[] = { "group_norm", "instance_norm", "batch_norm", "affine", "channel_norm" };
 static const char *const type_names[] = { "f64", "f32", "f16", "bf16" };
-static const char *const activation_names[] = { "identity",   "relu",      "leaky_relu", "silu", "gelu",
-                                                "gelu_tanh", "hardswish", "elu",        "mish", "relu6",
-                                                "prelu" };
+static const char *const activation_names[] = {
+#define ACTIVATION(number, name, parameter) #name,
+#include "src/activations.def"
+#undef ACTIVATION
+};
 static const char *const layout_names[] = { "nchw", "nhwc" };
 static const char *const mode_names[] = { "train", "eval" };
 static const char *const per_names[] = { "channel", "sample" };
@@ -36,7 +38,7 @@ static const char *const device_names[] = { "cpu", "cuda" };
 static const char *const key_names[] = { "groups", "dtype", "weight_dtype", "y_dtype", "layout", "act", "act_param",
                                          "mode", "per", "stat", "eps_kind", "eps", "dir", "device" };
 
-/* What other libraries call these values. */
+/* Names of these values in other libraries. */
 static const struct {
     const char *word, *name;
 } other_names[] = {

@@ -47,8 +47,8 @@ struct problem_line {
 };
 
 /* Reads words[0..count): an operator, its sizes, then key=value and +addition words; stops at the next operator's name.
- * Returns how many words it took, or 0 with a message in error[0..error_bytes) that names the word and the rule. A single
- * word that holds spaces (a quoted problem) is split first. */
+ * Returns how many words it took, or 0 with a message in error[0..error_bytes) that names the word and the rule. A
+ * single word that holds spaces (a quoted problem) is split first. */
 size_t problem_line_parse(char *const *words, size_t count, struct problem_line *line, char *error,
                           size_t error_bytes);
 
@@ -59,7 +59,7 @@ int problem_line_key(struct problem_line *line, const char *word, char *error, s
 /* A line with every default set. */
 struct problem_line problem_line_default(enum problem_operator op);
 
-/* Whether u is another tensor than x. */
+/* True if u is another tensor than x. */
 static inline bool problem_line_adds(const struct problem_line *line)
 {
     return line->pre_add || line->pre_bias || line->sample_bias;
@@ -75,7 +75,7 @@ static inline bool problem_line_is_mixed(const struct problem_line *line)
     return line->mixed || line->mixed_inputs || line->mixed_outputs;
 }
 
-/* Whether a tensor of x's sizes, but not x, is channels-last. */
+/* True if a tensor of x's sizes, but not x, is channels-last. */
 static inline bool problem_line_channels_last(const struct problem_line *line, bool is_output)
 {
     return line->channels_last != (line->mixed || (is_output ? line->mixed_outputs : line->mixed_inputs));

@@ -21,8 +21,8 @@ struct problem_line random_problem(uint64_t seed, int64_t index, int64_t least_b
 /* Gives some of these problems act=prelu, in place of the activation that they have, by draws of its own. */
 void random_prelu(struct problem_line *line, uint64_t seed, int64_t index);
 
-/* Makes a channel norm of some of these problems, by draws of its own: those whose channels leave a norm group RANDOM_VALUES.
- * What benchmarks draw for a GPU stays what it was. */
+/* Makes a channel norm of some of these problems, by draws of its own: those whose channels leave a norm group
+ * RANDOM_VALUES. What benchmarks draw for a GPU stays what it was. */
 void random_channel_norm(struct problem_line *line, uint64_t seed, int64_t index);
 
 /* Adds pre_bias to some of these problems, by draws of its own: random_problem's list is what benchmarks were measured

@@ -64,7 +64,7 @@ void report_flush(void)
         }
         const char *reason = errno ? strerror(errno) : "write error";
         fprintf(stderr, "normfuse: standard output: %s\n", reason);
-        /* What is still in the buffer cannot be written, and exit() would try again. */
+        /* The rest of the buffer cannot be written, and exit() would try again. */
         fclose(stdout);
         exit(CODE_FILE);
     }

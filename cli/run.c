@@ -117,8 +117,12 @@ static const char sections[] =
     "    y_dtype=...        channel_norm: what y, dy and post_add hold, where it is not x's: f32\n"
     "                       where x has 16 bits, f16 or bf16 where it is f32\n"
     "    layout=nchw|nhwc   axes of the file: N, C, spatial (default) or N, spatial, C\n"
-    "    act=NAME           identity (default), relu, leaky_relu, silu, gelu, gelu_tanh,\n"
-    "                       hardswish, elu, mish, relu6, prelu (with --slope)\n"
+    "    act=NAME           identity (default), or one of these; prelu takes --slope:\n"
+    "       "
+#define ACTIVATION(number, name, parameter) " " #name
+#include "src/activations.def"
+#undef ACTIVATION
+    "\n"
     "    act_param=V        slope of leaky_relu (0.01), alpha of elu (1)\n"
     "    eps=V              added to the variance (1e-5)\n"
     "    mode=train|eval    batch_norm, instance_norm: statistics of the batch (default), or\n"
@@ -486,7 +490,7 @@ static bool has_sample_axis(const struct run *run, enum shape_kind kind)
     return kind == BIG || shape_of(run, kind).ndim == 2;
 }
 
-/* Of the files that are like x, or like y. */
+/* The files that are like x, or like y. */
 static normfuse_type big_type(const struct run *run, bool of_y)
 {
     return of_y && run->line.has_y_type ? run->line.y_type : run->inputs[X].type;
@@ -976,8 +980,8 @@ static void run_by_sample(struct run *run)
 
 /* ---- batch norm in training -------------------------------------------------------------------------------------- */
 
-/* A pass over the batch, or where only what follows from the whole batch's sums is wanted, of its first block. `summed`:
- * outputs that every block adds to. */
+/* A pass over the batch, or where only what follows from the whole batch's sums is wanted, of its first block.
+ * `summed`: outputs that every block adds to. */
 static void batch_pass(struct run *run, enum step step, unsigned inputs, unsigned outputs, unsigned summed, bool whole)
 {
     int64_t first = 0;

@@ -69,7 +69,8 @@ static normfuse_tensor make_tensor(const struct stream_shape *shape, normfuse_ty
 
 /* ---- inputs ----------------------------------------------------------------------------------------------------- */
 
-/* In Fortran order the first axis is the fastest: the same memory as row-major when at most one axis is longer than 1. */
+/* In Fortran order the first axis is the fastest: the same memory as row-major when at most one axis is longer than 1.
+ * */
 static bool order_matters(const struct npy_header *header)
 {
     int long_axes = 0;

@@ -16,8 +16,8 @@
 #include "npy.h"
 #include "output.h"
 
-/* What a tensor is. The sizes are N, C, spatial, or those of a parameter; channels_last says the order of axes in the
- * file. Blocks are cut along the first axis. */
+/* A tensor's description. The sizes are N, C, spatial, or those of a parameter; channels_last says the order of axes in
+ * the file. Blocks are cut along the first axis. */
 struct stream_shape {
     int32_t ndim;
     int64_t sizes[NORMFUSE_MAX_AXES];

@@ -25,7 +25,7 @@ enum verify_data {
     VERIFY_WIDE        /* random times 12: into the tails of activations */
 };
 
-/* What may be left out of the outputs. */
+/* Outputs that may be left out. */
 enum {
     VERIFY_Y = 1,
     VERIFY_SAVED = 2, /* mean and rstd */

@@ -54,8 +54,18 @@ install(FILES ${PROJECT_BINARY_DIR}/normfuse.pc DESTINATION ${CMAKE_INSTALL_LIBD
 if(TARGET normfuse_program)
     install(TARGETS normfuse_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
     install(FILES ${PROJECT_SOURCE_DIR}/docs/normfuse.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-    install(FILES ${PROJECT_SOURCE_DIR}/cli/completion/normfuse.bash
+    # The completions know the activations of src/activations.def.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/activations.def)
+    file(STRINGS ${PROJECT_SOURCE_DIR}/src/activations.def activations REGEX "^ACTIVATION\\(")
+    list(TRANSFORM activations REPLACE "^ACTIVATION\\([A-Z0-9_]+, ([a-z0-9_]+),.*" "\\1")
+    list(JOIN activations " " NORMFUSE_ACTIVATIONS)
+    list(JOIN activations "," NORMFUSE_ACTIVATION_LIST)
+    foreach(completion normfuse.bash _normfuse)
+        configure_file(${PROJECT_SOURCE_DIR}/cli/completion/${completion}.in
+                       ${PROJECT_BINARY_DIR}/generated/completion/${completion} @ONLY)
+    endforeach()
+    install(FILES ${PROJECT_BINARY_DIR}/generated/completion/normfuse.bash
         DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME normfuse)
-    install(FILES ${PROJECT_SOURCE_DIR}/cli/completion/_normfuse
+    install(FILES ${PROJECT_BINARY_DIR}/generated/completion/_normfuse
         DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 endif()

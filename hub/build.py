@@ -26,7 +26,7 @@ FRAMEWORK = "torch-stable-abi210"
 VARIANTS = {"x86_64": ("cu126", "cu130", "cpu"), "aarch64": ("cpu",)}
 # Kernels are compiled at run time, for the GPU that is there.
 ARCHITECTURES = ["8.0+PTX"]
-# What manylinux_2_28 has, and what Hub kernels may need beside PyTorch.
+# Libraries that manylinux_2_28 has, and that Hub kernels may need beside PyTorch.
 GLIBC = (2, 28)
 NEEDED = re.compile(r"(libc|libm|libdl|libpthread|librt|ld-linux-[a-z0-9-]+)\.so\.\d+")
 # Older versions of `kernels` import the folder of the kernel's name.

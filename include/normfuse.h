@@ -93,7 +93,7 @@ typedef enum normfuse_status {
 /* One sentence, a static string. */
 NORMFUSE_API const char *normfuse_status_text(normfuse_status status);
 
-/* What the last refused call of this thread objected to, "" before the first. Valid until this thread's next call. */
+/* The objection of this thread's last refused call, "" before the first. Valid until this thread's next call. */
 NORMFUSE_API const char *normfuse_last_error(void);
 
 /* ---- tensors ------------------------------------------------------------------------------------------------- */
@@ -251,13 +251,13 @@ typedef struct normfuse_batch_norm_options {
     int64_t set_values;   /* ..._backward_apply: the values a channel has over all shards; 0: those of x */
 } normfuse_batch_norm_options;
 
-/* What channel norm normalizes with. Numbers are fixed and never reused. */
+/* The statistics of channel norm. Numbers are fixed and never reused. */
 typedef enum normfuse_statistics {
     NORMFUSE_MEAN_AND_VARIANCE = 0, /* layer norm: (u - mean) * rstd, rstd of the mean square of u - mean */
     NORMFUSE_MEAN_SQUARE = 1        /* RMS norm: u * rstd, rstd of the mean square of u; tensors.mean must be NULL */
 } normfuse_statistics;
 
-/* Where eps is, with D = C/groups and v = u - mean, or u. */
+/* The place of eps, with D = C/groups and v = u - mean, or u. */
 typedef enum normfuse_eps_kind {
     NORMFUSE_EPS_ADDED = 0,  /* rstd = 1/sqrt(sum of v^2 / D + eps) */
     NORMFUSE_EPS_OF_NORM = 1 /* rstd = sqrt(D)/max(sqrt(sum of v^2), eps), the norm of v is clamped */
@@ -288,7 +288,7 @@ typedef struct normfuse_affine_options {
  * be of nothing, if they are aligned as the real ones. scratch may be NULL; sync is NULL or not as in the real call. */
 enum { NORMFUSE_PREPARE = 1 };
 
-/* Where a call runs. NULL, or zero fields, are the defaults. */
+/* The stream, memory and threads of a call. NULL, or zero fields, are the defaults. */
 typedef struct normfuse_exec {
     uint32_t struct_bytes; /* sizeof(normfuse_exec) */
     uint32_t flags;        /* 0 or NORMFUSE_PREPARE */
@@ -486,12 +486,12 @@ NORMFUSE_API normfuse_status normfuse_prepare_with(int32_t device,
                                                    void (*progress)(void *context, int32_t done, int32_t all),
                                                    void *context);
 
-/* Adds a place where NVRTC may be, such as ".../nvidia/cu13/lib/libnvrtc.so.13" of a Python package; 8 at most, tried in
- * this order. Ahead of them come NORMFUSE_NVRTC=PATH (that one or none) and an NVRTC that the process has loaded; behind
- * them CUDA_HOME, CUDA_PATH, /usr/local/cuda, and where the loader finds libnvrtc.so.13 or .12. It must be of 12.8 or
- * newer, and not of a newer major version than the driver. Loads nothing; a path of nothing is no error.
- * NORMFUSE_BAD_ARGUMENT: NULL, or the ninth; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_UNSUPPORTED: the library was built without
- * CUDA. */
+/* Adds a place where NVRTC may be, such as ".../nvidia/cu13/lib/libnvrtc.so.13" of a Python package; 8 at most, tried
+ * in this order. Ahead of them come NORMFUSE_NVRTC=PATH (that one or none) and an NVRTC that the process has loaded;
+ * behind them CUDA_HOME, CUDA_PATH, /usr/local/cuda, and where the loader finds libnvrtc.so.13 or .12. It must be of
+ * 12.8 or newer, and not of a newer major version than the driver. Loads nothing; a path of nothing is no error.
+ * NORMFUSE_BAD_ARGUMENT: NULL, or the ninth; NORMFUSE_OUT_OF_MEMORY; NORMFUSE_UNSUPPORTED: the library was built
+ * without CUDA. */
 NORMFUSE_API normfuse_status normfuse_use_compiler(const char *path);
 
 /* The size of exec.sync for calls on CUDA device `device`: 65536 on every device. The caller allocates it on that

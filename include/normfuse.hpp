@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// normfuse.hpp - normfuse.h for C++17: tensors as values, options as aggregates with defaults, errors as exceptions or as
-// results. Every function calls the one C function of its name; shapes, units and rules are those of normfuse.h.
+// normfuse.hpp - normfuse.h for C++17: tensors as values, options as aggregates with defaults, errors as exceptions or
+// as results. Every function calls the one C function of its name; shapes, units and rules are those of normfuse.h.
 //
 //     const normfuse::tensor in = normfuse::contiguous(x, {2, 64, 56, 56});      // float *x: N, C, H, W
 //     normfuse::tensors tensors;
@@ -13,12 +13,12 @@
 //     normfuse::group_norm_forward(options, tensors);
 //
 // Memory. The header allocates none: a tensor is a view of the caller's memory and holds its sizes and strides, a call
-// needs a few KiB of stack beside the C library's. Scratch memory is the caller's (execution::scratch, with the size that
-// ..._scratch_bytes says); without it the C library allocates it for CPU tensors and refuses CUDA tensors.
+// needs a few KiB of stack beside the C library's. Scratch memory is the caller's (execution::scratch, with the size
+// that ..._scratch_bytes says); without it the C library allocates it for CPU tensors and refuses CUDA tensors.
 //
-// Errors. A status other than NORMFUSE_OK is thrown as normfuse::error, which holds the status and the library's text. With
-// NORMFUSE_NO_EXCEPTIONS defined, or exceptions turned off in the compiler, functions return normfuse::result instead.
-// Files of one program may differ in that.
+// Errors. A status other than NORMFUSE_OK is thrown as normfuse::error, which holds the status and the library's text.
+// With NORMFUSE_NO_EXCEPTIONS defined, or exceptions turned off in the compiler, functions return normfuse::result
+// instead. Files of one program may differ in that.
 #ifndef NORMFUSE_HPP
 #define NORMFUSE_HPP
 
@@ -52,9 +52,9 @@ template <> struct element<float> {
     static constexpr type value = type::f32;
 };
 
-// A view of the caller's memory; a default-constructed tensor is absent, which is NULL in normfuse_tensors. Copies view the
-// same memory. Made by contiguous, channels_last and strided. It has 1 to 8 axes; one that is made with fewer or more has
-// 0 axes, and every operator refuses it.
+// A view of the caller's memory; a default-constructed tensor is absent, which is NULL in normfuse_tensors. Copies view
+// the same memory. Made by contiguous, channels_last and strided. It has 1 to 8 axes; one that is made with fewer or
+// more has 0 axes, and every operator refuses it.
 class tensor
 {
 public:
@@ -258,7 +258,8 @@ struct affine_options {
     bool accumulate = false;
 };
 
-// Where a call runs, as normfuse_exec: threads of the built-in pool and the C library's scratch memory unless said.
+// Threads and memory of a call, as normfuse_exec: threads of the built-in pool and the C library's scratch memory
+// unless said.
 struct execution {
     void *stream = nullptr;  // CUDA: the CUstream; null: the default stream
     void *scratch = nullptr; // 64-byte aligned
@@ -273,7 +274,7 @@ struct execution {
 
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
-// What a call objected to: a status, and the library's text, at most 511 characters of it.
+// The objection of a call: a status, and the library's text, at most 511 characters of it.
 class error : public std::exception
 {
 public:
@@ -298,7 +299,7 @@ private:
 #if defined(NORMFUSE_NO_EXCEPTIONS)
 inline namespace with_results
 {
-// What a call returns: a value (none for void), or an error. value() may be called where there is no error only.
+// The result of a call: a value (none for void), or an error. value() may be called where there is no error only.
 template <class T> class [[nodiscard]] result
 {
 public:
@@ -326,7 +327,7 @@ private:
 #else
 inline namespace with_exceptions
 {
-// What a call returns: the value. Errors are thrown as normfuse::error.
+// The result of a call: the value. Errors are thrown as normfuse::error.
 template <class T> using result = T;
 #endif
 
@@ -547,7 +548,8 @@ inline result<void> merge(normfuse_status (*function)(const normfuse_tensor *, c
 
 // ---- operators ------------------------------------------------------------------------------------------------------
 
-// Each is the C function of its name. ..._scratch_bytes: the size of execution::scratch for the call and for its phases.
+// Each is the C function of its name. ..._scratch_bytes: the size of execution::scratch for the call and for its
+// phases.
 #define NORMFUSE_OPERATOR(name)                                                                                        \
     inline result<void> name##_forward(const name##_options &options, const tensors &given,                            \
                                        const execution &where = {})                                                    \

@@ -5,12 +5,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "backend.h"
 #include "caller.h"
-#include "problem.h"
-#if defined(NORMFUSE_HAVE_CUDA)
-#include "cuda/compile.h"
-#include "cuda/specialize.h"
-#endif
 
 /* ---- backends ------------------------------------------------------------------------------------------------- */
 
@@ -35,41 +31,19 @@ static normfuse_status check_exec(const struct normfuse_problem *problem, const 
     return NORMFUSE_OK;
 }
 
-/* From here to the parts: all that knows which backends there are, but for merge.c. */
-
-static normfuse_status check_backend(const struct normfuse_problem *problem)
+/* The backend of a problem's device, which is ready. */
+static normfuse_status find_backend(const struct normfuse_problem *problem, const struct normfuse_backend **backend)
 {
-    if (problem->device.device_type == NORMFUSE_CPU)
-        return NORMFUSE_OK;
-#if defined(NORMFUSE_HAVE_CUDA)
-    const struct normfuse_cuda_device *device;
-    return normfuse_cuda_device(problem->name, problem->device.device_id, &device);
-#else
-    return normfuse_refuse(NORMFUSE_NO_DRIVER,
-                           "%s: tensors.x is on a CUDA device, and this library was built without CUDA", problem->name);
-#endif
+    *backend = normfuse_backend_of(problem->device.device_type);
+    if (*backend == NULL)
+        return normfuse_refuse(NORMFUSE_NO_DRIVER,
+                               "%s: tensors.x is on a CUDA device, and this library was built without CUDA",
+                               problem->name);
+    return (*backend)->check != NULL ? (*backend)->check(problem->name, problem->device.device_id) : NORMFUSE_OK;
 }
 
-static size_t part_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
-{
-#if defined(NORMFUSE_HAVE_CUDA)
-    if (problem->device.device_type == NORMFUSE_CUDA)
-        return normfuse_cuda_scratch_bytes(problem, exec);
-#endif
-    return normfuse_cpu_scratch_bytes(problem, exec);
-}
-
-static normfuse_status part_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
-{
-#if defined(NORMFUSE_HAVE_CUDA)
-    if (problem->device.device_type == NORMFUSE_CUDA)
-        return normfuse_cuda_run(problem, exec);
-#endif
-    return normfuse_cpu_run(problem, exec);
-}
-
-/* Backends take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of the
- * samples that count together. Norm over channels rounds u itself. */
+/* Backends take pre_bias as a part of the mean: not where u is rounded, nor where one channel has a bias for each of
+ * the samples that count together. Norm over channels rounds u itself. */
 static bool takes_pre_bias(const struct normfuse_problem *problem)
 {
     if (problem->sets == NORMFUSE_SETS_POSITION)
@@ -80,7 +54,7 @@ static bool takes_pre_bias(const struct normfuse_problem *problem)
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
-/* What a backend does for one call, in this order. */
+/* The problems that a backend runs for one call, in this order. */
 struct parts {
     struct normfuse_problem of[3];
     int count;
@@ -104,7 +78,7 @@ static struct normfuse_problem affine_of(const struct normfuse_problem *problem,
                                      .device = problem->device};
 }
 
-/* Whether u may be written there, to be overwritten by what is made of it. */
+/* True if u may be written there, to be overwritten by what is made of it. */
 static bool holds_u(const struct normfuse_view *view, const struct normfuse_view *x)
 {
     return view->data != NULL && view->batch == x->batch && view->channel == x->channel && view->position == x->position;
@@ -156,18 +130,18 @@ static struct parts parts_of(const struct normfuse_problem *problem, char *scrat
     return parts;
 }
 
-/* Where scratch memory is none or not known yet: aligned as that is. */
+/* Stands for scratch memory that is absent or not known yet; aligned like it. */
 static char *const anywhere = (char *)(uintptr_t)64;
 
-static size_t backend_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+static size_t parts_scratch_bytes(const struct normfuse_backend *backend, const struct parts *parts,
+                                  const normfuse_exec *exec)
 {
-    const struct parts parts = parts_of(problem, anywhere);
     size_t most = 0;
-    for (int i = 0; i < parts.count; i++) {
-        const size_t bytes = part_scratch_bytes(&parts.of[i], exec);
+    for (int i = 0; i < parts->count; i++) {
+        const size_t bytes = backend->scratch_bytes(&parts->of[i], exec);
         most = bytes > most ? bytes : most;
     }
-    return most > SIZE_MAX - parts.u_bytes ? SIZE_MAX : most + parts.u_bytes;
+    return most > SIZE_MAX - parts->u_bytes ? SIZE_MAX : most + parts->u_bytes;
 }
 
 static bool prepares(const normfuse_exec *exec)
@@ -175,40 +149,13 @@ static bool prepares(const normfuse_exec *exec)
     return exec != NULL && (exec->flags & NORMFUSE_PREPARE) != 0;
 }
 
-static normfuse_status backend_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
-{
-    char *scratch = prepares(exec) ? anywhere : exec != NULL ? exec->scratch : NULL;
-    struct parts parts = parts_of(problem, scratch);
-    normfuse_exec of_parts;
-    void *allocated = NULL;
-    if (parts.u_bytes > 0 && scratch != NULL && !prepares(exec)) {
-        of_parts = *exec;
-        of_parts.scratch = scratch + parts.u_bytes;
-        of_parts.scratch_bytes -= parts.u_bytes;
-        exec = &of_parts;
-    } else if (parts.u_bytes > 0 && scratch == NULL) { /* the CPU */
-        allocated = malloc(parts.u_bytes);
-        if (allocated == NULL)
-            return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for %zu bytes of scratch", problem->name,
-                                   parts.u_bytes);
-        parts = parts_of(problem, allocated);
-    }
-    normfuse_status status = NORMFUSE_OK;
-    for (int i = 0; i < parts.count && status == NORMFUSE_OK; i++)
-        status = part_run(&parts.of[i], exec);
-    free(allocated);
-    return status;
-}
-
-/* A CUDA device has no memory but the caller's; the CPU allocates what it was not given. */
-static normfuse_status check_scratch(const struct normfuse_problem *problem, const normfuse_exec *exec)
+static normfuse_status check_scratch(const struct normfuse_problem *problem, const normfuse_exec *exec, size_t needed,
+                                     bool allocates)
 {
     const bool given = exec != NULL && exec->scratch != NULL;
-    const bool required = problem->device.device_type == NORMFUSE_CUDA;
-    if (!given && !required)
+    if (prepares(exec))
         return NORMFUSE_OK;
-    const size_t needed = backend_scratch_bytes(problem, exec);
-    if (!given && needed > 0)
+    if (!given && needed > 0 && !allocates)
         return normfuse_refuse(NORMFUSE_SCRATCH,
                                "%s: exec.scratch is NULL, this call needs %zu bytes on device %" PRId32, problem->name,
                                needed, problem->device.device_id);
@@ -218,21 +165,61 @@ static normfuse_status check_scratch(const struct normfuse_problem *problem, con
     return NORMFUSE_OK;
 }
 
-#if defined(NORMFUSE_HAVE_CUDA)
-static normfuse_status check_sync(const struct normfuse_problem *problem, const normfuse_exec *exec)
+static normfuse_status run_one(const struct normfuse_backend *backend, const struct normfuse_problem *problem,
+                               const normfuse_exec *exec)
 {
-    if (problem->device.device_type != NORMFUSE_CUDA || exec == NULL || exec->sync == NULL)
+    struct normfuse_prepared prepared;
+    normfuse_status status = backend->prepare(problem, exec, &prepared);
+    if (status == NORMFUSE_OK)
+        status = check_scratch(problem, exec, prepared.scratch_bytes, backend->on_host);
+    return status != NORMFUSE_OK ? status : backend->enqueue(&prepared, exec);
+}
+
+/* The scratch memory of all parts is checked before the first of them writes anything. */
+static normfuse_status run_parts(const struct normfuse_backend *backend, const struct normfuse_problem *problem,
+                                 const normfuse_exec *exec)
+{
+    char *scratch = prepares(exec) ? anywhere : exec != NULL ? exec->scratch : NULL;
+    struct parts parts = parts_of(problem, scratch);
+    normfuse_exec of_parts;
+    void *allocated = NULL;
+    normfuse_status status = NORMFUSE_OK;
+    if (parts.count > 1 && (scratch != NULL || !backend->on_host))
+        status = check_scratch(problem, exec, parts_scratch_bytes(backend, &parts, exec), backend->on_host);
+    if (status != NORMFUSE_OK)
+        return status;
+    if (parts.u_bytes > 0 && scratch != NULL && !prepares(exec)) {
+        of_parts = *exec;
+        of_parts.scratch = scratch + parts.u_bytes;
+        of_parts.scratch_bytes -= parts.u_bytes;
+        exec = &of_parts;
+    } else if (parts.u_bytes > 0 && scratch == NULL) { /* on the host */
+        allocated = malloc(parts.u_bytes);
+        if (allocated == NULL)
+            return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for %zu bytes of scratch", problem->name,
+                                   parts.u_bytes);
+        parts = parts_of(problem, allocated);
+    }
+    for (int i = 0; i < parts.count && status == NORMFUSE_OK; i++)
+        status = run_one(backend, &parts.of[i], exec);
+    free(allocated);
+    return status;
+}
+
+static normfuse_status check_sync(const struct normfuse_backend *backend, const struct normfuse_problem *problem,
+                                  const normfuse_exec *exec)
+{
+    if (backend->sync_bytes == 0 || exec == NULL || exec->sync == NULL)
         return NORMFUSE_OK;
     if ((uintptr_t)exec->sync % 64 != 0)
         return normfuse_refuse(NORMFUSE_BAD_POINTER, "%s: exec.sync is not aligned to 64 bytes", problem->name);
-    if (exec->sync_bytes < NORMFUSE_CUDA_SYNC_BYTES)
-        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.sync_bytes is %zu, normfuse_sync_bytes says %d",
-                               problem->name, exec->sync_bytes, (int)NORMFUSE_CUDA_SYNC_BYTES);
+    if (exec->sync_bytes < backend->sync_bytes)
+        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.sync_bytes is %zu, normfuse_sync_bytes says %zu",
+                               problem->name, exec->sync_bytes, backend->sync_bytes);
     return NORMFUSE_OK;
 }
-#endif
 
-/* Whether there is no element and no result over none: statistics, sums, gradients of parameters. */
+/* True if there is no element and no result over none: statistics, sums, gradients of parameters. */
 static bool writes_nothing(const struct normfuse_problem *problem)
 {
     const int32_t forward = NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
@@ -248,20 +235,15 @@ static bool writes_nothing(const struct normfuse_problem *problem)
 
 static normfuse_status run(const struct normfuse_problem *problem, const normfuse_exec *exec)
 {
+    const struct normfuse_backend *backend;
     normfuse_status status = check_exec(problem, exec);
     if (status == NORMFUSE_OK)
-        status = check_backend(problem);
-#if defined(NORMFUSE_HAVE_CUDA)
+        status = find_backend(problem, &backend);
     if (status == NORMFUSE_OK)
-        status = check_sync(problem, exec);
-#endif
-    if (status != NORMFUSE_OK || writes_nothing(problem))
+        status = check_sync(backend, problem, exec);
+    if (status != NORMFUSE_OK || writes_nothing(problem) || (prepares(exec) && backend->on_host))
         return status;
-    if (prepares(exec) && problem->device.device_type == NORMFUSE_CPU)
-        return NORMFUSE_OK;
-    if (!prepares(exec))
-        status = check_scratch(problem, exec);
-    return status != NORMFUSE_OK ? status : backend_run(problem, exec);
+    return run_parts(backend, problem, exec);
 }
 
 /* The most that the whole call or either half of it needs. */
@@ -269,9 +251,10 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
 {
     if (bytes == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: bytes is NULL", problem->name);
+    const struct normfuse_backend *backend;
     normfuse_status status = check_exec(problem, exec);
     if (status == NORMFUSE_OK)
-        status = check_backend(problem);
+        status = find_backend(problem, &backend);
     if (status != NORMFUSE_OK)
         return status;
     *bytes = 0;
@@ -282,7 +265,10 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
         part.phases = phases[i];
         if (i == 1) /* the first half has no result that u may be in */
             part.y = part.dx = (struct normfuse_view){0};
-        const size_t needed = phases[i] != 0 && !writes_nothing(&part) ? backend_scratch_bytes(&part, exec) : 0;
+        if (phases[i] == 0 || writes_nothing(&part))
+            continue;
+        const struct parts parts = parts_of(&part, anywhere);
+        const size_t needed = parts_scratch_bytes(backend, &parts, exec);
         if (needed > *bytes)
             *bytes = needed;
     }
@@ -293,7 +279,7 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
 
 /* ---- operators ------------------------------------------------------------------------------------------------ */
 
-/* What is left of a call once its arguments are checked. `bytes`: where a ..._scratch_bytes puts its answer. */
+/* The rest of a call once its arguments are checked. `bytes`: the answer of a ..._scratch_bytes. */
 static normfuse_status answer(normfuse_status checked, const struct normfuse_problem *problem, enum normfuse_call call,
                               const normfuse_exec *exec, size_t *bytes, const struct normfuse_caller *caller)
 {
@@ -500,11 +486,12 @@ static normfuse_status sample_quantum(const normfuse_tensor *x, int64_t *samples
         return status;
     if (samples == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: samples is NULL", problem.name);
-    const normfuse_status backend = check_backend(&problem);
-    if (backend != NORMFUSE_OK)
-        return backend;
-    const bool any = normfuse_is_empty(&problem) || problem.device.device_type != NORMFUSE_CPU;
-    *samples = any ? 1 : normfuse_cpu_sample_quantum(problem.c, problem.s, problem.columns);
+    const struct normfuse_backend *backend;
+    const normfuse_status found = find_backend(&problem, &backend);
+    if (found != NORMFUSE_OK)
+        return found;
+    const bool any = normfuse_is_empty(&problem) || backend->sample_quantum == NULL;
+    *samples = any ? 1 : backend->sample_quantum(problem.c, problem.s, problem.columns);
     return NORMFUSE_OK;
 }
 
@@ -518,25 +505,25 @@ normfuse_status normfuse_sample_quantum(const normfuse_tensor *x, int64_t *sampl
 
 /* ---- CUDA devices --------------------------------------------------------------------------------------------- */
 
+/* NULL, with the status and its message: this library was built without CUDA. */
+static const struct normfuse_backend *find_cuda(const char *call, normfuse_status without, normfuse_status *status)
+{
+    const struct normfuse_backend *const backend = normfuse_backend_of(NORMFUSE_CUDA);
+    *status = backend != NULL ? NORMFUSE_OK : normfuse_refuse(without, "%s: this library was built without CUDA", call);
+    return backend;
+}
+
 static normfuse_status prepare(const char *call, int32_t device, void (*progress)(void *, int32_t, int32_t),
                                void *context)
 {
-#if defined(NORMFUSE_HAVE_CUDA)
+    normfuse_status status;
+    const struct normfuse_backend *const cuda = find_cuda(call, NORMFUSE_NO_DRIVER, &status);
+    if (cuda == NULL)
+        return status;
     const struct normfuse_caller caller = normfuse_enter();
-    const struct normfuse_cuda_device *facts;
-    normfuse_status status = normfuse_cuda_device(call, device, NULL);
-    if (status == NORMFUSE_OK)
-        status = normfuse_cuda_device(call, device, &facts);
-    if (status == NORMFUSE_OK)
-        status = normfuse_cuda_prepare_noted(call, facts, progress, context);
+    status = cuda->compile(call, device, progress, context);
     normfuse_leave(&caller);
     return status;
-#else
-    (void)device;
-    (void)progress;
-    (void)context;
-    return normfuse_refuse(NORMFUSE_NO_DRIVER, "%s: this library was built without CUDA", call);
-#endif
 }
 
 normfuse_status normfuse_prepare(int32_t device)
@@ -554,48 +541,45 @@ normfuse_status normfuse_use_compiler(const char *path)
 {
     if (path == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_use_compiler: path is NULL");
-#if defined(NORMFUSE_HAVE_CUDA)
+    normfuse_status status;
+    const struct normfuse_backend *const cuda = find_cuda("normfuse_use_compiler", NORMFUSE_UNSUPPORTED, &status);
+    if (cuda == NULL)
+        return status;
     const struct normfuse_caller caller = normfuse_enter();
-    const normfuse_status status = normfuse_cuda_use_compiler("normfuse_use_compiler", path);
+    status = cuda->use_compiler("normfuse_use_compiler", path);
     normfuse_leave(&caller);
     return status;
-#else
-    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_use_compiler: this library was built without CUDA");
-#endif
 }
 
 normfuse_status normfuse_compiler_info(normfuse_compiler_information *info)
 {
     if (info == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_compiler_info: info is NULL");
-    const normfuse_status status =
-        normfuse_check_struct("normfuse_compiler_info", "info", info->struct_bytes, sizeof *info);
+    normfuse_status status = normfuse_check_struct("normfuse_compiler_info", "info", info->struct_bytes, sizeof *info);
     if (status != NORMFUSE_OK)
         return status;
-#if defined(NORMFUSE_HAVE_CUDA)
+    const struct normfuse_backend *const cuda = find_cuda("normfuse_compiler_info", NORMFUSE_UNSUPPORTED, &status);
+    if (cuda == NULL)
+        return status;
     const struct normfuse_caller caller = normfuse_enter();
-    normfuse_cuda_describe_compiler(normfuse_cuda_driver_version(), info);
+    cuda->describe_compiler(info);
     normfuse_leave(&caller);
     return NORMFUSE_OK;
-#else
-    return normfuse_refuse(NORMFUSE_UNSUPPORTED, "normfuse_compiler_info: this library was built without CUDA");
-#endif
 }
 
 normfuse_status normfuse_sync_bytes(int32_t device, size_t *bytes)
 {
     if (bytes == NULL)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_sync_bytes: bytes is NULL");
-#if defined(NORMFUSE_HAVE_CUDA)
+    normfuse_status status;
+    const struct normfuse_backend *const cuda = find_cuda("normfuse_sync_bytes", NORMFUSE_NO_DRIVER, &status);
+    if (cuda == NULL)
+        return status;
     if (device < 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "normfuse_sync_bytes: device is %" PRId32 ", must not be negative", device);
-    *bytes = NORMFUSE_CUDA_SYNC_BYTES;
+    *bytes = cuda->sync_bytes;
     return NORMFUSE_OK;
-#else
-    (void)device;
-    return normfuse_refuse(NORMFUSE_NO_DRIVER, "normfuse_sync_bytes: this library was built without CUDA");
-#endif
 }
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
@@ -645,7 +629,7 @@ normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_type type, in
     return make_tensor(data, type, ndim, sizes, axes, true);
 }
 
-/* ---- version -------------------------------------------------------------------------------------------------- */
+/* ---- version and machine -------------------------------------------------------------------------------------- */
 
 #define TEXT(number) #number
 #define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
@@ -653,4 +637,30 @@ normfuse_tensor normfuse_tensor_channels_last(void *data, normfuse_type type, in
 const char *normfuse_version(void)
 {
     return VERSION(NORMFUSE_VERSION_MAJOR, NORMFUSE_VERSION_MINOR, NORMFUSE_VERSION_PATCH);
+}
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+#ifndef NORMFUSE_COMPILER_FLAGS
+#define NORMFUSE_COMPILER_FLAGS ""
+#endif
+
+normfuse_status normfuse_info(normfuse_information *info)
+{
+    if (info == NULL)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info is NULL");
+    if (info->struct_bytes != sizeof *info)
+        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info->struct_bytes is %u, this library's is %zu",
+                               info->struct_bytes, sizeof *info);
+    const struct normfuse_caller caller = normfuse_enter();
+    info->version = normfuse_version();
+    info->compiler = COMPILER " " NORMFUSE_COMPILER_FLAGS;
+    info->cuda = "not built";
+    for (int i = 0; normfuse_backends[i] != NULL; i++)
+        normfuse_backends[i]->describe(info);
+    normfuse_leave(&caller);
+    return NORMFUSE_OK;
 }

@@ -42,7 +42,7 @@ static bool meet(struct bytes a, struct bytes b)
     return a.low < b.high && b.low < a.high;
 }
 
-/* What an output may share with the tensor that it replaces: all or nothing. */
+/* Memory that an output may share with the tensor that it replaces: all or nothing. */
 static bool meets_in_part(const struct normfuse_flat *output, const struct normfuse_flat *replaced)
 {
     return meet(bytes_of(output), bytes_of(replaced)) &&

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: MIT
  *
  * merge.c - joins the statistics and the sums of shards, in the order given, in double. */
+#include "backend.h"
 #include "caller.h"
 #include "exact_math.h"
-#include "problem.h"
-#include "torch.h"
+#include "package.h"
 
 #include <inttypes.h>
-
-#if defined(NORMFUSE_HAVE_CUDA)
-#include "cuda/loader.h"
-#endif
 
 struct shards {
     struct normfuse_flat in, out;
@@ -86,23 +82,17 @@ static normfuse_status check_stats(struct shards *shards, const char *call, cons
     return NORMFUSE_OK;
 }
 
-/* On a CUDA device. */
-static normfuse_status merge_there(const struct shards *shards, const char *call, int32_t width,
-                                   const normfuse_exec *exec)
+static normfuse_status merge_on_device(const struct shards *shards, const char *call, int32_t width,
+                                       const normfuse_exec *exec)
 {
-#if defined(NORMFUSE_HAVE_CUDA)
-    const struct normfuse_cuda_device *device;
-    const normfuse_status status = normfuse_cuda_device(call, shards->device.device_id, &device);
+    const struct normfuse_backend *const backend = normfuse_backend_of(shards->device.device_type);
+    if (backend == NULL)
+        return normfuse_refuse(NORMFUSE_NO_DRIVER,
+                               "%s: in is on a CUDA device, and this library was built without CUDA", call);
+    const normfuse_status status = backend->check(call, shards->device.device_id);
     if (status != NORMFUSE_OK || shards->values == 0)
         return status;
-    return normfuse_cuda_merge(&shards->in, &shards->stats, &shards->out, width, shards->device.device_id, exec);
-#else
-    (void)shards;
-    (void)width;
-    (void)exec;
-    return normfuse_refuse(NORMFUSE_NO_DRIVER, "%s: in is on a CUDA device, and this library was built without CUDA",
-                           call);
-#endif
+    return backend->merge(&shards->in, &shards->stats, &shards->out, width, shards->device.device_id, exec);
 }
 
 /* Chan, Golub and LeVeque 1979: the moments of two parts give those of the whole, without the cancellation of sums of
@@ -162,8 +152,8 @@ static normfuse_status merge(const char *call, const normfuse_tensor *in, const 
     if (status == NORMFUSE_OK && per_value)
         status = check_stats(&shards, call, stats);
     const bool prepares = exec != NULL && (exec->flags & NORMFUSE_PREPARE) != 0;
-    if (status == NORMFUSE_OK && shards.device.device_type == NORMFUSE_CUDA)
-        status = merge_there(&shards, call, width, exec);
+    if (status == NORMFUSE_OK && shards.device.device_type != NORMFUSE_CPU)
+        status = merge_on_device(&shards, call, width, exec);
     else if (status == NORMFUSE_OK && !prepares)
         here(&shards);
     normfuse_leave(&caller);

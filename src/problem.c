@@ -9,36 +9,13 @@
 #include <string.h>
 
 #include "activation.h"
+#include "package.h"
 
 /* In the order of normfuse_tensors. */
 enum slot {
-    X,
-    PRE_ADD,
-    POST_ADD,
-    WEIGHT,
-    BIAS,
-    SCALE,
-    SHIFT,
-    Y,
-    U,
-    MEAN,
-    RSTD,
-    RUNNING_MEAN,
-    RUNNING_VAR,
-    DY,
-    DU,
-    DX,
-    DWEIGHT,
-    DBIAS,
-    DSCALE,
-    DSHIFT,
-    DPOST_ADD,
-    STATS,
-    SUMS,
-    PRE_BIAS,
-    DPRE_BIAS,
-    SLOPE,
-    DSLOPE,
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
     SLOTS
 };
 _Static_assert(sizeof(normfuse_tensors) == 8 + SLOTS * sizeof(void *), "enum slot lists every tensor");
@@ -61,34 +38,8 @@ static const struct {
     enum kind kind;
     size_t offset; /* in struct normfuse_problem */
 } slots[SLOTS] = {
-#define SLOT(field, kind) {"tensors." #field, kind, offsetof(struct normfuse_problem, field)}
-    [X] = SLOT(x, BIG),
-    [PRE_ADD] = SLOT(pre_add, BIG),
-    [POST_ADD] = SLOT(post_add, BIG),
-    [WEIGHT] = SLOT(weight, CHANNEL),
-    [BIAS] = SLOT(bias, CHANNEL),
-    [SCALE] = SLOT(scale, SAMPLE_CHANNEL),
-    [SHIFT] = SLOT(shift, SAMPLE_CHANNEL),
-    [Y] = SLOT(y, BIG),
-    [U] = SLOT(u, BIG),
-    [MEAN] = SLOT(mean, STATISTICS),
-    [RSTD] = SLOT(rstd, STATISTICS),
-    [RUNNING_MEAN] = SLOT(running_mean, CHANNEL),
-    [RUNNING_VAR] = SLOT(running_var, CHANNEL),
-    [DY] = SLOT(dy, BIG),
-    [DU] = SLOT(du, BIG),
-    [DX] = SLOT(dx, BIG),
-    [DWEIGHT] = SLOT(dweight, CHANNEL),
-    [DBIAS] = SLOT(dbias, CHANNEL),
-    [DSCALE] = SLOT(dscale, SAMPLE_CHANNEL),
-    [DSHIFT] = SLOT(dshift, SAMPLE_CHANNEL),
-    [DPOST_ADD] = SLOT(dpost_add, BIG),
-    [STATS] = SLOT(stats, JOINED),
-    [SUMS] = SLOT(sums, JOINED),
-    [PRE_BIAS] = SLOT(pre_bias, EITHER),
-    [DPRE_BIAS] = SLOT(dpre_bias, EITHER),
-    [SLOPE] = SLOT(slope, SHARED),
-    [DSLOPE] = SLOT(dslope, SHARED),
+#define SLOT(number, member, kind) [number] = {"tensors." #member, kind, offsetof(struct normfuse_problem, member)},
+#include "slots.def"
 #undef SLOT
 };
 
@@ -122,15 +73,15 @@ static const char *const call_names[][8] = {
 #define PARAMETER_GRADIENTS (BIT(DWEIGHT) | BIT(DBIAS) | BIT(DSCALE) | BIT(DSHIFT))
 #define GRADIENTS (PARAMETER_GRADIENTS | BIT(DX) | BIT(DPOST_ADD) | BIT(DPRE_BIAS) | BIT(DSLOPE))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
-/* Of batches and shards. */
+/* Tensors of batches and shards. */
 #define SHARED_STATISTICS (RUNNING | BIT(STATS) | BIT(SUMS))
-/* What affine does not take. */
+/* Tensors that affine does not take. */
 #define NORM_ONLY (SAVED | ADAPTIVE | SHARED_STATISTICS)
 
 #define FORWARD_PHASES (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY)
 #define BACKWARD_PHASES (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY)
 
-/* Of training group and batch norm; evaluation and affine take part of it. */
+/* Tensors of training group and batch norm; evaluation and affine take part of it. */
 static const struct call {
     int32_t phases;
     bool sharded; /* not offered in evaluation */
@@ -294,7 +245,7 @@ static bool elements_are_apart(const int64_t sizes[AXES], const ptrdiff_t stride
     return true;
 }
 
-/* Whether two tensors of equal sizes and (sorted) strides, `distance` elements apart, share an element: whether the
+/* True if two tensors of equal sizes and (sorted) strides, `distance` elements apart, share an element: whether the
  * distance is a sum of d[a] * strides[a] with |d[a]| < sizes[a]. Says yes where strides interleave so much that it
  * would have to search. */
 static bool distance_is_met(ptrdiff_t distance, int axes, const int64_t *sizes, const ptrdiff_t *strides)
@@ -442,7 +393,7 @@ static bool collapse(struct normfuse_view *view, const normfuse_tensor *tensor, 
     return true;
 }
 
-/* Whether the strides of a tensor of x's sizes, all above 0, are of the layouts that the library walks. */
+/* True if the strides of a tensor of x's sizes, all above 0, are of the layouts that the library walks. */
 static bool view_of(struct normfuse_view *view, const struct normfuse_problem *problem, const normfuse_tensor *tensor)
 {
     const int64_t c = problem->c, s = problem->s;
@@ -527,7 +478,7 @@ static void choose_picture(struct normfuse_problem *problem, const struct normfu
 
 /* ---- a call --------------------------------------------------------------------------------------------------- */
 
-/* What the options structs have in common; fields that an operator does not have are 0. */
+/* The common members of the options structs; fields that an operator does not have are 0. */
 struct settings {
     enum operator operator;
     enum normfuse_call call;
@@ -641,7 +592,7 @@ normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_ten
     return check_mask(call, present_of(given), RUNNING | BIT(WEIGHT) | BIT(BIAS), RUNNING, "");
 }
 
-/* Whether act'(z) is a function of y: y has z's sign and, for relu6, reaches 6 where z does. */
+/* True if act'(z) is a function of y: y has z's sign and, for relu6, reaches 6 where z does. */
 static bool has_derivative_of_y(const struct normfuse_problem *problem)
 {
     switch (problem->activation) {
@@ -869,7 +820,7 @@ static void lattice_of(const struct normfuse_problem *problem, enum slot slot, i
     }
 }
 
-/* Whether `output` and `other`, whose ranges meet, share memory in a way that is not permitted. */
+/* True if `output` and `other`, whose ranges meet, share memory in a way that is not permitted. */
 static bool is_overlap(const struct normfuse_problem *problem, enum slot output, enum slot other)
 {
     if (slots[output].kind >= STATISTICS || slots[other].kind >= STATISTICS)
@@ -912,7 +863,7 @@ static normfuse_status check_overlap(const struct normfuse_problem *problem, uin
     return NORMFUSE_OK;
 }
 
-/* Whether merged statistics on the CPU have a set of one value. */
+/* True if merged statistics on the CPU have a set of one value. */
 static bool has_count_of_one(const struct normfuse_problem *problem)
 {
     const int64_t sets = problem->sets == NORMFUSE_SETS_BATCH ? problem->c : problem->n * problem->groups;
@@ -922,7 +873,7 @@ static bool has_count_of_one(const struct normfuse_problem *problem)
     return false;
 }
 
-/* What the number of values of a set allows: one value a set has no unbiased variance, and batch norm of it is a
+/* Checks the number of values of a set: one value a set has no unbiased variance, and batch norm of it is a
  * constant. A shard may have one. */
 static normfuse_status check_values(struct normfuse_problem *problem, const struct settings *settings, uint32_t present)
 {
@@ -1017,11 +968,11 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
         if (status != NORMFUSE_OK)
             return status;
     }
-    /* What is added to is [C]: [N, C] of one sample is not. */
+    /* The destination of a sum is [C]: [N, C] of one sample is not. */
     problem->accumulate_slope = problem->accumulate;
     problem->accumulate_pre_bias = problem->accumulate && tensors[DPRE_BIAS] != NULL && tensors[DPRE_BIAS]->ndim == 1;
     problem->accumulate = problem->accumulate && !per_sample;
-    /* Of one sample, too, as a shard of several, and where all samples have the same. */
+    /* One sample, too, as a shard of several, and where all samples have the same. */
     problem->weights_samples = per_sample;
     problem->biases_samples = (present & BIT(PRE_BIAS)) != 0 && tensors[PRE_BIAS]->ndim == 2;
     status = check_values(problem, settings, present);
@@ -1139,4 +1090,14 @@ normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const c
         return refuse_strides(problem, "x");
     choose_picture(problem, &view);
     return NORMFUSE_OK;
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------ */
+
+const char *normfuse_activation_name(int32_t activation, double *default_param)
+{
+    if (activation < 0 || activation >= NORMFUSE_ACTIVATIONS)
+        return NULL;
+    *default_param = normfuse_activation_table[activation].default_param;
+    return normfuse_activation_table[activation].name;
 }

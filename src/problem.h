@@ -15,7 +15,7 @@
 
 #include "normfuse.h"
 
-/* What shares statistics. */
+/* The values that share statistics. */
 enum normfuse_sets {
     NORMFUSE_SETS_NONE,  /* statistics are given (running) or there are none (affine) */
     NORMFUSE_SETS_GROUP, /* the values of one sample and one group of channels */
@@ -23,7 +23,7 @@ enum normfuse_sets {
     NORMFUSE_SETS_POSITION /* the values of one position and one group of channels */
 };
 
-/* What a call does; forward is STATISTICS | APPLY, a sharded one does either. */
+/* The phases of a call; forward is STATISTICS | APPLY, a sharded one does either. */
 enum normfuse_phase {
     NORMFUSE_PHASE_STATISTICS = 1,          /* moments of u */
     NORMFUSE_PHASE_APPLY = 2,               /* y */
@@ -70,12 +70,13 @@ struct normfuse_problem {
 
     struct normfuse_view x, pre_add, post_add, y, u, dy, du, dx, dpost_add;
     struct normfuse_parameter weight, bias, scale, shift, pre_bias;
-    /* weight and bias, with their gradients, are [N, C]; pre_bias is. All samples may have the same, at a distance of 0. */
+    /* weight and bias, with their gradients, are [N, C]; pre_bias is. All samples may have the same, at a distance of
+     * 0. */
     bool weights_samples, biases_samples;
     struct normfuse_parameter dweight, dbias, dscale, dshift, dpre_bias;
     struct normfuse_parameter slope, dslope; /* NORMFUSE_PRELU's, both [C] or both [1] */
-    /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0; SETS_POSITION: (n, g, s) is s behind that. With SETS_NONE and `evaluate` the statistics are
-     * running_mean and running_var. */
+    /* mean, rstd: (n, g) at n*batch + g*channel; SETS_BATCH: batch 0; SETS_POSITION: (n, g, s) is s behind that. With
+     * SETS_NONE and `evaluate` the statistics are running_mean and running_var. */
     bool evaluate;
     struct normfuse_parameter mean, rstd, running_mean, running_var;
     double *stats; /* triples; STATISTICS without APPLY writes them, APPLY without STATISTICS reads them */
@@ -131,24 +132,6 @@ normfuse_status normfuse_check_struct(const char *call, const char *argument, ui
 /* That both running statistics are there, and beside them at most weight and bias. */
 normfuse_status normfuse_check_fold_tensors(const char *call, const normfuse_tensors *tensors);
 
-/* ---- what a backend offers ------------------------------------------------------------------------------------ */
-
-normfuse_status normfuse_cpu_run(const struct normfuse_problem *problem, const normfuse_exec *exec);
-size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec);
-/* See normfuse_sample_quantum. */
-int64_t normfuse_cpu_sample_quantum(int64_t c, int64_t s, bool columns);
-
-#if defined(NORMFUSE_HAVE_CUDA)
-/* The device is known to be ready (normfuse_cuda_device), scratch and sync memory to be large enough. */
-normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec);
-size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec);
-/* Joins shards of `width` doubles an entry: triples of stats or pairs of sums. in: shards of out's size, in order. stats:
- * of sums per value (see torch.h); its data is NULL elsewhere. */
-normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *stats,
-                                    const struct normfuse_flat *out, int32_t width, int32_t ordinal,
-                                    const normfuse_exec *exec);
-#endif
-
 /* ---- status.c ------------------------------------------------------------------------------------------------- */
 
 /* Sets this thread's last error (printf format) and returns status. */
@@ -161,7 +144,7 @@ static inline size_t normfuse_type_bytes(int32_t type)
     return type == NORMFUSE_F64 ? 8 : type == NORMFUSE_F32 ? 4 : 2;
 }
 
-/* Whether the big tensors have no element. Their sizes may be vast all the same, and nothing may loop over them. */
+/* True if the big tensors have no element. Their sizes may be vast all the same, and nothing may loop over them. */
 static inline bool normfuse_is_empty(const struct normfuse_problem *problem)
 {
     return problem->n == 0 || problem->c == 0 || problem->s == 0;

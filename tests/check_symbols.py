@@ -9,7 +9,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include/normfuse.h"
 # What the Python package calls beside it.
-HANDLERS = [ROOT / "src/torch.h", ROOT / "src/xla.h"]
+HANDLERS = [ROOT / "src/package.h", ROOT / "src/bindings/torch.h", ROOT / "src/bindings/xla.h"]
 # libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
 LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-9]*\.so)")
 # A library neither ends its caller's process nor writes to its standard output.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * fake_torch.h - what src/torch.c calls of libtorch, without torch: tensors that are counted, and calls that fail where
+ * fake_torch.h - what src/bindings/torch.c calls of libtorch, without torch: tensors that are counted, and calls that fail where
  * they are told to. */
 #ifndef NORMFUSE_TESTS_FAKE_TORCH_H
 #define NORMFUSE_TESTS_FAKE_TORCH_H

@@ -615,6 +615,7 @@ def small_checks():
     test_program("check_abi.py", [sys.executable, ROOT / "tests/check_abi.py", BUILD / "release/libnormfuse.so"])
     test_program("planted bugs apply", [sys.executable, ROOT / "tests/mutants/run.py", "--verify"])
     test_program("check_functions.py", [sys.executable, ROOT / "tests/check_functions.py"])
+    test_program("check_folders.py", [sys.executable, ROOT / "tests/check_folders.py"])
     header_alone()
     cxx()
     examples()

@@ -20,7 +20,7 @@
 #include "fake_driver.h"
 #include "harness.h"
 #include "normfuse.h"
-#include "torch.h"
+#include "package.h"
 
 /* What launches here are of. */
 static const struct normfuse_cuda_signature kernel = {

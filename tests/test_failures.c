@@ -20,7 +20,7 @@
 
 #include "harness.h"
 #include "normfuse.h"
-#include "torch.h"
+#include "package.h"
 #ifdef NORMFUSE_FAKE_LIBCUDA
 #include "fake_driver.h"
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_onnxruntime_shim.c - src/onnxruntime.c against a table of functions in the place of ONNX Runtime's: each call
+ * test_onnxruntime_shim.c - src/bindings/onnxruntime.c against a table of functions in the place of ONNX Runtime's: each call
  * that may fail fails once, for each operator. The error is passed on then, and nothing is left: no status, no shape.
- * Here functions are known by their numbers alone, so that the table that src/onnxruntime.c declares is tested too. */
+ * Here functions are known by their numbers alone, so that the table that src/bindings/onnxruntime.c declares is tested too. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "harness.h"
-#include "onnxruntime.h"
+#include "bindings/onnxruntime.h"
 
 enum { F32 = 1, INT64 = 7, SLOTS = 275, MAX_AXES = 80, OPERATORS = 72 };
 enum { CREATE = 17, COMPUTE = 18, INFER = 19, DESTROY = 9, NAME = 2, PROVIDER = 3, INPUT_TYPE = 4, INPUTS = 5,

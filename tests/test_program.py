@@ -1315,7 +1315,7 @@ def test_help(command):
     assert max(map(len, text.splitlines())) <= 96
     # Every long option is in the manual page and the completion too.
     manual = open(os.path.join(ROOT, "docs", "normfuse.1")).read().replace("\\-", "-")
-    completion = open(os.path.join(ROOT, "cli", "completion", "normfuse.bash")).read()
+    completion = open(os.path.join(ROOT, "cli", "completion", "normfuse.bash.in")).read()
     for option in set(re.findall(r"--[a-z][a-z-]+", text.split("\nOPTIONS\n")[1].split("\nEXIT STATUS\n")[0])):
         assert option in manual, option
         assert option in completion, option

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_torch_shim.c - src/torch.c against a libtorch without torch: each call of it that may fail fails once in each
+ * test_torch_shim.c - src/bindings/torch.c against a libtorch without torch: each call of it that may fail fails once in each
  * operator. The operator raises that error then, and neither an output nor anything else is left. */
 #include <dlfcn.h>
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #include "fake_torch.h"
 #include "harness.h"
-#include "torch.h"
+#include "bindings/torch.h"
 
 static const struct fake_torch_table *torch;
 

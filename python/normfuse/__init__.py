@@ -20,8 +20,8 @@ shift, pre_bias, slope, running statistics) are of any of these, whatever x is. 
 for rstd = 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are applied to z
 as it is.
 
-Activations. None or "identity", "relu", "leaky_relu" (act_param: slope, 0.01), "silu", "gelu", "gelu_tanh",
-"hardswish", "elu" (act_param: alpha, 1.0), "mish", "relu6", "prelu" (slope: an array).
+Activations. None or a name of normfuse.ACTIVATIONS: "relu", "silu", "gelu" and others. "leaky_relu" and "elu" take
+act_param (slope, 0.01; alpha, 1.0), "prelu" takes slope (an array).
 
 Outputs. Given arrays are written to, in any layout; those that are not given are made in the library of x (of the
 parameter, for its gradient) and laid out in memory as x. `out` may be x, pre_add or post_add; `out_sum` x or pre_add;
@@ -75,7 +75,7 @@ class Gradients(NamedTuple):
     dslope: Optional[Array]
 
 
-# What arguments of normfuse.h are called here.
+# Names here of the arguments of normfuse.h.
 _FORWARD_NAMES = {"groups": "num_groups", "y": "out", "u": "out_sum", "mean": "out_mean", "rstd": "out_rstd"}
 _BACKWARD_NAMES = {"groups": "num_groups"}
 _CHANNEL_FORWARD_NAMES = {field: word for field, word in _FORWARD_NAMES.items() if field != "groups"}

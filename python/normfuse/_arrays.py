@@ -111,7 +111,7 @@ _READ_ONLY, _IS_COPIED = 1, 2
 _capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, py_object, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
-# Of DLDeviceType: CUDA's pinned host memory is the CPU's to read, its managed memory the GPU's.
+# Two of DLDeviceType: CUDA's pinned host memory is the CPU's to read, its managed memory the GPU's.
 _DEVICES = {1: CPU, 2: CUDA, 3: CPU, 13: CUDA}
 
 

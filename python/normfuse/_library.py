@@ -29,9 +29,7 @@ F64, F32, F16, BF16 = 0, 1, 2, 3
 DTYPES = {(2, 64): F64, (2, 32): F32, (2, 16): F16, (4, 16): BF16}
 MAX_AXES = 5
 
-ACTIVATIONS = {"identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-               "elu": 7, "mish": 8, "relu6": 9, "prelu": 10}
-# Of channel norm
+# Channel norm's
 STATISTICS = {"mean_and_variance": 0, "mean_square": 1}
 EPS_KINDS = {"added": 0, "of_norm": 1}
 
@@ -170,7 +168,8 @@ _SIGNATURES = {
     "normfuse_use_compiler": (c_int32, [c_char_p]),
     "normfuse_compiler_info": (c_int32, [POINTER(CompilerInformation)]),
     "normfuse_sync_bytes": (c_int32, [c_int32, POINTER(c_size_t)]),
-    # Of src/torch.h
+    # src/package.h
+    "normfuse_activation_name": (c_char_p, [c_int32, POINTER(c_double)]),
     "normfuse_stream_sync": (c_void_p, [c_int32, c_void_p, POINTER(c_size_t)]),
     "normfuse_stream_scratch": (None, [c_int32, c_void_p, c_size_t, POINTER(c_void_p)]),
     "normfuse_stream_scratch_free": (None, [c_int32, c_void_p, c_void_p]),
@@ -259,7 +258,20 @@ library = _load_or_stand_in()
 version = "unknown" if isinstance(library, Missing) else str(library.normfuse_version().decode())
 
 
-# Where the packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12 have NVRTC, below a folder of sys.path.
+
+def _read_activations() -> tuple[dict[str, int], dict[str, float]]:
+    """Numbers and defaults of act_param by name; an activation without act_param has none."""
+    numbers, defaults, parameter = {}, {}, c_double()
+    while (name := library.normfuse_activation_name(len(numbers), ctypes.byref(parameter))) is not None:
+        if parameter.value:
+            defaults[name.decode()] = parameter.value
+        numbers[name.decode()] = len(numbers)
+    return numbers, defaults
+
+
+ACTIVATIONS, DEFAULT_ACT_PARAM = _read_activations()
+
+# NVRTC in the packages nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12, below a folder of sys.path.
 _COMPILERS = ("nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
 
 

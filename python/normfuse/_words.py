@@ -7,7 +7,7 @@ import importlib
 import re
 from typing import Any, Iterable, Optional, Tuple
 
-# What other libraries call these.
+# Names of these in other libraries.
 _OTHER_NAMES = {"swish": "silu", "linear": "identity", "none": "identity", "channelsfirst": "nchw", "channelslast": "nhwc",
                 "nchw": "nchw", "nhwc": "nhwc", "rms": "mean_square", "layer": "mean_and_variance"}
 

@@ -443,7 +443,7 @@ def test_an_error_ends_one_run_only():
 
 
 def test_slots():
-    """The functions of ONNX Runtime's table, by the numbers that src/onnxruntime.c gives them."""
+    """The functions of ONNX Runtime's table, by the numbers that src/bindings/onnxruntime.c gives them."""
     found = sorted(pathlib.Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*"))
     if not found:
         pytest.skip("this onnxruntime has no libonnxruntime.so beside its module")
@@ -455,7 +455,7 @@ def test_slots():
     get_api = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint32)(base[0])
     table = get_api(18)
     assert table
-    source = (ROOT / "src/onnxruntime.c").read_text()
+    source = (ROOT / "src/bindings/onnxruntime.c").read_text()
     slots = {name: int(number) for number, name in re.findall(r'^SLOT\((\d+), \w+, "(\w+)"\)', source, re.M)}
     assert len(slots) == 28 and max(slots.values()) == slots["KernelContext_ParallelFor"]
     assert all(table[number] for number in slots.values())

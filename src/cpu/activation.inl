@@ -182,7 +182,7 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
 }
 
 /* dy*act'(z). Derivatives at kinks are PyTorch's: relu'(0) = relu6'(0) = relu6'(6) = 0, leaky_relu'(0) = prelu'(0) = slope,
- * elu'(0) = alpha. What they are at NaN stands in activation.h. */
+ * elu'(0) = alpha. What they are at NaN stands in activations.def. */
 FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
 {
     const V zero = C(0.0), one = C(1.0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * dispatch.c - which table runs, and normfuse_info. */
+ * dispatch.c - which table runs, and the functions that the CPU offers as a backend. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,14 +11,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "caller.h"
+#include "backend.h"
 #include "cpu/kernels.h"
 #include "cpu/machine.h"
+#include "cpu/run.h"
 #include "cpu/threads.h"
-#if defined(NORMFUSE_HAVE_CUDA)
-#include "cuda/loader.h"
-#endif
-#include "problem.h"
 
 #if defined(__AVX__) && !defined(NORMFUSE_NATIVE)
 #error "dispatch.c must be built for the baseline CPU: instruction-set flags belong to the isa_*.c files alone"
@@ -150,26 +147,10 @@ const struct normfuse_machine *normfuse_machine_known(void)
     return &machine;
 }
 
-#if defined(__clang__)
-#define COMPILER "clang " __clang_version__
-#else
-#define COMPILER "gcc " __VERSION__
-#endif
-#ifndef NORMFUSE_COMPILER_FLAGS
-#define NORMFUSE_COMPILER_FLAGS ""
-#endif
-
-normfuse_status normfuse_info(normfuse_information *info)
+static void describe(normfuse_information *info)
 {
-    if (!info)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info is NULL");
-    if (info->struct_bytes != sizeof *info)
-        return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "normfuse_info: info->struct_bytes is %u, this library's is %zu",
-                               info->struct_bytes, sizeof *info);
-    const struct normfuse_caller caller = normfuse_enter();
     pthread_once(&once, choose);
     info->threads = normfuse_threads_default();
-    info->version = normfuse_version();
     info->isas_built = built;
     info->isas_usable = usable;
     info->isa = chosen->isa;
@@ -177,12 +158,27 @@ normfuse_status normfuse_info(normfuse_information *info)
     info->l2_bytes = machine.l2_bytes;
     info->llc_bytes = machine.llc_bytes;
     info->cpu = processor;
-    info->compiler = COMPILER " " NORMFUSE_COMPILER_FLAGS;
-#if defined(NORMFUSE_HAVE_CUDA)
-    info->cuda = normfuse_cuda_state();
-#else
-    info->cuda = "not built";
-#endif
-    normfuse_leave(&caller);
+}
+
+/* normfuse_cpu_run plans the call, and allocates scratch memory that it is not given. */
+static normfuse_status prepare(const struct normfuse_problem *problem, const normfuse_exec *exec,
+                               struct normfuse_prepared *prepared)
+{
+    const bool given = exec != NULL && exec->scratch != NULL;
+    prepared->problem = problem;
+    prepared->scratch_bytes = given ? normfuse_cpu_scratch_bytes(problem, exec) : 0;
     return NORMFUSE_OK;
 }
+
+static normfuse_status enqueue(const struct normfuse_prepared *prepared, const normfuse_exec *exec)
+{
+    return normfuse_cpu_run(prepared->problem, exec);
+}
+
+const struct normfuse_backend normfuse_cpu_backend = {.device_type = NORMFUSE_CPU,
+                                                      .on_host = true,
+                                                      .prepare = prepare,
+                                                      .enqueue = enqueue,
+                                                      .scratch_bytes = normfuse_cpu_scratch_bytes,
+                                                      .sample_quantum = normfuse_cpu_sample_quantum,
+                                                      .describe = describe};

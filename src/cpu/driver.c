@@ -18,6 +18,7 @@
 #include "caller.h"
 #include "cpu/machine.h"
 #include "cpu/plan.h"
+#include "cpu/run.h"
 #include "cpu/threads.h"
 
 /* One thread walks bundles [first, last). */

@@ -3,6 +3,7 @@
  * plan.c - makes the plan of a problem: how it is cut, by shape alone, and how it is run on this machine, which changes no bits;
  * and lays out its memory. */
 #include "cpu/plan.h"
+#include "cpu/run.h"
 
 #include "cpu/machine.h"
 #include "cpu/threads.h"

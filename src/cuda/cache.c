@@ -58,8 +58,8 @@ static const char *distrust(const struct stat *status)
     return (status->st_mode & (S_IWGRP | S_IWOTH)) != 0 ? "can be written by other users" : NULL;
 }
 
-/* glibc has functions for this since 2.33 alone, and wheels run on older ones. The kernel's struct is libc's where there
- * is CUDA: x86-64 and aarch64. */
+/* glibc has functions for this since 2.33 alone, and wheels run on older ones. The kernel's struct is libc's where
+ * there is CUDA: x86-64 and aarch64. */
 static bool get_status(int file, struct stat *status)
 {
     return syscall(SYS_newfstatat, file, "", status, AT_EMPTY_PATH) == 0;
@@ -220,7 +220,7 @@ static bool ends_with(const char *name, const char *wanted)
     return length >= of_wanted && length < NAME_BYTES && strcmp(name + length - of_wanted, wanted) == 0;
 }
 
-/* Of the kernels. Removes temporary files that nobody writes any more, where `cleans`. What there is no memory for is
+/* Counts kernels. Removes temporary files that nobody writes any more, where `cleans`. What there is no memory for is
  * left out. Closes the folder. */
 static void list_folder(int folder, bool cleans, struct listing *listing)
 {

@@ -12,7 +12,7 @@
 
 #include "hash.h"
 
-/* What a kernel is found by: a hash of all that is known before it is compiled. */
+/* A kernel's key: a hash of all that is known before it is compiled. */
 struct normfuse_cuda_key {
     unsigned char digest[NORMFUSE_DIGEST_BYTES];
 };

@@ -30,7 +30,7 @@ const struct normfuse_cuda_text *normfuse_cuda_texts = normfuse_cuda_embedded_te
 
 /* ---- text ------------------------------------------------------------------------------------------------------- */
 
-/* What is ahead of the body. */
+/* The text ahead of the body. */
 enum { HEAD_BYTES = 256 + 64 * NORMFUSE_SIGNATURE_FIELDS };
 
 struct source {
@@ -78,7 +78,7 @@ static void write_options(int32_t capability, char architecture[static ARCHITECT
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of all files, since a body may include any of them. Takes a millisecond, so it is kept. */
+/* Covers all files, since a body may include any of them. Takes a millisecond, so it is kept. */
 static void digest_texts(unsigned char digest[static NORMFUSE_DIGEST_BYTES])
 {
     static const struct normfuse_cuda_text *digested;
@@ -154,7 +154,7 @@ __attribute__((format(printf, 2, 3))) static void reject(struct search *search, 
     search->says = true;
 }
 
-/* Whether this is one to compile with. `flags`: of dlopen. `insists`: that it is missing is worth saying. */
+/* True if this is one to compile with. `flags`: of dlopen. `insists`: that it is missing is worth saying. */
 static bool try_compiler(struct search *search, const char *path, int flags, bool insists)
 {
     struct compiler compiler = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL | flags)};
@@ -402,7 +402,7 @@ static const char *kept_folder(void)
     return folder[0] != '\0' ? folder : NULL;
 }
 
-/* Where the source is to be read; "" if it could not be kept. */
+/* The place where the source is to be read; "" if it could not be kept. */
 static void keep_source(const struct source *source, const struct normfuse_cuda_key *key, char *path, size_t bytes)
 {
     const char *const folder = kept_folder();

@@ -26,7 +26,7 @@ struct normfuse_cuda_compilation {
     int32_t capability; /* of the GPU: 90 */
     int32_t driver;     /* as cuDriverGetVersion says it: 13000. NVRTC must not be of a newer major version. 0: it may */
     bool is_anew;       /* whatever the cache holds */
-    /* What came of it: */
+    /* The result: */
     normfuse_status status;
     bool is_final; /* the same again would fail the same */
     bool is_cached;

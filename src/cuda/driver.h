@@ -44,7 +44,7 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
 CUresult cuFuncLoad(CUfunction function);
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
 
-/* Those of stream_sync.c. */
+/* Functions of stream_sync.c. */
 CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
 CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes);
 CUresult cuMemFree(CUdeviceptr memory);

@@ -141,8 +141,8 @@ static const char *share_columns(const struct shape *shape, struct geometry *g, 
                                                      : NULL;
 }
 
-/* Blocks that run at the same time. A cluster is within one of the parts of the chip: those of an H200, by what it says of
- * clusters of 8 and 16. */
+/* Blocks that run at the same time. A cluster is within one of the parts of the chip: those of an H200, by what it says
+ * of clusters of 8 and 16. */
 static int64_t resident_of(const struct shape *shape, const struct geometry *g)
 {
     enum { PARTS = 8 };

@@ -8,13 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../torch.h"
+#include "backend.h"
+#include "compile.h"
+#include "package.h"
 #include "schedules.h"
 #include "specialize.h"
 
 _Static_assert((int)NORMFUSE_MAX_BESIDE >= (int)MAX_STEPS, "a call's kernels are compiled side by side");
 
-/* What ran last on this thread: put into words only when somebody asks, which takes longer than to launch. */
+/* The last call's kernels on this thread: put into words only when somebody asks, which takes longer than to launch. */
 static _Thread_local struct ran {
     struct normfuse_cuda_signature signature;
     int64_t grid;
@@ -45,8 +47,8 @@ const char *normfuse_last_kernels(void)
     return text;
 }
 
-/* Samples that all count together, of columns or of one channel, whose positions are one stride apart from one sample to
- * the next as well, become one sample of more positions. */
+/* Samples that all count together, of columns or of one channel, whose positions are one stride apart from one sample
+ * to the next as well, become one sample of more positions. */
 static void unite_samples(struct normfuse_problem *p)
 {
     if ((!p->columns && p->c != 1) || p->n <= 1 || !takes_all_samples(p) || (double)p->n * (double)p->s > 2e9 ||
@@ -110,7 +112,7 @@ struct scratch {
     uint32_t *grid_barriers;
 };
 
-/* What the plan could not know: addresses, and what may differ from call to call. */
+/* Facts that the plan could not know: addresses, and all that may differ from call to call. */
 static void describe_call(const struct normfuse_problem *p, const struct step *step,
                           const struct scratch *scratch, struct normfuse_call_arguments *to)
 {
@@ -196,7 +198,7 @@ static void describe_finish(const struct normfuse_problem *p, const struct step 
     to->momentum = p->momentum;
 }
 
-/* Where scratch memory is none or not known yet: aligned as that is. */
+/* Stands for scratch memory that is absent or not known yet; aligned like it. */
 static char *const anywhere = (char *)(uintptr_t)64;
 
 static size_t scratch_of(const struct plan *plan)
@@ -279,100 +281,134 @@ static normfuse_status copy(const struct normfuse_problem *problem, const struct
     return launch(problem, device, exec, of, &signature, copies);
 }
 
-normfuse_status normfuse_cuda_run(const struct normfuse_problem *problem, const normfuse_exec *exec)
-{
+/* The call as kernels take it: tensors of the same strides, positions and samples united. */
+struct prepared {
+    struct normfuse_problem united;
+    struct transposed transposed;
     const struct normfuse_cuda_device *device;
-    normfuse_status status = normfuse_cuda_device(problem->name, problem->device.device_id, &device);
+    const struct plan *plan;
+};
+_Static_assert(sizeof(struct prepared) <= sizeof(((struct normfuse_prepared *)NULL)->of_backend),
+               "NORMFUSE_PREPARED_WORDS");
+
+/* Without its plan. False: its tensors are too large. `reason`: why channel norm is not here, or NULL. */
+static bool unite(const struct normfuse_problem *problem, char *scratch, struct prepared *prepared, const char **reason)
+{
+    prepared->united = *problem;
+    const bool fits = normfuse_cuda_transpose(&prepared->united, scratch, &prepared->transposed);
+    *reason = take_positions(&prepared->united);
+    if (*reason == NULL)
+        unite_samples(&prepared->united);
+    return fits;
+}
+
+static normfuse_status prepare(const struct normfuse_problem *problem, const normfuse_exec *exec,
+                               struct normfuse_prepared *of_call)
+{
+    struct prepared *const prepared = (struct prepared *)(void *)of_call->of_backend;
+    const normfuse_status status =
+        normfuse_cuda_device(problem->name, problem->device.device_id, &prepared->device);
     if (status != NORMFUSE_OK)
         return status;
-    const bool has_grid_barriers = exec != NULL && exec->sync != NULL;
-    struct normfuse_problem united = *problem;
-    struct transposed transposed;
-    char *scratch = exec != NULL && exec->scratch != NULL && !prepares(exec) ? exec->scratch : anywhere;
-    const bool fits = normfuse_cuda_transpose(&united, scratch, &transposed);
-    const char *const reason = take_positions(&united);
+    const char *reason;
+    char *const scratch = exec != NULL && exec->scratch != NULL && !prepares(exec) ? exec->scratch : anywhere;
+    const bool fits = unite(problem, scratch, prepared, &reason);
     if (reason != NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: on a CUDA device channel norm does not take this call: %s",
                                problem->name, reason);
-    unite_samples(&united);
+    const struct normfuse_problem *const united = &prepared->united;
+    const struct transposed *const transposed = &prepared->transposed;
     const bool explains = normfuse_cuda_verbose(NORMFUSE_VERBOSE_PLAN);
-    if (explains && transposed.bytes > 0)
+    if (explains && transposed->bytes > 0)
         fprintf(stderr, "normfuse: plan: %s: copies %d inputs and %d outputs, for tensors of the same strides\n",
-                problem->name, transposed.before[0].count + transposed.before[1].count,
-                transposed.after[0].count + transposed.after[1].count);
-    const struct plan *const plan = fits ? normfuse_cuda_plan_of(&united, device, has_grid_barriers, explains) : NULL;
-    if (plan == NULL && is_of_single(&united))
+                problem->name, transposed->before[0].count + transposed->before[1].count,
+                transposed->after[0].count + transposed->after[1].count);
+    const bool has_grid_barriers = exec != NULL && exec->sync != NULL;
+    prepared->plan = fits ? normfuse_cuda_plan_of(united, prepared->device, has_grid_barriers, explains) : NULL;
+    if (prepared->plan == NULL && is_of_single(united))
         return normfuse_refuse(NORMFUSE_UNSUPPORTED,
                                "%s: on a CUDA device norm groups of %" PRId64 " channels are too large to be held",
-                               problem->name, united.set_values);
-    if (plan == NULL)
+                               problem->name, united->set_values);
+    if (prepared->plan == NULL)
         return normfuse_refuse(NORMFUSE_UNSUPPORTED, "%s: no geometry of any kernel fits these sizes on %s",
-                               problem->name, device->name);
+                               problem->name, prepared->device->name);
+    of_call->problem = problem;
+    of_call->scratch_bytes = transposed->bytes + scratch_of(prepared->plan);
+    return NORMFUSE_OK;
+}
 
-    /* It may be another plan than the one that was asked about its scratch: see normfuse_cuda_plan_of. */
-    const size_t needed = transposed.bytes + scratch_of(plan);
-    if (needed > (scratch != anywhere ? exec->scratch_bytes : 0) && !prepares(exec))
-        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch is smaller than the %zu bytes that this call needs",
-                               problem->name, needed);
-
-    scratch += transposed.bytes;
-    struct scratch parts;
-    parts.partials = take(&scratch, plan->partials);
-    parts.statistics = take(&scratch, plan->statistics);
-    parts.sums = take(&scratch, plan->sums);
-    parts.totals = take(&scratch, plan->totals);
-    parts.grid_barriers = has_grid_barriers ? exec->sync : NULL;
-
+static normfuse_status launch_steps(const struct prepared *prepared, const struct normfuse_problem *problem,
+                                    const normfuse_exec *exec, const struct scratch *parts)
+{
+    const struct plan *const plan = prepared->plan;
+    struct normfuse_problem united = prepared->united;
     struct normfuse_cuda_beside beside = {0};
     for (int i = 0; i < plan->count; i++)
         if (plan->steps[i].launch.grid > 0)
             beside.signatures[beside.count++] = &plan->steps[i].signature;
-    last_count = 0;
-    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
-        status = copy(problem, device, exec, &transposed.before[i], i > 0 ? problem->y_type : problem->type);
+    normfuse_status status = NORMFUSE_OK;
     for (int i = 0; i < plan->count && status == NORMFUSE_OK; i++) {
         const struct step *const step = &plan->steps[i];
         union body_arguments of_body;
         if (step->goes_on)
             go_on_from_first_pass(&united);
         if (step->signature.body == NORMFUSE_BODY_finish)
-            describe_finish(&united, step, &parts, &of_body.finish);
+            describe_finish(&united, step, parts, &of_body.finish);
         else
-            describe_body(&united, step, &parts, &of_body);
-        status = launch_step(problem, device, exec, step, &beside, &of_body);
+            describe_body(&united, step, parts, &of_body);
+        status = launch_step(problem, prepared->device, exec, step, &beside, &of_body);
     }
-    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
-        status = copy(problem, device, exec, &transposed.after[i], i > 0 ? problem->y_type : problem->type);
-    if (status != NORMFUSE_OK)
-        return status;
-    if (normfuse_cuda_verbose(NORMFUSE_VERBOSE_DISPATCH))
-        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
-    return NORMFUSE_OK;
+    return status;
 }
 
-size_t normfuse_cuda_scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+static normfuse_status enqueue(const struct normfuse_prepared *of_call, const normfuse_exec *exec)
 {
-    const struct normfuse_cuda_device *device;
-    if (normfuse_cuda_device(problem->name, problem->device.device_id, &device) != NORMFUSE_OK)
+    const struct prepared *const prepared = (const struct prepared *)(const void *)of_call->of_backend;
+    const struct normfuse_problem *const problem = of_call->problem;
+    const struct transposed *const transposed = &prepared->transposed;
+    char *scratch = exec != NULL && exec->scratch != NULL && !prepares(exec) ? exec->scratch : anywhere;
+    scratch += transposed->bytes;
+    struct scratch parts;
+    parts.partials = take(&scratch, prepared->plan->partials);
+    parts.statistics = take(&scratch, prepared->plan->statistics);
+    parts.sums = take(&scratch, prepared->plan->sums);
+    parts.totals = take(&scratch, prepared->plan->totals);
+    parts.grid_barriers = exec != NULL ? exec->sync : NULL;
+
+    last_count = 0;
+    normfuse_status status = NORMFUSE_OK;
+    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
+        status = copy(problem, prepared->device, exec, &transposed->before[i], i > 0 ? problem->y_type : problem->type);
+    if (status == NORMFUSE_OK)
+        status = launch_steps(prepared, problem, exec, &parts);
+    for (int i = 0; i < 2 && status == NORMFUSE_OK; i++)
+        status = copy(problem, prepared->device, exec, &transposed->after[i], i > 0 ? problem->y_type : problem->type);
+    if (status == NORMFUSE_OK && normfuse_cuda_verbose(NORMFUSE_VERBOSE_DISPATCH))
+        fprintf(stderr, "normfuse: dispatch: %s: %s\n", problem->name, normfuse_last_kernels());
+    return status;
+}
+
+static size_t scratch_bytes(const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    struct prepared prepared;
+    const char *reason;
+    if (normfuse_cuda_device(problem->name, problem->device.device_id, &prepared.device) != NORMFUSE_OK ||
+        !unite(problem, anywhere, &prepared, &reason) || reason != NULL)
         return 0;
-    struct normfuse_problem united = *problem;
-    struct transposed transposed;
-    if (!normfuse_cuda_transpose(&united, anywhere, &transposed) || take_positions(&united) != NULL)
-        return 0;
-    unite_samples(&united);
     size_t needed = 0;
     const bool has_sync = exec != NULL && exec->sync != NULL;
     for (int without = 0; without < (has_sync ? 1 : 2); without++) {
-        const struct plan *const plan = normfuse_cuda_plan_of(&united, device, without == 0, false);
+        const struct plan *const plan =
+            normfuse_cuda_plan_of(&prepared.united, prepared.device, without == 0, false);
         if (plan != NULL && scratch_of(plan) > needed)
             needed = scratch_of(plan);
     }
-    return transposed.bytes + needed;
+    return prepared.transposed.bytes + needed;
 }
 
-normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct normfuse_flat *stats,
-                                    const struct normfuse_flat *out, int32_t width, int32_t ordinal,
-                                    const normfuse_exec *exec)
+static normfuse_status merge(const struct normfuse_flat *in, const struct normfuse_flat *stats,
+                             const struct normfuse_flat *out, int32_t width, int32_t ordinal,
+                             const normfuse_exec *exec)
 {
     const char *const call = width == 3 ? "stats_merge" : "sums_merge";
     const struct normfuse_cuda_device *device;
@@ -392,3 +428,43 @@ normfuse_status normfuse_cuda_merge(const struct normfuse_flat *in, const struct
                                                 .arguments = &arguments};
     return launch_or_note(call, device, exec, &launch);
 }
+
+/* ---- the backend ------------------------------------------------------------------------------------------------ */
+
+static normfuse_status check(const char *call, int32_t ordinal)
+{
+    const struct normfuse_cuda_device *device;
+    return normfuse_cuda_device(call, ordinal, &device);
+}
+
+static void describe(normfuse_information *info)
+{
+    info->cuda = normfuse_cuda_state();
+}
+
+static normfuse_status compile(const char *call, int32_t ordinal, void (*progress)(void *, int32_t, int32_t),
+                               void *context)
+{
+    const struct normfuse_cuda_device *device;
+    normfuse_status status = normfuse_cuda_device(call, ordinal, NULL);
+    if (status == NORMFUSE_OK)
+        status = normfuse_cuda_device(call, ordinal, &device);
+    return status != NORMFUSE_OK ? status : normfuse_cuda_prepare_noted(call, device, progress, context);
+}
+
+static void describe_compiler(normfuse_compiler_information *info)
+{
+    normfuse_cuda_describe_compiler(normfuse_cuda_driver_version(), info);
+}
+
+const struct normfuse_backend normfuse_cuda_backend = {.device_type = NORMFUSE_CUDA,
+                                                       .sync_bytes = NORMFUSE_CUDA_SYNC_BYTES,
+                                                       .check = check,
+                                                       .prepare = prepare,
+                                                       .enqueue = enqueue,
+                                                       .scratch_bytes = scratch_bytes,
+                                                       .merge = merge,
+                                                       .describe = describe,
+                                                       .compile = compile,
+                                                       .use_compiler = normfuse_cuda_use_compiler,
+                                                       .describe_compiler = describe_compiler};

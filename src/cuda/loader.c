@@ -44,11 +44,11 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct loaded *) newest;
 static struct normfuse_cuda_driver driver; /* written under the mutex, before any device is found */
 static const struct normfuse_cuda_driver *stand_in;
-/* What a call finds where there is no memory for more. */
+/* Found by a call when there is no memory for more. */
 #define NO_MEMORY "no memory for the list of devices"
 static struct loaded no_memory = {.status = NORMFUSE_OUT_OF_MEMORY, .problem = NO_MEMORY, .state = NO_MEMORY};
 
-/* What the driver refuses is the caller's answer. */
+/* A refusal of the driver is the caller's answer. */
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
         const CUresult tried = (call);                                                                                 \
@@ -308,7 +308,7 @@ static CUresult load_kernel(const struct normfuse_cuda_device *device, CUkernel 
     return driver.cuFuncLoad(function);
 }
 
-/* What a kernel may be given on this device. Set once, since it costs time. */
+/* Shared memory that a kernel may be given on this device. Set once, since it costs time. */
 static CUresult set_limits(const struct device *device, CUkernel kernel)
 {
     int fixed = 0;
@@ -335,7 +335,7 @@ static void restore(bool is_relaxed, CUstreamCaptureMode mode)
         (void)driver.cuThreadExchangeStreamCaptureMode(&mode);
 }
 
-/* Where a device reset destroyed what is in the primary context: retaining it again revives it. */
+/* After a device reset destroyed the primary context's contents: retaining it again revives it. */
 static bool revives(struct device *device, CUresult result)
 {
     CUcontext primary;

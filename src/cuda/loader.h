@@ -13,7 +13,7 @@
 #include "../problem.h"
 #include "signature.h"
 
-/* What a device has, read once. */
+/* A device's facts, read once. */
 struct normfuse_cuda_device {
     uint64_t serial; /* of this reading, from 1 on: what is remembered of a device is of one */
     int32_t ordinal;
@@ -31,8 +31,8 @@ enum {
 };
 
 /* The device's facts. `call` is for the message. Statuses: NO_DRIVER, OLD_DRIVER, NO_KERNEL, DEVICE_ERROR, BAD_ARGUMENT
- * (no such device). `device` NULL (normfuse_prepare): loads the kernels that are compiled into the current context, too,
- * though a call before has found the device. Thread-safe. */
+ * (no such device). `device` NULL (normfuse_prepare): loads the kernels that are compiled into the current context,
+ * too, though a call before has found the device. Thread-safe. */
 normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const struct normfuse_cuda_device **device);
 
 /* Kernels that a call launches, of which those that are missing are compiled side by side. */
@@ -64,11 +64,11 @@ const char *normfuse_cuda_state(void);
 /* The driver's version as cuDriverGetVersion says it; 0: there is no driver. */
 int32_t normfuse_cuda_driver_version(void);
 
-/* Whether NORMFUSE_VERBOSE has a word. The environment is searched once. */
+/* True if NORMFUSE_VERBOSE has a word. The environment is searched once. */
 enum { NORMFUSE_VERBOSE_DISPATCH = 1, NORMFUSE_VERBOSE_PLAN = 2, NORMFUSE_VERBOSE_COMPILE = 4 };
 bool normfuse_cuda_verbose(int word);
 
-/* What this thread's last call launched: "held_forward_f32 8192x256 cluster=2", with " + ". */
+/* Kernels of this thread's last call: "held_forward_f32 8192x256 cluster=2", with " + ". */
 const char *normfuse_last_kernels(void);
 /* For the child of a fork, which may have been made while a thread held the lock of the plans. */
 void normfuse_cuda_plans_after_fork(void);

@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 typedef struct _nvrtcProgram *nvrtcProgram;
-/* Of nvrtcResult, a C enum, those that the library tells apart. */
+/* Values of nvrtcResult, a C enum, that the library tells apart. */
 enum { NVRTC_SUCCESS = 0, NVRTC_ERROR_OUT_OF_MEMORY = 1, NVRTC_ERROR_INVALID_OPTION = 5, NVRTC_ERROR_COMPILATION = 6 };
 
 #define NORMFUSE_NVRTC_LIST(ENTRY)                                                                                     \

@@ -48,7 +48,7 @@ static struct step *add_finish(struct plan *plan, const struct normfuse_problem 
     return step;
 }
 
-/* What statistics are computed in. */
+/* The type of statistics. */
 static int32_t computed_type(const struct normfuse_problem *p)
 {
     return p->type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
@@ -142,7 +142,7 @@ static void add_slope(struct plan *plan, const struct normfuse_problem *p)
                                                           .by_slots = divisor_of(1)};
 }
 
-/* What is found of each channel: gradients of parameters, or a shard's sums. */
+/* Results of each channel: gradients of parameters, or a shard's sums. */
 static void set_gradients(const struct normfuse_problem *p, struct normfuse_cuda_signature *of)
 {
     of->writes_shard = (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY) == 0;
@@ -318,7 +318,7 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
         if (stored)
             plan->steps[plan->count - 1].goes_on = true;
     }
-    /* Where there are none, none are read, but they have a place. */
+    /* If the call wants no sums, nothing reads them, but they have a place. */
     const int64_t pairs = (plan->of_sums.by_channel ? 1 : p->n) * p->c * plan->of_sums.slots;
     if (sums && (wants_gradients || plan->totals))
         plan->sums = empty ? 64 : (size_t)pairs * 16 * (p->dslope.data != NULL ? 2 : 1);
@@ -350,7 +350,7 @@ static bool make_plan(const struct normfuse_problem *problem, const struct normf
  * last plans, and each its own last one, which it need not lock. */
 enum { PLANS_KEPT = 1024, PLACES_OF_A_PLAN = 8 };
 
-/* What a plan depends on, and nothing else: keys are compared byte by byte, padding too. */
+/* All that a plan depends on, and nothing else: keys are compared byte by byte, padding too. */
 struct plan_key {
     struct normfuse_problem problem;
     uint64_t device; /* its serial number; 0: no plan is here */
@@ -368,7 +368,7 @@ struct cached_plan {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct cached_plan remembered[PLANS_KEPT]; /* each in one of a few places after that of its hash */
 
-/* Of a pointer: whether it is there, and where in a vector of 16 bytes it points. */
+/* A pointer's facts: whether it is there, and where in a vector of 16 bytes it points. */
 static char *place_of(const char *data)
 {
     return (char *)(data != NULL ? 1 + (uintptr_t)data % 16 : 0);
@@ -413,7 +413,7 @@ static void copy_plan(struct cached_plan *to, const struct cached_plan *from)
            sizeof to->plan - offsetof(struct plan, count));
 }
 
-/* Where the plan of this key is, or would be. Under the mutex. */
+/* The place of this key's plan, filled or not. Under the mutex. */
 static struct cached_plan *find_place(const struct plan_key *key)
 {
     static unsigned next; /* of the places, the one that is given up where all are taken */

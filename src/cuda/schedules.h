@@ -59,8 +59,8 @@ struct normfuse_cuda_choice *normfuse_cuda_choice(void);
 
 /* Tries every schedule and takes the cheapest. False: that is two passes. */
 bool normfuse_cuda_hold(const struct shape *shape, struct step *step);
-/* A kernel of the body `stream`: sums, results of given statistics, or both where none are to be found. False: it counts
- * more than 32 bits do, or `single` alone computes it. */
+/* A kernel of the body `stream`: sums, results of given statistics, or both where none are to be found. False: it
+ * counts more than 32 bits do, or `single` alone computes it. */
 bool normfuse_cuda_pass(const struct shape *shape, struct step *step, bool sums, bool applies);
 
 enum { MAX_STEPS = 6 };
@@ -73,8 +73,8 @@ struct plan {
     struct sums of_sums; /* of the kernel that wrote them */
 };
 
-/* NULL: none fits. The plan is this thread's until its next call. `explains`: what every schedule says of the call goes to
- * stderr. */
+/* NULL: none fits. The plan is this thread's until its next call. `explains`: what every schedule says of the call goes
+ * to stderr. */
 const struct plan *normfuse_cuda_plan_of(const struct normfuse_problem *problem,
                                          const struct normfuse_cuda_device *device, bool has_grid_barriers,
                                          bool explains);

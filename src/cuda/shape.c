@@ -8,7 +8,7 @@ static bool is_short(ptrdiff_t stride)
     return stride >= -INT32_MAX && stride <= INT32_MAX;
 }
 
-/* Whether struct normfuse_place holds the strides of all parameters. */
+/* True if struct normfuse_place holds the strides of all parameters. */
 static bool has_short_parameters(const struct normfuse_problem *p)
 {
     bool all = true;

@@ -42,7 +42,7 @@ static inline uint32_t whole_warps(int64_t threads)
     return (uint32_t)(divide_up(maximum(threads, 1), 32) * 32);
 }
 
-/* What the kernels count in 32 bits. */
+/* Numbers that the kernels count in 32 bits. */
 static inline bool is_countable(int64_t value)
 {
     return value < INT32_MAX - (1 << 24);
@@ -62,7 +62,7 @@ static inline bool has_both_phases(const struct normfuse_problem *p)
     return (p->phases & both) == both;
 }
 
-/* Whether dz is the same numbers after it was in memory, or shared memory, as a tensor of the call. */
+/* True if dz is the same numbers after it was in memory, or shared memory, as a tensor of the call. */
 static inline bool is_dz_exact(const struct normfuse_problem *p)
 {
     return normfuse_type_bytes(p->type) >= 4 || p->activation == NORMFUSE_IDENTITY ||
@@ -88,7 +88,7 @@ static inline bool is_modulated(const struct normfuse_problem *p)
     return p->scale.data != NULL || p->shift.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL;
 }
 
-/* What the body `single` alone computes, of norm over channels. */
+/* Calls that the body `single` alone computes, of norm over channels. */
 static inline bool is_of_single(const struct normfuse_problem *p)
 {
     return p->sets == NORMFUSE_SETS_POSITION || p->y_type != p->type || p->statistics == NORMFUSE_MEAN_SQUARE ||
@@ -110,7 +110,7 @@ enum { VIEWS = 9 };
     PARAMETER(rstd) PARAMETER(running_mean) PARAMETER(running_var) PARAMETER(dweight) PARAMETER(dbias)                 \
     PARAMETER(dscale) PARAMETER(dshift) PARAMETER(slope) PARAMETER(dslope)
 
-/* Whether all tensors begin at a multiple of so many bytes. */
+/* True if all tensors begin at a multiple of so many bytes. */
 static inline bool are_aligned(const struct normfuse_problem *p, unsigned bytes)
 {
 #define PLACE(name) | (uintptr_t)p->name.data

@@ -101,14 +101,15 @@ enum { NORMFUSE_KERNEL_NAME_BYTES = 64 };
 struct normfuse_problem;
 struct normfuse_parameter;
 
-/* What a call is, whatever its geometry: types, which tensors and parameters there are. The rest is 0. */
+/* A call without its geometry: types, which tensors and parameters there are. The rest is 0. */
 struct normfuse_cuda_signature normfuse_cuda_signature_of(enum normfuse_cuda_body body, bool backward,
                                                           const struct normfuse_problem *problem);
 
 /* 0: there is no such parameter, else 1 + its type. */
 int32_t normfuse_cuda_code_of(const struct normfuse_parameter *parameter);
 
-/* "normfuse_single_forward_f32", "normfuse_finish_merge_f64", "normfuse_transpose_f16". Kernels of several signatures share a name. */
+/* "normfuse_single_forward_f32", "normfuse_finish_merge_f64", "normfuse_transpose_f16". Kernels of several signatures
+ * share a name. */
 const char *normfuse_cuda_signature_name(const struct normfuse_cuda_signature *signature,
                                          char name[static NORMFUSE_KERNEL_NAME_BYTES]);
 

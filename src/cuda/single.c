@@ -121,7 +121,7 @@ static int64_t whole_vector(const struct normfuse_problem *p, const struct matri
     return elements;
 }
 
-/* Whether a thread reads parameters of so many adjacent channels at once. */
+/* True if a thread reads parameters of so many adjacent channels at once. */
 static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int64_t group_channels)
 {
     const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);
@@ -147,7 +147,7 @@ static int64_t room_for(int64_t vectors, bool of_positions)
 struct geometry {
     int64_t vector, lanes, across, beside, sample_bits, parts, walkers;
     bool aligned;
-    /* What follows from these. */
+    /* Derived from these. */
     int64_t part_rows, part_columns, next_rows, next_columns;
     int64_t held_rows, held_columns, blocks;
     bool exact, exchanges;
@@ -193,8 +193,8 @@ static bool sums_dz(const struct normfuse_problem *p)
     return p->dbias.data != NULL || p->dscale.data != NULL || p->dshift.data != NULL || !has_both_phases(p);
 }
 
-/* Of a block that walks over positions: its vectors and the next ones, weights as they are in memory, and values. The
- * kernel is compiled for as many blocks of a multiprocessor as have these. */
+/* Registers of a block that walks over positions: its vectors and the next ones, weights as they are in memory, and
+ * values. The kernel is compiled for as many blocks of a multiprocessor as have these. */
 static double registers_of_walk(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
     const struct normfuse_problem *const p = shape->problem;
@@ -258,7 +258,7 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
         g->held_columns * g->held_rows * g->vector > max_values(shape))
         return "a thread would hold too much";
     const int64_t samples_beside = INT64_C(1) << g->sample_bits, groups_beside = g->beside / samples_beside;
-    /* Of a channel, one after the other, where it has gradients: docs/numerics.md. */
+    /* Parts of a channel, one after the other, where it has gradients: docs/numerics.md. */
     const int64_t samples = divide_up(m->samples, samples_beside * g->walkers);
     if (shape->direction == BACKWARD && samples > 1 &&
         samples + g->held_rows * g->held_columns * g->vector > MAX_SUMMED)
@@ -284,7 +284,7 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
                : NULL;
 }
 
-/* Whether one block of those that share a norm group has the sums of all of a channel. */
+/* True if one block of those that share a norm group has the sums of all of a channel. */
 static bool has_whole_channels(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
     const bool knows_totals = g->exchanges && shape->problem->dslope.data == NULL &&
@@ -352,10 +352,10 @@ static double resident_blocks(const struct shape *shape, const struct matrix *m,
     return fmax(1.0, fmin(fmin(by_registers, by_shared), fmin(32.0, floor(2048.0 / threads))));
 }
 
-/* Microseconds. The first blocks of the multiprocessors wait for what a thread does, for the block, for those that share a
- * norm group, and for memory. Of those that follow, waits and memory's time overlap where a multiprocessor has several
- * blocks at once. The figures are fitted to 2000 geometries of 190 problems on an H200, together with those of `held`:
- * what is taken takes 1.06 of the fastest. */
+/* Microseconds. The first blocks of the multiprocessors wait for what a thread does, for the block, for those that
+ * share a norm group, and for memory. Of those that follow, waits and memory's time overlap where a multiprocessor has
+ * several blocks at once. The figures are fitted to 2000 geometries of 190 problems on an H200, together with those of
+ * `held`: what is taken takes 1.06 of the fastest. */
 static double cost_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
                       int64_t shared)
 {
@@ -412,7 +412,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
     wait *= 1.0 + k.sample * (samples - 1.0);
     const double arithmetic = k.issued * samples * (double)g->blocks * warps / multiprocessors * instructions;
-    /* What is adjacent of a row is read in sectors of 32 bytes, and the less is adjacent the slower is memory. */
+    /* Adjacent values of a row are read in sectors of 32 bytes, and the less is adjacent the slower is memory. */
     const double columns = m->is_spread ? INFINITY : (double)m->columns;
     const bool of_columns = m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     const bool adjoins = m->row_stride == m->columns && g->held_columns == 1 && elements * (double)g->across >= columns;
@@ -444,8 +444,8 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     return k.start + wait + memory / turns + further + k.join * joined + to_memory;
 }
 
-/* Microseconds of a norm over channels: the positions of a block come one after the other. Memory, instructions and these
- * waits overlap, since the next position is on its way, or another block begins with it. */
+/* Microseconds of a norm over channels: the positions of a block come one after the other. Memory, instructions and
+ * these waits overlap, since the next position is on its way, or another block begins with it. */
 static double cost_of_positions(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                                 int32_t gradients, int64_t shared)
 {

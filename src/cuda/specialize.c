@@ -149,7 +149,7 @@ static struct normfuse_cuda_compilation compilation_of(const struct normfuse_cud
         .signature = *signature, .capability = device->capability, .driver = device->driver};
 }
 
-/* Whether the driver says that it is no machine code for this GPU. */
+/* True if the driver says that it is no machine code for this GPU. */
 static bool is_bad_code(CUresult result)
 {
     return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_NO_BINARY_FOR_GPU ||
@@ -244,7 +244,7 @@ static normfuse_status make(const char *call, const struct normfuse_cuda_device 
     return status;
 }
 
-/* Whether a thread is to make it. */
+/* True if a thread is to make it. */
 static bool lacks_kernel(const struct entry *entry)
 {
     return !entry->is_busy && entry->status == NORMFUSE_OK &&

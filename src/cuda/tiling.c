@@ -79,7 +79,7 @@ int64_t normfuse_cuda_threads_across(int64_t vectors, int64_t most)
     return found;
 }
 
-/* Whether a thread reads parameters of so many adjacent channels at once. */
+/* True if a thread reads parameters of so many adjacent channels at once. */
 static bool is_packed(const struct normfuse_parameter *of, int64_t elements)
 {
     const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);

@@ -27,7 +27,7 @@ static struct normfuse_view strides_of(const struct normfuse_problem *p, bool co
                                   .position = p->s > 1 ? position : !columns};
 }
 
-/* Those of a tensor without gaps. */
+/* Strides of a tensor without gaps. */
 static struct normfuse_view packed(const struct normfuse_problem *p, bool columns)
 {
     return strides_of(p, columns, p->c * p->s, columns ? 1 : p->s, columns ? p->c : 1);
@@ -39,7 +39,7 @@ static int64_t span_of(const struct normfuse_problem *p, const struct normfuse_v
     return (p->n - 1) * as->batch + (p->c - 1) * as->channel + (p->s - 1) * as->position + 1;
 }
 
-/* Of x's strides and those of both layouts the ones that most tensors have; x's only where samples follow one another
+/* The strides that most tensors have, of x's and those of both layouts; x's only where samples follow one another
  * with few gaps, since scratch memory has them, too. */
 static struct normfuse_view choose_strides(const struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
                                            bool *columns)
@@ -194,8 +194,8 @@ static bool has_other_type(const struct normfuse_problem *p, const struct normfu
 }
 
 /* The memory of an output of these strides and the input's type, if a copy of the input may lie there: the call writes
- * the output over each of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one size of scratch
- * memory, and not the same outputs. */
+ * the output over each of its elements (problem.c's in_place), and it is no other tensor's. A shard's halves have one
+ * size of scratch memory, and not the same outputs. */
 static char *memory_of_output(struct normfuse_problem *p, struct normfuse_view *const views[VIEWS],
                               const struct normfuse_view *input, const struct normfuse_view *strides)
 {

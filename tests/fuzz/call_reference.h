@@ -12,33 +12,9 @@
 
 /* In the order of normfuse_tensors. */
 enum {
-    X,
-    PRE_ADD,
-    POST_ADD,
-    WEIGHT,
-    BIAS,
-    SCALE,
-    SHIFT,
-    Y,
-    U,
-    MEAN,
-    RSTD,
-    RUNNING_MEAN,
-    RUNNING_VAR,
-    DY,
-    DU,
-    DX,
-    DWEIGHT,
-    DBIAS,
-    DSCALE,
-    DSHIFT,
-    DPOST_ADD,
-    STATS,
-    SUMS,
-    PRE_BIAS,
-    DPRE_BIAS,
-    SLOPE,
-    DSLOPE,
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
     SLOTS
 };
 enum { GROUP, BATCH, AFFINE, CHANNEL };

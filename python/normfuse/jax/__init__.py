@@ -60,7 +60,7 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     axes = axes_of(axis_name)
     if axes and any(map(is_symbolic_dim, shape)):
         refuse_symbolic_axes()
-    # What the library refuses in a call and not while tracing, in its words. A device's part may be of one value.
+    # Refused as the library does in a call, in its words, but while tracing. A device's part may be of one value.
     if channels and not evaluate:
         if operator == "batch_norm" and x.size == channels and all(size == 1 for _, size in axes):
             raise ValueError("batch_norm forward: x: expected more than 1 value per channel when training")
@@ -99,8 +99,8 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     num_groups          divides C
     weight, bias        [C]; None: 1 and 0
     eps                 is added to the biased variance
-    activation          None, relu, leaky_relu, silu, gelu, gelu_tanh, hardswish, elu, mish, relu6; act_param: the slope
-                        of leaky_relu (0.01), the alpha of elu (1)
+    activation          None, or a name of normfuse.ACTIVATIONS but prelu; act_param: the slope of leaky_relu (0.01), the
+                        alpha of elu (1)
     pre_bias            [C] or [N, C]: the bias of the convolution before, an embedding
     pre_add, post_add   like x. return_sum: also return x + pre_bias + pre_add
     scale, shift        [N, C]; None: 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One call of the library in JAX: its shapes and checks, its lowering to the handlers of src/xla.c, how it is split over
+"""One call of the library in JAX: its shapes and checks, its lowering to the handlers of src/bindings/xla.c, how it is split over
 devices, and its rule of vmap. Gradients are in _gradients.py.
 
 Programs are traced to custom_vmap of custom_partitioning of `handler_p`, the primitive that is lowered to XLA's custom
@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .. import _library
 from .._library import library
 
-# `enum call` of src/xla.c.
+# `enum call` of src/bindings/xla.c.
 OPERATIONS = ("group_norm_forward", "group_norm_backward", "batch_norm_forward", "batch_norm_backward",
               "affine_forward", "affine_backward", "channel_norm_forward", "channel_norm_backward", "batch_norm_stats",
               "batch_norm_apply", "batch_norm_backward_sums", "batch_norm_backward_apply", "stats_merge", "sums_merge")
@@ -233,7 +233,7 @@ def _whole(call: Call) -> Call:
 
 
 def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
-    # `struct attributes` of src/xla.c.
+    # `struct attributes` of src/bindings/xla.c.
     integers = [OPERATIONS.index(call.operation), _mask(call.inputs), _mask(call.outputs), call.channels_last, call.groups,
                 call.flags, call.activation, call.set_values, call.statistics, call.eps_kind]
     reals = [call.eps, call.momentum, call.act_param]
@@ -339,7 +339,7 @@ def synchronized(call: Call, arrays: Dict[str, Any], axes: Axes, index: Any, sum
             rest["x"] = outputs["u"]
             rest = {name: value for name, value in rest.items() if name not in ("pre_add", "pre_bias")}
         part("batch_norm_apply", wanted - {"u"} - running, {**rest, **stats})
-        # Of no samples: the updates depend on what is the same on all devices, and JAX sees it.
+        # No samples: the updates depend on what is the same on all devices, and JAX sees it.
         none = jax.numpy.zeros((0, *x.shape[1:]), x.dtype)
         part("batch_norm_apply", running, {"x": none, **stats, **{name: arrays[name] for name in running}})
         return outputs

@@ -164,13 +164,12 @@ def _backward_backward(settings: Settings, outputs: Any, residuals: Any, cotange
 
 backward.defvjp(_backward_forward, _backward_backward)
 
+# The activations that are not the function of their name in jax.nn.
 _ACTIVATIONS = {
-    "identity": lambda z, p: z, "relu": lambda z, p: jax.nn.relu(z), "silu": lambda z, p: jax.nn.silu(z),
-    "leaky_relu": lambda z, p: jnp.where(z > 0, z, p * z), "gelu": lambda z, p: jax.nn.gelu(z, approximate=False),
-    "gelu_tanh": lambda z, p: jax.nn.gelu(z, approximate=True), "hardswish": lambda z, p: jax.nn.hard_swish(z),
-    "elu": lambda z, p: jnp.where(z > 0, z, p * jnp.expm1(jnp.minimum(z, 0))), "mish": lambda z, p: jax.nn.mish(z),
-    "relu6": lambda z, p: jax.nn.relu6(z)}
-_DEFAULT = {"leaky_relu": 0.01, "elu": 1.0}
+    "identity": lambda z, p: z, "leaky_relu": lambda z, p: jnp.where(z > 0, z, p * z),
+    "gelu": lambda z, p: jax.nn.gelu(z, approximate=False), "gelu_tanh": lambda z, p: jax.nn.gelu(z, approximate=True),
+    "hardswish": lambda z, p: jax.nn.hard_swish(z),
+    "elu": lambda z, p: jnp.where(z > 0, z, p * jnp.expm1(jnp.minimum(z, 0)))}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -261,8 +260,10 @@ def formula(settings: Settings, arrays: Arrays) -> Arrays:
     if "post_add" in arrays:
         z = z + arrays["post_add"].astype(wide)
     name = next(name for name, number in _library.ACTIVATIONS.items() if number == settings.activation)
-    parameter = settings.act_param if settings.flags & _library.HAS_ACT_PARAM else _DEFAULT.get(name, 0.0)
-    made = {"y": _ACTIVATIONS[name](z, parameter).astype(settings.y_dtype or x.dtype)}
+    parameter = settings.act_param if settings.flags & _library.HAS_ACT_PARAM else \
+        _library.DEFAULT_ACT_PARAM.get(name, 0.0)
+    y = _ACTIVATIONS[name](z, parameter) if name in _ACTIVATIONS else getattr(jax.nn, name)(z)
+    made = {"y": y.astype(settings.y_dtype or x.dtype)}
     if settings.return_sum:
         made["u"] = u.astype(x.dtype)
     return made

@@ -33,7 +33,7 @@ from onnx import numpy_helper
 DOMAIN = "normfuse"
 DEFAULT_DOMAINS = ("", "ai.onnx")
 NORMS = ("InstanceNormalization", "GroupNormalization", "BatchNormalization", "LayerNormalization", "RMSNormalization")
-# What the nodes of a norm that models write themselves are found by.
+# The nodes by which a norm that a model writes itself is found.
 REDUCTIONS = ("ReduceMean", "ReduceL2")
 # Nodes that are removed with a norm where nothing else uses their outputs.
 CONSTANT_NODES = ("Constant", "ConstantOfShape", "Identity", "Shape")
@@ -44,7 +44,8 @@ CONSTANT_ELEMENTS, FILLED_ELEMENTS = 1 << 16, 1 << 20
 MOST_AXES = 32
 # Shape inference enters a function at each of its calls.
 CALLED_NODES = 1 << 20
-# The first version whose operators mean what they mean here: Reshape's shape is an input, Mul and Add broadcast as NumPy.
+# The first version whose operators mean what they mean here: Reshape's shape is an input, Mul and Add broadcast as
+# NumPy.
 FIRST_OPSET = 7
 # From this version of the IR on, an initializer that is an input is a default. Before, every initializer is an input,
 # and constant all the same.

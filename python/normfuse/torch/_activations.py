@@ -24,7 +24,7 @@ def choice(activation: Optional[str], act_param: Optional[float] = None, **slope
     return {"activation": activation, "act_param": act_param, **slope}
 
 
-# Of modules that have no parameter; nobody writes to these.
+# Modules that have no parameter; nobody writes to these.
 SIMPLE = {nn.ReLU: choice("relu"), nn.SiLU: choice("silu"), nn.Hardswish: choice("hardswish"),
            nn.Mish: choice("mish"), nn.ReLU6: choice("relu6")}
 MODULES = (*SIMPLE, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.GELU)

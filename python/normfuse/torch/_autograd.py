@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from . import _decompositions, _operators
-from ._decompositions import activate, added, wide, wide_beside
+from ._decompositions import activate, activate_backward, added, wide, wide_beside
 from ._operators import (EPS_OF_NORM, FROM_U, FROM_Y, MEAN_SQUARE, WANT_BIAS, WANT_POST_ADD, WANT_PRE_BIAS,
                          WANT_SCALE, WANT_SHIFT, WANT_SLOPE, WANT_WEIGHT, WANT_X, ops, straight, writes_u, y_type)
 
@@ -28,34 +28,6 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 # ---- composite formulas -----------------------------------------------------------------------------------------------
-
-
-def _activation_backward(dy: Tensor, z: Tensor, activation: int, act_param: float, slope: Optional[Tensor]) -> Tensor:
-    # silu and mish are spelled out: torch has no derivatives of its silu_backward and mish_backward.
-    aten = torch.ops.aten
-    if activation == 0:
-        return dy
-    if activation == 1:
-        return aten.threshold_backward(dy, z, 0)
-    if activation == 2:
-        return aten.leaky_relu_backward(dy, z, act_param, False)
-    if activation == 3:
-        sigmoid = z.sigmoid()
-        return dy * sigmoid * (1 + z * (1 - sigmoid))
-    if activation == 4:
-        return aten.gelu_backward(dy, z)
-    if activation == 5:
-        return aten.gelu_backward(dy, z, approximate="tanh")
-    if activation == 6:
-        return aten.hardswish_backward(dy, z)
-    if activation == 7:
-        return aten.elu_backward(dy, act_param, 1.0, 1.0, False, z)
-    if activation == 9:
-        return aten.hardtanh_backward(dy, z, 0, 6)
-    if activation == 10:
-        return torch.where(z > 0, dy, dy * slope.to(z.dtype).reshape(1, -1, 1))
-    tanh_softplus = torch.nn.functional.softplus(z).tanh()
-    return dy * (tanh_softplus + z * z.sigmoid() * (1 - tanh_softplus.square()))
 
 
 def _composite_z(u, weight, bias, scale, shift, post_add, moments):
@@ -99,7 +71,7 @@ def _composite(dy, du, u, weight, bias, scale, shift, pre_bias, post_add, slope,
     if bits & FROM_Y:
         z = wide(post_add.detach()).reshape(z.shape)  # the derivative is constant but for kinks
     y_dtype, dy = dy.dtype, wide(dy).reshape(z.shape)
-    dz = _activation_backward(dy, z, activation, act_param, slope)
+    dz = activate_backward(dy, z, activation, act_param, slope)
     toward = dz * (w * one_and_scale)
     if without is not None:
         toward = without(toward, normalized)

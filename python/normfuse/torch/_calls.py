@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from . import _activations, functional
 from ._rules import hooked, takes_bias
 
-# Where a convolution's bias costs a pass over its output. On the CPU oneDNN's convolutions add it for nothing.
+# Devices on which a convolution's bias costs a pass over its output. On the CPU oneDNN's convolutions add it for
+# nothing.
 BIAS_DEVICES = {"cuda"}
 
 _TRANSPOSED = {nn.ConvTranspose1d: F.conv_transpose1d, nn.ConvTranspose2d: F.conv_transpose2d,

@@ -58,6 +58,34 @@ def activate(z: Tensor, activation: int, act_param: float, slope: Optional[Tenso
     return functions.mish(z)
 
 
+def activate_backward(dy: Tensor, z: Tensor, activation: int, act_param: float, slope: Optional[Tensor]) -> Tensor:
+    # silu and mish are spelled out: torch has no derivatives of its silu_backward and mish_backward.
+    aten = torch.ops.aten
+    if activation == 0:
+        return dy
+    if activation == 1:
+        return aten.threshold_backward(dy, z, 0)
+    if activation == 2:
+        return aten.leaky_relu_backward(dy, z, act_param, False)
+    if activation == 3:
+        sigmoid = z.sigmoid()
+        return dy * sigmoid * (1 + z * (1 - sigmoid))
+    if activation == 4:
+        return aten.gelu_backward(dy, z)
+    if activation == 5:
+        return aten.gelu_backward(dy, z, approximate="tanh")
+    if activation == 6:
+        return aten.hardswish_backward(dy, z)
+    if activation == 7:
+        return aten.elu_backward(dy, act_param, 1.0, 1.0, False, z)
+    if activation == 9:
+        return aten.hardtanh_backward(dy, z, 0, 6)
+    if activation == 10:
+        return torch.where(z > 0, dy, dy * slope.to(z.dtype).reshape(1, -1, 1))
+    tanh_softplus = torch.nn.functional.softplus(z).tanh()
+    return dy * (tanh_softplus + z * z.sigmoid() * (1 - tanh_softplus.square()))
+
+
 def _shaped(parameter: Tensor, x: Tensor) -> Tensor:
     """[C] or [N, C] to be broadcast to x."""
     shape = (1, -1) if parameter.dim() == 1 else parameter.shape

@@ -17,7 +17,7 @@ from ._rules import hooked, plain_class
 from ._text import Left, names, note_liveness, tree_of
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-# What reaches the children of a module by other ways than their names.
+# Functions that reach the children of a module by other ways than their names.
 _BY_OTHER_WAYS = frozenset({"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "apply",
                             "get_submodule", "getattr", "vars", "items", "values", "__getattr__"})
 

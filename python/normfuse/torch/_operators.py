@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from .. import _library as _shared
 from .._library import EPS_KINDS, STATISTICS
 from ._namespace import NAMESPACE
 
@@ -34,11 +35,8 @@ WANT_PRE_BIAS = 128  # with WANT_X
 FROM_U = 256  # pre_bias is in u already; without it u is x + pre_bias
 WANT_SLOPE = 512
 
-ACTIVATIONS = {
-    None: 0, "identity": 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4, "gelu_tanh": 5, "hardswish": 6,
-    "elu": 7, "mish": 8, "relu6": 9, "prelu": 10,
-}  # fmt: skip
-DEFAULT_ACT_PARAM = {2: 0.01, 7: 1.0}
+ACTIVATIONS = {None: 0, **_shared.ACTIVATIONS}
+DEFAULT_ACT_PARAM = {ACTIVATIONS[name]: value for name, value in _shared.DEFAULT_ACT_PARAM.items()}
 # Channel norm's y_dtype: an index. None: x's.
 Y_DTYPES = (None, torch.float32, torch.float16, torch.bfloat16)
 MEAN_SQUARE, EPS_OF_NORM = STATISTICS["mean_square"], EPS_KINDS["of_norm"]
@@ -121,8 +119,8 @@ SCHEMAS = {
         f"(Tensor dy, Tensor? du, Tensor u, {_SAVED}, {_SHARDS}, Tensor? weight, Tensor? bias, {_BACK}, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     # The same without what is seldom given, and without gradients of their own: the eager path's (_autograd.py), which
-    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. One value that
-    # is all of a call's group or channel is refused here.
+    # pays for every argument, output and layer of the dispatcher, and for whether an argument is optional. One value
+    # that is all of a call's group or channel is refused here.
     "lean_group_norm": f"({_NORM}, int groups, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
     "lean_group_norm_inference": f"({_NORM}, int groups, float eps, {_ACT}) -> Tensor",
     "lean_group_norm_backward":
@@ -434,7 +432,7 @@ class _Outputs:
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
 
-# What the library calls each output, in order.
+# The library's name of each output, in order.
 OUTPUT_NAMES = {
     "group_norm": ("y", "u", "mean", "rstd"),
     "group_norm_inference": ("y",),
@@ -500,7 +498,7 @@ _FUNCTIONS = {
     "batch_norm_backward_apply": ("batch_norm", "backward", "backward_apply", 0),
 }
 _BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
-# Of x and what has its shape the library asks whether x alone is given; u is x with what was added before.
+# For x and tensors of its shape the library asks whether x alone is given; u is x with what was added before.
 _RENAMED = {"u": "x"}
 
 
@@ -631,8 +629,8 @@ for _name, _schema in SCHEMAS.items():
         _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
-# What updates running statistics, with a schema that does not say so, as those of aten's batch norms do not. It is for
-# torch.func.functionalize alone, which refuses operators of other libraries that say it.
+# Operators that update running statistics, with a schema that does not say so, as those of aten's batch norms do not.
+# It is for torch.func.functionalize alone, which refuses operators of other libraries that say it.
 UNANNOTATED = {"batch_norm_unannotated": "batch_norm", "instance_norm_unannotated": "instance_norm"}
 for _name, _annotated in UNANNOTATED.items():
     OUTPUT_NAMES[_name] = OUTPUT_NAMES[_annotated]

@@ -29,7 +29,7 @@ from ._rules import (BLOCK, KINDS, NORM, OURS, channel_axis, has_own_activation,
                      result_type, takes_activation, takes_modulation)
 
 _TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
-# Of exactly these types truth, comparisons, attributes and items run no code of a model's.
+# For exactly these types truth, comparisons, attributes and items run no code of a model's.
 PLAIN = {bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device, range, slice,
          collections.OrderedDict, nn.ModuleList, nn.ModuleDict, nn.Sequential}
 _ITERABLE = frozenset({tuple, list, dict, range, torch.Size, collections.OrderedDict}
@@ -287,7 +287,7 @@ class Frame:
         if self.fused is not None:
             self.fused.append((layer, what))
 
-    # What rewritten text does with values that may be pending.
+    # Operations of rewritten text on values that may be pending.
 
     force = staticmethod(force)
 

@@ -31,7 +31,7 @@ from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
 FRAME = "_normfuse"
-# What of the frame may give a pending value.
+# Parts of the frame that may give a pending value.
 _WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply",
                     "in_place"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
@@ -99,7 +99,7 @@ class _Rewriter:
                 self.factors |= {n.id for n in operands if isinstance(n, ast.Name)}
             elif what == "divide" and isinstance(operands[0], ast.Name):
                 self.dividends.add(operands[0].id)
-        # What reads the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
+        # The reader of the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
         self.role, self.raw = "", False
 
     # ---- expressions ----

@@ -29,7 +29,7 @@ _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for
 OURS = frozenset(_REPLACEMENTS.values())
 _CHANNEL_NORMS = (modules.ChannelNorm, modules.LayerNorm2d, modules.RMSNorm2d)  # which have no stock class of torch's
 
-# What a rewritten forward does with a call of a module of exactly this class: see _pending.py.
+# A rewritten forward's treatment of a call of a module of exactly this class: see _pending.py.
 NORM, BLOCK = "norm", "block"
 KINDS: dict[type, str] = dict.fromkeys((*OURS, *_CHANNEL_NORMS), NORM)
 

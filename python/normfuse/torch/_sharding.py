@@ -142,6 +142,6 @@ def register() -> None:
         register_sharding(getattr(ops, name).default)(_strategy(name))
 
 
-# What torch.compiler.assume_constant_result sets. The function itself imports torch._dynamo, which takes seconds, and
-# keeps process groups past their end.
+# The mark that torch.compiler.assume_constant_result sets. The function itself imports torch._dynamo, which takes
+# seconds, and keeps process groups past their end.
 register._dynamo_marked_constant = True

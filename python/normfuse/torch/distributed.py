@@ -35,19 +35,19 @@ __all__ = ["batch_norm", "group_norm", "spans_processes"]
 
 _is_compiling = torch.compiler.is_compiling
 _ProcessGroup = dist.ProcessGroup if dist.is_available() else None
-# What torch.distributed.all_gather_single calls; before PyTorch 2.13 it had another name.
+# The function behind torch.distributed.all_gather_single; before PyTorch 2.13 it had another name.
 _all_gather = getattr(_ProcessGroup, "all_gather_single", None) or getattr(_ProcessGroup, "_allgather_base", None)
 _ON_THIS_STREAM = torch._C._distributed_c10d.AllgatherOptions() if dist.is_available() else None
 if _ON_THIS_STREAM is not None:
     _ON_THIS_STREAM.asyncOp = False
 
-# What a gather needs to know of a group: itself, its processes, and whether its parts go through host memory. Under
-# torch.compile, and of gloo, its name, for the functional collectives: gloo's threads hold the parts a while longer, and
-# end a process with an error whose Python ends meanwhile, which was seen where the group itself was asked.
+# A group, as a gather needs to know it: itself, its processes, and whether its parts go through host memory. Under
+# torch.compile, and of gloo, its name, for the functional collectives: gloo's threads hold the parts a while longer,
+# and end a process with an error whose Python ends meanwhile, which was seen where the group itself was asked.
 _Group = tuple[Any, int, bool]
 _ALONE = None, 1, False
-# By group and type of device, how many processes it has and whether gloo gathers there: asked at each call, that took 50 us
-# of a forward over NCCL, in a profile.
+# By group and type of device, how many processes it has and whether gloo gathers there: asked at each call, that took
+# 50 us of a forward over NCCL, in a profile.
 _known_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -98,9 +98,9 @@ def _goes_through_host(group_name: str, device: str) -> bool:
     return group._get_backend(torch.device(device)).name() == "gloo"
 
 
-# What torch.compiler.assume_constant_result does. That itself loads torch._dynamo, and with it torch.distributed.nn, whose
-# functions keep the group that is there meanwhile: destroy_process_group then leaves gloo's threads, and one that still
-# holds a tensor when Python ends aborts the process. It takes a second, too.
+# The effect of torch.compiler.assume_constant_result. That itself loads torch._dynamo, and with it
+# torch.distributed.nn, whose functions keep the group that is there meanwhile: destroy_process_group then leaves gloo's
+# threads, and one that still holds a tensor when Python ends aborts the process. It takes a second, too.
 _goes_through_host._dynamo_marked_constant = True
 
 

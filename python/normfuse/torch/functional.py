@@ -53,7 +53,7 @@ _any_requires_grad = torch._C._any_requires_grad
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _autocast_to_float32 = False
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-# Where torch's autocast gives layer_norm and rms_norm f32.
+# Devices on which torch's autocast gives layer_norm and rms_norm f32.
 _AUTOCASTS_TO_FLOAT32 = frozenset(("cuda", "xpu", "mtia", "maia"))
 
 
@@ -70,8 +70,8 @@ def autocast_to_float32(enabled: bool = True) -> bool:
 
 # ---- arguments --------------------------------------------------------------------------------------------------------
 
-# What needs no other call looks here itself: host time is counted in tenths of a microsecond. What is wrong with a name
-# is asked once it has not been found.
+# A function that needs no other call looks here itself: host time is counted in tenths of a microsecond. What is wrong
+# with a name is asked once it has not been found.
 _NUMBERS = {name: (number, DEFAULT_ACT_PARAM.get(number, 0.0)) for name, number in ACTIVATIONS.items()}
 
 
@@ -191,8 +191,8 @@ _apply_lean_batch_norm_evaluate = _autograd.apply_lean_batch_norm_evaluate
 
 # ---- without additions ------------------------------------------------------------------------------------------------
 
-# What most layers are, where nothing looks on (_is_plain_eager); None elsewhere. GroupNorm and batch norms call them themselves: without a call that has
-# fourteen keywords, a training step takes 113 us in the place of 119.
+# The call that most layers make, where nothing looks on (_is_plain_eager); None elsewhere. GroupNorm and batch norms
+# call them themselves: without a call that has fourteen keywords, a training step takes 113 us in the place of 119.
 
 
 def group_norm_alone(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], num_groups: int, eps: float,

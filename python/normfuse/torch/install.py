@@ -7,7 +7,7 @@ their backwards. They lie below autograd and autocast: PyTorch's own autograd fo
 results have the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.) Saved
 statistics are f32, or f64 for f64 input, where stock's are of 16 bits too.
 
-The kernels are the C library's (src/torch.c), registered through libtorch's stable C interface; those in this file
+The kernels are the C library's (src/bindings/torch.c), registered through libtorch's stable C interface; those in this file
 take their place where that is missing.
 
 Nothing is fused this way, since stock's operators have no place for an activation: convert does that.
@@ -101,7 +101,7 @@ def _update_running_of_one_value(running_mean: Tensor, running_var: Tensor, x: T
     _update_running(running_mean, running_var, x.flatten().to(statistics_dtype(x)), x.reshape(1, -1, 1), momentum)
 
 
-# What the C library's kernels leave to Python.
+# Calls that the C library's kernels leave to Python.
 _operators.define("update_running_of_one_value(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor x, "
                   "float momentum) -> ()")
 _operators.impl("update_running_of_one_value", _update_running_of_one_value, "CompositeExplicitAutograd")
@@ -238,7 +238,7 @@ class _CKernels:
     def install(self) -> None:
         global _has_warned
         if not _has_warned:
-            # Of an override from C, torch's warning goes past Python's warnings; it is given once in a process, so
+            # An override from C: torch's warning goes past Python's warnings; it is given once in a process, so
             # one from Python first takes it.
             library = torch.library.Library("aten", "IMPL")
             with _silent():

@@ -72,7 +72,7 @@ def _recomputes() -> bool:
     return not _is_dynamo_compiling() and _graph_task() != -1
 
 
-# Where torch's functions are that make another layer of a norm.
+# Places of torch's functions that make another layer of a norm.
 _MAKERS = ("torch.nn.", "torch.ao.", "torch.fx.experimental.")
 
 

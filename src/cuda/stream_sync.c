@@ -6,7 +6,7 @@
  *
  * Blocks come from the driver, not from an array library's allocator: a block that is first needed while torch fills a
  * graph's private pool would otherwise lie in that pool, and be taken for memory that leaked out of the graph. */
-#include "torch.h"
+#include "package.h"
 
 #if !defined(NORMFUSE_HAVE_CUDA)
 
@@ -91,8 +91,9 @@ static void find_driver(void)
 #undef TEXT
 }
 
-/* Of a block, after its sync memory: asking how much a call needs plans it three times over, which with an allocation
- * by the array library took 3 of 13 us on the host. Calls that need more keep the GPU busy for longer than that. */
+/* Scratch bytes of a block, after its sync memory: asking how much a call needs plans it three times over, which with
+ * an allocation by the array library took 3 of 13 us on the host. Calls that need more keep the GPU busy for longer
+ * than that. */
 enum { SCRATCH_BYTES = 192 << 10 };
 
 /* How many blocks of destroyed streams a context keeps before they are freed. */

@@ -11,6 +11,7 @@
  * the heap that holds one, or 0. It leaves its outputs there, owned by the caller. */
 #include "huge_pages.h"
 
+#include "package.h"
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -70,10 +71,12 @@ static struct {
 
 /* ---- operators ------------------------------------------------------------------------------------------------- */
 
-/* What an argument or an output is: a tensor by its place in normfuse_tensors, or a number. */
+/* An argument or an output: a tensor by its place in normfuse_tensors, or a number. */
 enum {
-    X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX, DWEIGHT,
-    DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS,
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
+    SLOTS,
     PARTS = SLOTS, /* stats or sums of all shards, in rank order; a handle of its own */
     GROUPS, EPS, MOMENTUM, ACTIVATION, ACT_PARAM, WANTED, RETURN_SUM, STATISTICS, EPS_KIND, Y_DTYPE, CHANNELS_LAST,
     /* aten's */
@@ -93,8 +96,8 @@ enum {
     MAX_ON_ONE_THREAD = 16384 /* elements, which the library gives to one thread however many there are */
 };
 
-/* The bits of `wanted`. FROM_Y: the operator's post_add is y, see normfuse.h. FROM_U: its input is u, which has pre_bias
- * in it. */
+/* The bits of `wanted`. FROM_Y: the operator's post_add is y, see normfuse.h. FROM_U: its input is u, which has
+ * pre_bias in it. */
 enum {
     WANT_X = 1,
     WANT_WEIGHT = 2,
@@ -297,7 +300,7 @@ static bool empty_contiguous(struct call *call, tensor_handle *handle, int64_t a
     return empty(call, handle, axes, sizes, strides, dtype);
 }
 
-/* Of another one's shape. */
+/* A tensor of another one's shape. */
 static bool empty_shaped(struct call *call, tensor_handle *handle, tensor_handle like, int32_t dtype)
 {
     int64_t axes, *sizes;
@@ -327,7 +330,7 @@ static bool describe_dtype(struct call *call, normfuse_dtype *dtype, int32_t tor
     return true;
 }
 
-/* What `slot` holds is contiguous and seen as one of three axes. */
+/* The tensor of `slot` is contiguous and seen as one of three axes. */
 static void view_as(struct call *call, int slot, const int64_t shape[3])
 {
     normfuse_tensor *tensor = &call->tensors[slot];
@@ -402,7 +405,7 @@ static bool describe(struct call *call, int slot, tensor_handle handle, bool is_
     return get_shape(call, &shape, handle) && describe_as(call, slot, handle, is_output, &shape);
 }
 
-/* Of sizes above 0. */
+/* For sizes above 0. */
 static void channels_last_strides(int64_t axes, const int64_t *sizes, int64_t *strides)
 {
     int64_t step = 1;
@@ -413,8 +416,8 @@ static void channels_last_strides(int64_t axes, const int64_t *sizes, int64_t *s
     }
 }
 
-/* Of a tensor of x's shape without gaps: x's strides where x is contiguous, else channels-last where x's channels are
- * adjacent, and contiguous otherwise. */
+/* Strides of a tensor of x's shape without gaps: x's strides where x is contiguous, else channels-last where x's
+ * channels are adjacent, and contiguous otherwise. */
 static void strides_like_x(const struct call *call, int64_t *strides)
 {
     const int64_t axes = call->x.axes, *sizes = call->x.sizes;
@@ -806,8 +809,8 @@ static bool transpose(struct call *call, tensor_handle handle, tensor_handle *vi
     return torch.aoti_torch__reinterpret_tensor(handle, shape.axes, sizes, strides, 0, view) == 0 || fail(call, "");
 }
 
-/* What the library's batch norm refuses while training and aten's takes, since aten's instance norm ends there: eps <= 0,
- * and one value a channel. It runs as group norm of one sample with a group for each channel. */
+/* Calls that the library's batch norm refuses while training and aten's takes, since aten's instance norm ends there:
+ * eps <= 0, and one value a channel. It runs as group norm of one sample with a group for each channel. */
 static bool separate_channels(struct call *call, const struct operation *operation)
 {
     const normfuse_tensor *x = &call->tensors[X];
@@ -843,7 +846,7 @@ static bool separate_channels(struct call *call, const struct operation *operati
     return is_copied;
 }
 
-/* Where y was computed as [C, N, ...]. */
+/* For y that was computed as [C, N, ...]. */
 static bool put_transposed(struct call *call)
 {
     if (call->transposed_y == NULL)

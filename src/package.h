@@ -1,24 +1,17 @@
 /* SPDX-License-Identifier: MIT
  *
- * torch.h - what the Python packages normfuse and normfuse.torch call beside normfuse.h. Not installed: they carry the
- * library that they were built with. */
-#ifndef NORMFUSE_TORCH_H
-#define NORMFUSE_TORCH_H
+ * package.h - functions that the bindings and the Python package normfuse call beside normfuse.h. Not installed: the
+ * package carries the library that it was built with. */
+#ifndef NORMFUSE_PACKAGE_H
+#define NORMFUSE_PACKAGE_H
 
 #include <stdint.h>
 
 #include "normfuse.h"
 
-/* Registers the CPU and CUDA kernels of the operators torch.ops.<name_space>.*, whose schemas exist, through the stable
- * C interface of the libtorch that this process has loaded. NULL, or in one sentence why not; nothing is registered
- * then. Once a process, while the caller holds a lock. The name is copied. */
-NORMFUSE_API const char *normfuse_torch_register(const char *name_space);
-
-/* Puts kernels of this library in the place of those that aten's group and batch norms have on the CPU and on CUDA,
- * until normfuse_torch_uninstall. NULL, or in one sentence why not; nothing is overridden then. Both after
- * normfuse_torch_register, while the caller holds a lock. */
-NORMFUSE_API const char *normfuse_torch_install(void);
-NORMFUSE_API void normfuse_torch_uninstall(void);
+/* The name of an activation, and its act_param where none is given: 0 where it takes none. NULL: there is none of this
+ * number. */
+NORMFUSE_API const char *normfuse_activation_name(int32_t activation, double *default_param);
 
 /* normfuse_sums_merge where the count of all shards is on the device: each sum times NORMFUSE_PER_VALUE and over the
  * count of its triple of the merged stats (of 0: over 1), for ..._backward_apply with options.set_values =

@@ -8,7 +8,8 @@
 #include "normfuse.h"
 
 /* Handlers of XLA's foreign function interface for arrays on the CPU and on CUDA. XLA calls them; `frame` is its
- * XLA_FFI_CallFrame. NULL, or an XLA_FFI_Error that the caller owns. src/xla.c says which attributes they take. */
+ * XLA_FFI_CallFrame. NULL, or an XLA_FFI_Error that the caller owns. src/bindings/xla.c says which attributes they
+ * take. */
 NORMFUSE_API void *normfuse_xla_cpu(void *frame);
 NORMFUSE_API void *normfuse_xla_cuda(void *frame);
 

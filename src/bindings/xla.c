@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "torch.h"
+#include "package.h"
 
 /* ---- XLA's interface ------------------------------------------------------------------------------------------- */
 
@@ -157,15 +157,19 @@ struct xla_frame {
     struct xla_attributes attributes;
 };
 
-/* Whether XLA's struct has the field, so that it may be read. */
+/* True if XLA's struct has the field, so that it may be read. */
 #define HAS(pointer, field)                                                                                            \
     ((pointer)->struct_size >= offsetof(__typeof__(*(pointer)), field) + sizeof((pointer)->field))
 
 /* ---- a call ---------------------------------------------------------------------------------------------------- */
 
 /* The order of normfuse_tensors. */
-enum { X, PRE_ADD, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD, RUNNING_MEAN, RUNNING_VAR, DY, DU, DX,
-       DWEIGHT, DBIAS, DSCALE, DSHIFT, DPOST_ADD, STATS, SUMS, PRE_BIAS, DPRE_BIAS, SLOPE, DSLOPE, SLOTS };
+enum {
+#define SLOT(number, member, kind) number,
+#include "slots.def"
+#undef SLOT
+    SLOTS
+};
 _Static_assert(sizeof(normfuse_tensors) == offsetof(normfuse_tensors, x) + SLOTS * sizeof(void *),
                "every tensor has a slot");
 _Static_assert(offsetof(normfuse_tensors, dslope) == offsetof(normfuse_tensors, x) + DSLOPE * sizeof(void *),
@@ -183,7 +187,7 @@ static int lowest(int64_t mask)
     return __builtin_ctzll((unsigned long long)mask);
 }
 
-/* What the attributes' `call` says; python/normfuse/jax/_call.py has the same numbers. */
+/* Values of the attributes' `call`; python/normfuse/jax/_call.py has the same numbers. */
 enum call {
     GROUP_NORM_FORWARD,
     GROUP_NORM_BACKWARD,
@@ -231,7 +235,7 @@ static void *error_of(const struct xla_api *api, normfuse_status status)
     return error(api, code, text);
 }
 
-/* What the attributes say; python/normfuse/jax/_call.py writes them in this order. */
+/* The attributes; python/normfuse/jax/_call.py writes them in this order. */
 struct attributes {
     /* integers */
     int64_t call;            /* an `enum call` */
@@ -404,7 +408,7 @@ static void parallel_for(void *data, int64_t tasks, void (*task)(void *context, 
     let_go(shared);
 }
 
-/* Where XLA has no threads to give, the library uses its own. */
+/* If XLA has no threads to give, the library uses its own. */
 static void use_threads(const struct xla_frame *frame, struct pool *pool, normfuse_exec *exec)
 {
     if (!HAS(frame->api, threads) || frame->api->threads == NULL || frame->api->schedule == NULL)
@@ -431,7 +435,7 @@ static int64_t elements_of(const struct xla_buffer *buffer)
 
 /* ---- handlers -------------------------------------------------------------------------------------------------- */
 
-/* Where the operation runs on CUDA: XLA's stream, the device, scratch memory and sync memory. NULL, or an error. */
+/* For an operation on CUDA: XLA's stream, the device, scratch memory and sync memory. NULL, or an error. */
 static void *use_stream(const struct xla_frame *frame, normfuse_device *device, normfuse_exec *exec)
 {
     const struct xla_api *const api = frame->api;
@@ -596,7 +600,7 @@ void *normfuse_xla_cpu(void *frame)
     return handle(frame, NORMFUSE_CPU, 0);
 }
 
-/* What is launched depends on shapes and attributes alone. */
+/* The launched kernels depend on shapes and attributes alone. */
 void *normfuse_xla_cuda(void *frame)
 {
     return handle(frame, NORMFUSE_CUDA, COMMAND_BUFFER_COMPATIBLE);

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "torch.h"
+#include "package.h"
 
 /* ---- ONNX Runtime's interface ---------------------------------------------------------------------------------- */
 
@@ -309,7 +309,7 @@ static struct ort_status *refuse(const struct ort_api *api, const char *operator
     return api->create_status(CODE_INVALID_ARGUMENT, message);
 }
 
-/* Whether the status is success; otherwise it is released. */
+/* True if the status is success; otherwise it is released. */
 static bool succeeded(const struct ort_api *api, struct ort_status *status)
 {
     if (status == NULL)
@@ -373,10 +373,13 @@ static struct ort_status *read_word(const struct ort_api *api, const struct ort_
 static struct ort_status *read_activation(const struct ort_api *api, const struct ort_info *info, const char *operator,
                                           int32_t *activation)
 {
-    static const char *const names[] = {"identity", "relu",      "leaky_relu", "silu", "gelu",
-                                        "gelu_tanh", "hardswish", "elu",        "mish", "relu6"};
-    _Static_assert(sizeof names / sizeof names[0] == NORMFUSE_RELU6 + 1, "a name for each activation but prelu");
-    return read_word(api, info, operator, "activation", names, NORMFUSE_RELU6 + 1, "is not a name of an activation",
+    static const char *const names[] = {
+#define ACTIVATION(number, name, parameter) #name,
+#include "activations.def"
+#undef ACTIVATION
+    };
+    _Static_assert(NORMFUSE_PRELU + 1 == sizeof names / sizeof names[0], "the last one needs a tensor");
+    return read_word(api, info, operator, "activation", names, NORMFUSE_PRELU, "is not a name of an activation",
                      activation);
 }
 
@@ -761,7 +764,7 @@ static normfuse_status forward(enum function function, const union options *opti
     }
 }
 
-/* Of the functions that CUDA kernels call. */
+/* Types of the functions that CUDA kernels call. */
 static normfuse_status scratch_bytes(enum function function, const union options *options,
                                      const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
 {

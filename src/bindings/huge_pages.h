@@ -15,8 +15,8 @@
 
 #include "normfuse.h"
 
-/* Advises the system to give the tensor, which is dense and not yet written, huge pages, as NumPy does from the same size
- * on. Advice for memory that has its pages, or that the system does not follow, changes nothing. */
+/* Advises the system to give the tensor, which is dense and not yet written, huge pages, as NumPy does from the same
+ * size on. Advice for memory that has its pages, or that the system does not follow, changes nothing. */
 static inline void normfuse_advise_huge_pages(const normfuse_tensor *tensor)
 {
 #if defined(MADV_HUGEPAGE)
