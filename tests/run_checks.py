@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Runs every check of `make check`, `make check-sanitize`, `make check-platforms`, `make check-torch-versions`,
-`make check-pythons` or `make check-release`, adds up what they counted, and closes with the line `N passed, N failed, N skipped`. Needs nothing but
-the standard library. Logs: build/logs/."""
+`make check-pythons` or `make check-release`, adds up what they counted, prints the ten slowest commands, and closes with
+the line `N passed, N failed, N skipped`. Needs nothing but the standard library. Logs: build/logs/."""
 import argparse
 import concurrent.futures
 import fnmatch
@@ -46,6 +46,7 @@ FUZZ_TARGETS = ["fuzz_calls", "fuzz_npy", "fuzz_problem_line"]
 
 totals = [0, 0, 0]
 failures = []
+times = []  # (seconds, name) of every command
 printing = threading.Lock()  # what a check prints stays together
 
 
@@ -102,9 +103,11 @@ def run(name, command, timeout=300, env=None, cwd=ROOT):
         os.killpg(process.pid, 9)
         output, _ = process.communicate()
         code = None
+    seconds = time.monotonic() - start
+    times.append((seconds, name))
     output = output.decode("utf-8", "replace")
     log.write_text(f"$ {' '.join(str(word) for word in command)}\n{output}\nexit code {code}\n")
-    return code, output, time.monotonic() - start
+    return code, output, seconds
 
 
 def check(name, command, timeout=300, env=None, cwd=ROOT, expect=None):
@@ -802,6 +805,9 @@ if __name__ == "__main__":
     begin = time.monotonic()
     {"check": check_all, "sanitize": sanitize_all, "platforms": all_platforms, "torch-versions": torch_versions,
      "pythons": pythons, "release": release_all}[args.what]()
+    print("\nThe slowest:")
+    for seconds, name in sorted(times, reverse=True)[:10]:
+        print(f"{seconds:6.0f} s  {name}")
     print(f"\n{time.monotonic() - begin:.0f} s; logs are in {LOGS.relative_to(ROOT)}/"
           + (f"; failed: {', '.join(failures)}" if failures else ""))
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")
