@@ -1356,7 +1356,7 @@ static double of_two_threads(enum operator operator)
 static double most_scratch(enum operator operator, double n, double c, double s, double groups, double threads)
 {
     const double elements = n * c * s, norm_groups = operator == GROUP ? n * groups : operator == BATCH ? c : n;
-    threads = fmax(1, fmin(threads, floor(elements / 32768)));
+    threads = fmax(1, fmin(threads, floor(elements / 8192)));
     return elements / 4 + 128 * c + threads * ((704 << 10) + of_channel(operator) * c) +
            4 * norm_groups * (threads + 2);
 }

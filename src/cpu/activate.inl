@@ -68,7 +68,7 @@ enum { OP(step) = 2 * W };
 enum { OP(step) = W };
 #endif
 
-/* Of n values, a multiple of W; the last vector of an odd number is taken twice. The choice is made once, before the loop. */
+/* n values, a multiple of W; the last vector of an odd number is taken twice. The choice is made once, before the loop. */
 #define FOR_EACH_ACTIVATION(CASE)                                                                                  \
     CASE(NORMFUSE_RELU) CASE(NORMFUSE_LEAKY_RELU) CASE(NORMFUSE_SILU) CASE(NORMFUSE_GELU) CASE(NORMFUSE_GELU_TANH) \
     CASE(NORMFUSE_HARDSWISH) CASE(NORMFUSE_ELU) CASE(NORMFUSE_MISH) CASE(NORMFUSE_RELU6)

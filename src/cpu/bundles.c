@@ -36,7 +36,7 @@ void normfuse_read_parameters(const struct plan *plan)
 
 /* ---- per bundle: coefficients before, results after -------------------------------------------------------------- */
 
-/* Of a norm group. */
+/* Statistics of a norm group. */
 struct statistics {
     double mean, rstd;
 };
@@ -55,7 +55,7 @@ static struct statistics running(const struct plan *plan, int64_t c)
     return (struct statistics){load_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(load_parameter(&p->running_var, 0, c, 1) + p->eps)};
 }
 
-/* What the passes subtract of channel c: the mean of x, which pre_bias is a part of, in their type; and what that is more
+/* The value that the passes subtract in channel c: the mean of x, which pre_bias is a part of, in their type; and what that is more
  * than the mean. A difference of doubles is exact with what it leaves out (Knuth). Calls: inlined they are 2 KB. */
 static __attribute__((noinline)) double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
 {
@@ -148,7 +148,7 @@ static struct statistics given_statistics(const struct plan *plan, int64_t n, in
 
 static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t bundle);
 
-/* What a bundle holds: channels [first, first + count), in groups of d that share statistics, the first of them g. */
+/* A bundle's channels [first, first + count), in groups of d that share statistics, the first of them g. */
 struct extent {
     int64_t n, first, count, d, groups, g;
 };
@@ -192,9 +192,10 @@ void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state
         store_forward(plan, &state->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
     if (plan->backward)
         memcpy(state->c.p, state->c.a, (size_t)e.count * plan->real_bytes);
-    void *arrays[] = {state->c.k, state->c.a, state->c.b, state->c.p};
-    for (int j = 0; j < (plan->backward ? 4 : 3); j++)
-        if (p->columns || plan->spread > 1)
+    void *arrays[] = {state->c.k, state->c.p, state->c.a, state->c.b};
+    const int count = plan->backward && p->activation == NORMFUSE_IDENTITY ? 2 : 4; /* without an activation no z */
+    for (int j = 0; j < count; j++)
+        if (arrays[j] && (p->columns || plan->spread > 1))
             repeat_entries(plan, arrays[j], e.count);
     store_slopes(plan, &state->c, &e);
     if (plan->backward && plan->apply && !plan->reduce && !plan->none) {

@@ -14,7 +14,7 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-/* Of passes.inl: the pass that a body is of; a form that is no activation; values of a stage, of a row
+/* Names in passes.inl: the pass that a body is of; a form that is no activation; values of a stage, of a row
  * that always goes through one, and of one whose coefficients are repeated. */
 enum { AFFINE, AFFINE2, DOT2 };
 enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };

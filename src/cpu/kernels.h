@@ -173,12 +173,12 @@ struct normfuse_table {
 /* c = a*b + c of 16 values, rounded once, on machines without the instruction: fma.c. */
 void normfuse_fma(const float *a, const float *b, float *c);
 
-/* Those compiled for this architecture, best first, NULL at the end. */
+/* Tables compiled for this architecture, best first, NULL at the end. */
 extern const struct normfuse_table *const normfuse_tables[];
 /* The one that runs: the first usable one under the cap of NORMFUSE_MAX_ISA. */
 const struct normfuse_table *normfuse_table_chosen(void);
 
-/* What one table has of another. */
+/* Functions that one table takes from another. */
 extern const struct normfuse_column_functions normfuse_columns_avx512[2];
 extern const struct normfuse_small_set_functions normfuse_small_sets_avx512[2];
 extern const struct normfuse_channel_functions normfuse_channels_avx512[2];

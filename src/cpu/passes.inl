@@ -219,7 +219,7 @@ BODY bool FN(next_block)(const struct normfuse_pass *s, struct FN(block) *at, bo
 
 /* ---- affine, affine2 ---- */
 
-/* Of a row under rows; under columns each step has its own. */
+/* Coefficients of a row under rows; under columns each step has its own. */
 struct FN(coefficients) {
     V k, a, b, p, q, rest, param; /* param: of the activation */
 };
@@ -618,7 +618,7 @@ static void FN(affine2_rows)(const struct normfuse_pass *s)
 
 /* ---- dot2 ---- */
 
-/* What dot2 writes beside its sums: dy' for affine2, dpost_add = dy', and y = p*dy' [+ du], the dx of a set without statistics,
+/* Results of dot2 beside its sums: dy' for affine2, dpost_add = dy', and y = p*dy' [+ du], the dx of a set without statistics,
  * while x and dy are at hand. */
 BODY void FN(keep)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V p, V g)
 {
@@ -718,7 +718,7 @@ BODY void FN(slope_row_ends)(const struct normfuse_pass *s, size_t r, struct FN(
     }
 }
 
-/* What a block's stage has in z's place, onto the sums for the slope's gradient, in the order of dot2's own. */
+/* The values that a block's stage has in z's place, onto the sums for the slope's gradient, in the order of dot2's own. */
 static __attribute__((noinline)) void FN(sum_slopes)(const struct normfuse_pass *s, const struct FN(block) *at, const R *staged,
                                                      bool columns, struct FN(sums) *lanes)
 {

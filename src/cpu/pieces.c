@@ -74,7 +74,7 @@ static const void *input(const struct plan *plan, const struct normfuse_view *v,
     return stage;
 }
 
-/* Where a tile of an output is to be written: itself, or the stage, which scatter() copies out. */
+/* The place that a tile of an output is written to: itself, or the stage, which scatter() copies out. */
 static void *output(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage, ptrdiff_t *stride)
 {
     if (direct(plan, v)) {
@@ -172,7 +172,7 @@ static const struct team *team_of(const struct plan *plan, const struct worker *
     return plan->teams_of_one ? &w->own : &plan->shared;
 }
 
-/* Where a tile's first value is among those of its bundle that are held for the apply part, *stride from row to row: a
+/* The place of a tile's first value among those of its bundle that are held for the apply part, *stride from row to row: a
  * bundle's values, or rows, follow one another. */
 static int64_t place_in_bundle(const struct plan *plan, const struct tile *t, ptrdiff_t *stride)
 {
@@ -391,7 +391,7 @@ static struct moments with_bias(const struct plan *plan, struct moments of_x, in
     return of_x;
 }
 
-/* Of channels with a bias each: chunk by chunk of as many channels as there is room for. */
+/* Moments of channels with a bias each: chunk by chunk of as many channels as there is room for. */
 static struct moments moments_of_channels(const struct plan *plan, struct worker *w, int64_t bundle, const struct piece *piece)
 {
     struct moments all = {0, 0, 0}, last[MAX_BUNDLED];
@@ -604,7 +604,7 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
 
 /* ---- reduce: backward sums --------------------------------------------------------------------------------------- */
 
-/* What every pass over a tile but the moments is given; coefficients from entry `i` on. `first`: see input_u. */
+/* Arguments of every pass over a tile but the moments; coefficients from entry `i` on. `first`: see input_u. */
 static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t,
                                          int64_t i, bool first)
 {
@@ -626,7 +626,7 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
     return s;
 }
 
-/* Where dy' of a tile is kept. */
+/* The place where dy' of a tile is kept. */
 static void keep_tile(const struct plan *plan, const struct worker *w, const struct tile *t, struct normfuse_pass *s)
 {
     if (plan->kept_values)
@@ -745,21 +745,15 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         if (plan->sums_slopes)
             plan->column->accumulate(w->slope_sum, w->slopes, (size_t)channels, (size_t)plan->folded);
     }
-    double *sums = state->partials + index * plan->partial_sums * plan->entries, *products = sums + plan->entries;
-    for (int64_t c = 0; c < channels; c += plan->spread) {
-        double sum = 0, product = 0;
-        for (int64_t i = c; i < c + plan->spread; i++) {
-            sum += w->mean[i];
-            product += w->m2[i];
+    double *sums = state->partials + index * plan->partial_sums * plan->entries;
+    const double *const of_columns[] = {w->mean, w->m2, w->slopes};
+    for (int64_t j = 0; j < plan->partial_sums; j++, sums += plan->entries) {
+        if (plan->spread == 1) {
+            memcpy(sums, of_columns[j], (size_t)channels * 8);
+            continue;
         }
-        sums[c / plan->spread] = sum;
-        products[c / plan->spread] = product;
-    }
-    for (int64_t c = 0; plan->sums_slopes && c < channels; c += plan->spread) {
-        double sum = 0;
-        for (int64_t i = c; i < c + plan->spread; i++)
-            sum += w->slopes[i];
-        products[plan->entries + c / plan->spread] = sum;
+        for (int64_t c = 0; c < channels; c += plan->spread)
+            sums[c / plan->spread] = sum_in_lanes(of_columns[j] + c, plan->spread);
     }
 }
 

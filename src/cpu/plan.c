@@ -153,7 +153,7 @@ static int64_t values_of_bundle(const struct plan *plan)
     return plan->bundle_channels * (p->columns ? plan->spread : 1) * p->s * (plan->batch ? p->n : 1);
 }
 
-/* Whether so many bytes for each value of a bundle stay in the caches from the reduce to the apply part, and all
+/* True where so many bytes for each value of a bundle stay in the caches from the reduce to the apply part, and all
  * scratch within 1/share of what a call may need. */
 static bool may_hold(struct plan *plan, size_t bytes, int share)
 {
@@ -261,7 +261,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const int64_t values = problem->n * problem->c * problem->s;
     const int64_t requested = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
     const int64_t maximum = smaller(requested, NORMFUSE_MAX_THREADS);
-    plan->threads = (int32_t)larger(1, smaller(maximum, values / PIECE_VALUES));
+    plan->threads = (int32_t)larger(1, smaller(maximum, values * (plan->backward ? 2 : 1) / THREAD_VALUES));
     const int64_t bytes = values * (int64_t)plan->type_bytes, l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const struct normfuse_view *out = plan->backward ? &p->dx : &p->y;
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
@@ -295,6 +295,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
+    if (plan->tasks == 1 && plan->pieces == 1 && plan->reduce) /* a team would take turns */
+        plan->threads = 1;
     const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6 && p->activation != NORMFUSE_PRELU;
     plan->back_and_forth = bundle_bytes > l2 * plan->threads;
     /* threads that share a bundle of one piece would wait for one another */

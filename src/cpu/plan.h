@@ -28,6 +28,7 @@ enum {
     SHIFT_VALUES = 64,        /* a piece's first shift is the mean of so many values, */
     SHIFT_ROWS = 8,           /* or rows */
     PIECE_VALUES = 32768,     /* one piece under rows: small enough that a sample feeds all cores */
+    THREAD_VALUES = 16384,    /* of a forward, half as many of a backward, pay for waking a thread */
     COLUMN_PIECE_VALUES = 65536, /* under columns, where each piece costs a join of all channels */
     BATCH_PIECE_VALUES = 131072, /* under columns without groups */
     PIECE_ROWS = 256,         /* of 16-bit values, half as many of others: partial sums, 16 bytes a channel, are 1/32 of what was read, */
@@ -85,7 +86,7 @@ struct team {
     double *sums;        /* backward, at the join of a bundle: per channel the sum of dy', then of dy'*(u - mean) */
 };
 
-/* What one thread needs for small sets: per value of a tile; of a row; of a set. Of the compute type where void. */
+/* Memory of one thread for small sets: per value of a tile; of a row; of a set. The compute type where void. */
 struct small_worker {
     void *u, *normalized, *z, *gradient;
     void *weight, *bias, *sum_bias, *sum_weight;
@@ -101,7 +102,7 @@ struct small_worker {
     char *source;  /* norm over channels, of x's type: u of a tile where that is a sum, or x's values are apart */
 };
 
-/* What one thread needs for itself. */
+/* Memory of one thread. */
 struct worker {
     struct team own;        /* where each thread is a team */
     void *shift, *sum, *square, *slope_sum; /* compute type: per column, or per row */
@@ -189,7 +190,7 @@ struct plan {
     int64_t tasks, bundles_per_task, group_ranges, blocks_per_task;
 };
 
-/* Whether a sample has weights or gradients of its own. */
+/* True where a sample has weights or gradients of its own. */
 static inline bool has_sample_parameters(const struct normfuse_problem *p)
 {
     return p->weights_samples || p->dscale.data || p->dshift.data;
@@ -269,6 +270,19 @@ static inline double pre_bias_of(const struct plan *plan, int64_t n, int64_t c)
     return plan->is_double ? bias : (double)(float)bias;
 }
 
+/* The sum of n values: value i in lane i % 8, lanes do not wait for one another. */
+static inline double sum_in_lanes(const double *values, int64_t n)
+{
+    double sum[8] = {0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int l = 0; l < 8; l++)
+            sum[l] += values[i + l];
+    for (int l = 0; i < n; i++, l++)
+        sum[l] += values[i];
+    return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
+}
+
 /* ---- bundles and pieces ------------------------------------------------------------------------------------------ */
 
 struct moments {
@@ -282,7 +296,7 @@ static inline bool out_of_range(double k, double sum, double square)
     return !(square < 3e38) || (square < 0x1p-90 && (square != 0 || sum != 0 || (k != 0 && fabs(k) < 0x1p-30)));
 }
 
-/* What a piece covers: `segments` whole segments from `segment`, or `length` of one from `start`. */
+/* A piece covers `segments` whole segments from `segment`, or `length` of one from `start`. */
 struct piece {
     int64_t segment, segments, start, length;
 };
@@ -297,7 +311,7 @@ static inline struct piece piece_of(const struct plan *plan, int64_t index)
     return (struct piece){segment, smaller(plan->segments_per_piece, plan->segments - segment), 0, plan->length};
 }
 
-/* Where the slopes' sums of sample n are. */
+/* The slopes' sums of sample n. */
 static inline double *slope_sums_of(const struct plan *plan, int64_t n)
 {
     return plan->slope_sums + (plan->batch ? 0 : n / plan->block_samples * plan->p->c);
@@ -354,7 +368,7 @@ struct arena {
 void *normfuse_take(struct arena *arena, int64_t count, size_t bytes);
 /* Samples, a power of two, whose weight gradients are summed before they are joined. */
 int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes);
-/* What a call is to do: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
+/* The task of a call: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread);
 /* All of it; the problem is not empty. */
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);
@@ -369,7 +383,7 @@ void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bun
 void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle, int64_t index, int64_t next);
 
 /* small_sets.c */
-/* Whether a problem's sets are taken many at a time, and then how; the plan says what is to be done. views: all `count` of the problem. */
+/* True where a problem's sets are taken many at a time; then also plans how. The plan says what is to be done. views: all `count` of the problem. */
 bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *const *views, size_t count);
 /* Small sets [first, last) of samples [begin, end), which are whole blocks. */
 void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first, int64_t last);
@@ -402,7 +416,7 @@ void normfuse_finish_samples(const struct plan *plan);
 /* Before and after all bundles: the sums of dslope. */
 void normfuse_begin_slopes(const struct plan *plan);
 void normfuse_finish_slopes(const struct plan *plan);
-/* What the apply part of a sharded forward writes beside y: once, before the threads. */
+/* Results of the apply part of a sharded forward beside y: once, before the threads. */
 void normfuse_store_given_statistics(const struct plan *plan);
 /* The parameter gradients of a sharded backward: from the given sums. */
 void normfuse_store_given_gradients(const struct plan *plan);

@@ -170,7 +170,7 @@ static void load_u(const struct plan *plan, const struct small_worker *w, const 
 
 /* ---- parameters ---------------------------------------------------------------------------------------------------------- */
 
-/* Whether samples have parameters, or gradients of them, of their own. */
+/* True where samples have parameters, or gradients of them, of their own. */
 static bool is_per_sample(const struct normfuse_problem *p)
 {
     return p->scale.data || p->shift.data || has_sample_parameters(p);
@@ -204,10 +204,7 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, con
 
 static double sum_of_channel(const double *sums, int64_t c, int64_t repeat)
 {
-    double sum = sums[c * repeat];
-    for (int64_t i = 1; i < repeat; i++)
-        sum += sums[c * repeat + i];
-    return sum;
+    return repeat == 1 ? sums[c] : sum_in_lanes(sums + c * repeat, repeat);
 }
 
 /* Gradients of parameters over a block of samples, or over the one sample t->n. */

@@ -116,7 +116,7 @@ BODY bool REAL(share_vectors)(const struct normfuse_small_sets *s)
     return s->rows > 1 && s->n < W;
 }
 
-/* What sets have, for each of their columns. */
+/* Values of sets, for each of their columns. */
 static __attribute__((noinline)) const R *REAL(of_columns)(const struct normfuse_small_sets *s, const void *of_sets, size_t sample, void *columns)
 {
     const R *from = (const R *)of_sets + sample * s->sets;

@@ -26,7 +26,7 @@ enum {
     YIELDS = 256  /* of the CPU, before a wait sleeps */
 };
 
-/* Of <linux/futex.h>, which a C library need not bring. */
+/* From <linux/futex.h>, which a C library need not bring. */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 static struct {
@@ -80,7 +80,7 @@ void normfuse_flag_raise(_Atomic int32_t *flag)
 
 enum { PATH_BYTES = 4096 };
 
-/* Whether the file `folder`/`name` begins with `count` numbers. */
+/* True where the file `folder`/`name` begins with `count` numbers. */
 static bool read_numbers(const char *folder, const char *name, double *numbers, int count)
 {
     char path[PATH_BYTES + 64], text[64];
