@@ -262,7 +262,8 @@ version = "unknown" if isinstance(library, Missing) else str(library.normfuse_ve
 def _read_activations() -> tuple[dict[str, int], dict[str, float]]:
     """Numbers and defaults of act_param by name; an activation without act_param has none."""
     numbers, defaults, parameter = {}, {}, c_double()
-    while (name := library.normfuse_activation_name(len(numbers), ctypes.byref(parameter))) is not None:
+    while not isinstance(library, Missing) and (
+            name := library.normfuse_activation_name(len(numbers), ctypes.byref(parameter))) is not None:
         if parameter.value:
             defaults[name.decode()] = parameter.value
         numbers[name.decode()] = len(numbers)

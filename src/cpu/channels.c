@@ -15,7 +15,7 @@
 
 enum {
     COLUMN_TILE = 4096,       /* values of a tile: columns, and */
-    ROW_TILE = 98304,         /* rows, of positions that are whole multiples of */
+    ROW_TILE_BYTES = 393216,  /* bytes of a tile's arrays: rows, in the L2 cache, of positions that are whole multiples of */
     LONG_POSITIONS = 64,      /* 16-bit cache lines, and at most */
     MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
     FORWARD_BLOCK = 16384,    /* values of a block without sums, and with them */
@@ -59,10 +59,20 @@ static void unite_samples(struct plan *plan)
     p->n = 1;
 }
 
-/* Positions of a tile of rows, of d channels: long stretches of memory, in the L2 cache. */
-static int64_t positions_of_rows(int64_t d)
+/* True where passes do not read x where it lies: w->source has a tile. */
+static bool has_source(const struct plan *plan)
 {
-    return larger(LONG_POSITIONS, smaller(MOST_POSITIONS, ROW_TILE / d / LONG_POSITIONS * LONG_POSITIONS));
+    const struct normfuse_problem *p = &plan->seen;
+    return plan->add || (p->columns ? p->x.channel : p->x.position) != 1;
+}
+
+/* Positions of a tile of rows: long stretches of memory. */
+static int64_t positions_of_rows(const struct plan *plan)
+{
+    const int64_t arrays = 1 + has_source(plan) + plan->backward + (plan->backward && plan->seen.activation != NORMFUSE_IDENTITY);
+    const int64_t positions = ROW_TILE_BYTES / (arrays * (int64_t)plan->real_bytes * plan->group_channels);
+    const int64_t unit = positions < LONG_POSITIONS ? POSITION_UNIT : LONG_POSITIONS;
+    return larger(POSITION_UNIT, smaller(MOST_POSITIONS, positions / unit * unit));
 }
 
 void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
@@ -75,7 +85,7 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->add = p->pre_add.data || p->pre_bias.data;
     unite_samples(plan);
     const int64_t s = plan->sample_positions;
-    plan->positions = p->columns ? larger(1, smaller(COLUMN_TILE / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan->group_channels);
+    plan->positions = p->columns ? larger(1, smaller(COLUMN_TILE / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan);
     const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     plan->staged = plan->add;
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -135,8 +145,8 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     }
     if (!plan->backward && !p->columns) /* vector by vector: nothing is read again */
         w->z = w->u;
-    w->source = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes);
-    w->stage = normfuse_take(arena, plan->staged ? values : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
+    w->source = normfuse_take(arena, has_source(plan) ? values : 0, plan->type_bytes);
+    w->stage = normfuse_take(arena, plan->staged ? larger(pitch_of(plan, count), count) + room : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
         *of_channels[i] = normfuse_take(arena, channels, plan->real_bytes);
