@@ -4,9 +4,8 @@
 between the lines `<!-- figures: NAME... -->` and `<!-- end -->` of README.md and docs/. The tables of TABLES are written in
 the same way, after `<!-- table: NAME -->`. `make figures` runs it.
 
-FIGURES is the list: a name, the function that draws it, and the files of rows. A name with a * stands for all files
-that fit, and the figure is drawn once any is there. The same rows give the same bytes; --check writes nothing, names
-what differs and then ends with 1. docs/site/drawings.py has the pens. No library that draws is needed: none writes
+FIGURES is the list: a name, the function that draws it, and the files of rows. The same rows give the same bytes; --check
+writes nothing, names what differs, and rows that no page and no figure reads, and then ends with 1. docs/site/drawings.py has the pens. No library that draws is needed: none writes
 colours for light and dark schemes, and the bytes of theirs change with their version."""
 import argparse
 import collections
@@ -106,9 +105,11 @@ class Panel:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-def find(pattern):
-    """The file that fits, the newest of several by its name; None: there is none yet."""
-    return max((ROOT / RESULTS).glob(pattern if pattern.endswith(".json") else pattern + ".jsonl"), default=None)
+def find(name):
+    path = ROOT / RESULTS / (name if name.endswith(".json") else name + ".jsonl")
+    if not path.exists():
+        raise SystemExit(f"plot.py: {RESULTS} lacks {path.name}")
+    return path
 
 
 def read(path):
@@ -339,9 +340,9 @@ FIGURES = {
     "models-cpu": (models, "Whole models on two cores of an EPYC, before and after nft.convert(model)", ["2026-11-22-epyc-models"]),
     "peers-cpu": (peers, "Two cores of a CPU (EPYC, Zen 4): every problem beside the peers", ["2026-11-21-epyc-zen4-peers"]),
     "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
-    "sizes-cpu": (sizes, "Time over size on a CPU, cold", ["*-cpu-sizes"]),
-    "sizes-gpu": (sizes, "Time over size on a GPU, cold", ["*-cuda-sizes"]),
-    "errors": (errors, "Group norm of f32 values with a large mean: the largest error", ["*-errors"]),
+    "sizes-cpu": (sizes, "Time over size on a CPU, cold", ["2026-11-23-epyc-cpu-sizes"]),
+    "sizes-gpu": (sizes, "Time over size on a GPU, cold", ["2026-11-24-h200-cuda-sizes"]),
+    "errors": (errors, "Group norm of f32 values with a large mean: the largest error", ["2026-11-23-epyc-errors"]),
     "draw-cpu": (draws, "Problems that nothing was tuned on: two cores of a Xeon, AVX-512", ["2026-11-23-xeon-avx512-random-150-all"]),
     "draw-gpu": (draws, "Problems that nothing was tuned on: one H200", ["2026-11-30-h200-specialized-drawn"]),
 }
@@ -474,7 +475,7 @@ TABLES = {
     "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
     "models-h100": (models_gpu, ["2026-11-25-h100-models"]),
     "draws-gpu": (draws_gpu, ["2026-11-30-h200-specialized-drawn"]),
-    "host": (host, ["*-epyc*-overhead.json", "2026-11-22-h200-overhead.json"]),
+    "host": (host, ["2026-11-25-epyc-overhead.json", "2026-11-22-h200-overhead.json"]),
     "headline": (headline, ["2026-11-29-h200-models"]),
     "compiled": (compiled, ["2026-11-29-h200-models", "2026-11-22-h200-models"]),
 }
@@ -483,13 +484,8 @@ TABLES = {
 def made():
     """{path from ROOT: text} of all figures whose rows are there, and of the pages that show them."""
     files = {}
-    for name, (function, title, patterns) in FIGURES.items():
-        paths = list(map(find, patterns))
-        if None in paths:
-            if not any("*" in pattern for pattern in patterns):
-                raise SystemExit(f"plot.py: {name}: {RESULTS} lacks {', '.join(patterns)}")
-            continue
-        files[f"{FOLDER}/{name}.svg"] = function(title, *paths).svg()
+    for name, (function, title, rows) in FIGURES.items():
+        files[f"{FOLDER}/{name}.svg"] = function(title, *map(find, rows)).svg()
     for page in PAGES:
         def images(match):
             shown = [name for name in match[1].split() if f"{FOLDER}/{name}.svg" in files]
@@ -497,12 +493,19 @@ def made():
             return f"<!-- figures: {match[1]} -->\n" + "\n".join(lines) + "<!-- end -->"
 
         def table(match):
-            function, patterns = TABLES[match[1]]
-            return f"<!-- table: {match[1]} -->\n" + "\n".join(function(*map(find, patterns))) + "\n<!-- end -->"
+            function, rows = TABLES[match[1]]
+            return f"<!-- table: {match[1]} -->\n" + "\n".join(function(*map(find, rows))) + "\n<!-- end -->"
 
         text = re.sub(r"<!-- figures: ([\w -]+?) -->\n.*?<!-- end -->", images, (ROOT / page).read_text(), flags=re.S)
         files[page] = re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", table, text, flags=re.S)
     return files
+
+
+def unread_rows():
+    """Files of rows that no page and neither FIGURES nor TABLES name."""
+    named = {find(name).name for *_, rows in [*FIGURES.values(), *TABLES.values()] for name in rows}
+    pages = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+    return [path for path in sorted((ROOT / RESULTS).iterdir()) if path.name not in named and path.stem not in pages]
 
 
 def main():
@@ -515,7 +518,10 @@ def main():
     for path in [*wrong, *left]:
         print(path)
     if arguments.check:
-        return 1 if wrong or left else 0
+        unread = unread_rows()
+        for path in unread:
+            print(f"{path.relative_to(ROOT)}: no page and no figure reads it")
+        return 1 if wrong or left or unread else 0
     (ROOT / FOLDER).mkdir(exist_ok=True)
     for path in wrong:
         (ROOT / path).write_text(files[path])

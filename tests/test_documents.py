@@ -469,24 +469,18 @@ def test_figures_of_rows_to_come(plot, tmp_path):
     assert ">NaN from 1000<" in plot.errors("Title", path).svg()
 
 
-def test_figures_appear_with_their_rows(plot, tmp_path, monkeypatch):
-    """Of rows that are not there nothing is drawn; when they are, the figure and its line on the page come."""
+def test_rows_that_nothing_reads_are_named(plot, tmp_path, monkeypatch):
+    """Files of rows are there for a page, a figure or a table; a figure without its rows is refused by name."""
     shutil.copytree(ROOT / "bench/results", tmp_path / "bench/results")
-    for page in plot.PAGES:
-        (tmp_path / page).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / page, tmp_path / page)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
     monkeypatch.setattr(plot, "ROOT", tmp_path)
-    for path in (tmp_path / "bench/results").glob("*-sizes.jsonl"):
-        path.unlink()
-    before = plot.made()
-    assert "docs/figures/sizes-gpu.svg" not in before
-    row = {"problem": "group_norm 2x256x2x2 groups=32 device=cuda", "shape": "2x256x2x2", "dtype": "f16", "dir": "fwd", "median_us": 3, "floor_us": 2}
-    (tmp_path / "bench/results/2027-01-01-h200-cuda-sizes.jsonl").write_text(
-        "".join(json.dumps({**row, "shape": f"2x256x{n}x{n}", "median_us": n}) + "\n" for n in (2, 4)))
-    after = plot.made()
-    assert set(after) - set(before) == {"docs/figures/sizes-gpu.svg"} and plot.made() == after
-    assert "](figures/sizes-gpu.svg)\n" in after["docs/performance.md"]
-    assert [path for path in before if before[path] != after[path]] == ["docs/performance.md"]
+    assert plot.unread_rows() == []
+    (tmp_path / "bench/results/2027-01-01-h200-nobody.jsonl").write_text("{}\n")
+    assert [path.name for path in plot.unread_rows()] == ["2027-01-01-h200-nobody.jsonl"]
+    (tmp_path / "bench/results/2026-11-23-epyc-errors.jsonl").unlink()
+    with pytest.raises(SystemExit, match="bench/results lacks 2026-11-23-epyc-errors.jsonl"):
+        plot.made()
 
 
 # ---- the site -------------------------------------------------------------------------------------------------------
