@@ -72,7 +72,7 @@ if [ -n "$sanitize" ]; then
     fi
     kinds="memcheck racecheck initcheck synccheck"
     # What two tools do not follow is left out for them, by the kernel that a line runs; what was tried is in
-    # docs/decisions/0011-cuda.md. synccheck takes the barriers of one block of a cluster of 16 for another's: it reports
+    # docs/history/cuda-records.md (0011). synccheck takes the barriers of one block of a cluster of 16 for another's: it reports
     # "Missing wait" of a textbook exchange by st.async, too, in clusters of 16 and not of 8.
     grep -vE '^#|^$' tests/sanitize_cases.txt >"$logs/memcheck-cases.txt"
     cp "$logs/memcheck-cases.txt" "$logs/initcheck-cases.txt"

@@ -585,6 +585,22 @@ def test_environment_variables_are_on_their_page():
     assert sorted(name for name in asked if f"`{name}`" not in page) == []
 
 
+def test_files_of_recipes():
+    """Every file that a recipe's table names is there, with the words in the second column that are names of code."""
+    tables = re.findall(r"^### (.*?)\n(.*?)(?=^#|^\*\*|\Z)", (ROOT / "docs/developing/recipes.md").read_text(), re.M | re.S)
+    assert {name for name, _ in tables} == {"An instruction set", "An operator", "An addition", "An activation"}
+    for name, table in tables:
+        rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.M)
+        assert len(rows) >= 5, name
+        for files, words in rows:
+            text = "".join((ROOT / path).read_text() for path in re.findall(r"`([^`]*)`", files))
+            for word in re.findall(r"`((?:NORMFUSE|normfuse)_\w+|[A-Z]\w+)`", words):
+                assert word in text, (name, files, word)
+    activation = next(table for name, table in tables if name == "An activation")
+    for path in re.findall(r"`([\w/.]+)`", "".join(re.findall(r"^\| (`.*?) \|", activation, re.M))):
+        assert "mish" in (ROOT / path).read_text().lower(), path
+
+
 def test_versions_agree():
     """The header's version, and the date of its section in the changelog, wherever a release repeats them."""
     header = (ROOT / "include/normfuse.h").read_text()
