@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """check_sentences.py [FILE...] - counts the words of each sentence of README.md, its neighbours and docs/.
 
-A page passes when its sentences have 18 words on average at most, and none has more than 40. A record of docs/decisions/ is
-one screen besides: 50 lines of 120 columns at most, where a row of a table is one line. Tables, code, quoted output,
+A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have 100
+columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line. Tables, code, quoted output,
 headings and HTML comments are left out, and docs/history/, which is kept as it was written; `code` and a link's text
 count as the words one reads. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
 long, --list the numbers of all pages."""
@@ -15,7 +15,7 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AVERAGE, LONGEST = 18.0, 40
-LINES, COLUMNS = 50, 120
+LINES, COLUMNS = 60, 100
 
 
 def blocks(text):
@@ -85,6 +85,13 @@ def lines_on_screen(text):
     return sum(1 if line.startswith("|") else max(1, len(textwrap.wrap(line, COLUMNS))) for line in text.splitlines())
 
 
+def wide_lines(text):
+    """Numbers of the lines of prose that are wider than COLUMNS and could be broken there."""
+    text = re.sub(r"^(\s*)(```+).*?^\1\2$|<!--.*?-->", lambda match: "\n" * match[0].count("\n"), text, flags=re.S | re.M)
+    return [number for number, line in enumerate(text.splitlines(), 1)
+            if len(line) > COLUMNS and " " in line[:COLUMNS].strip() and not re.match(r"\s*[|<!]|    |#", line)]
+
+
 def pages():
     yield ROOT / "README.md"
     yield ROOT / "CONTRIBUTING.md"
@@ -108,7 +115,8 @@ def main():
         longest = max((n for n, _ in counted), default=0)
         record = page.parent.name == "decisions" and page.name[0].isdigit()
         lines = lines_on_screen(page.read_text()) if record else 0
-        good = average <= AVERAGE and longest <= LONGEST and lines <= LINES
+        wide = wide_lines(page.read_text())
+        good = average <= AVERAGE and longest <= LONGEST and lines <= LINES and not wide
         figures = f"{average:.1f} words a sentence, {longest} in the longest"
         if args.list:
             print(f"      {name}: {len(counted)} sentences, {figures}")
@@ -120,7 +128,8 @@ def main():
             passed += 1
         else:
             failed += 1
-            print(f"FAIL  {name}: {figures}; at most {AVERAGE:g} and {LONGEST}" + f"; {lines} lines of {LINES}" * record)
+            print(f"FAIL  {name}: {figures}; at most {AVERAGE:g} and {LONGEST}" + f"; {lines} lines of {LINES}" * record
+                  + f"; wider than {COLUMNS} columns: line {', '.join(map(str, wide))}" * bool(wide))
             for n, sentence in counted:
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")

@@ -26,6 +26,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree
 
 import pytest
@@ -97,6 +98,7 @@ def sentences(*words):
     ("1.5 of 2.0 are " + "word " * 35 + "end. " + "Two words. " * 4, True)])                        # a point in a number ends nothing
 def test_sentences_are_counted(tmp_path, text, passes):
     page = tmp_path / "page.md"
+    text = "\n".join(line if re.match(r"[|<]|    |output", line) else textwrap.fill(line, 100) for line in text.split("\n"))
     page.write_text("# Title\n\n" + text + "\n")
     code, output = sentences(page)
     assert (code == 0) == passes, output
@@ -106,11 +108,20 @@ def test_sentences_are_counted(tmp_path, text, passes):
 @pytest.mark.parametrize("last, passes", [
     ("Short.", True), ("Short.\nShort.", False), ("Short. " * 30, False), ("| " + "cell " * 30 + "|", True)])
 def test_records_are_one_screen(tmp_path, last, passes):
-    """50 lines; a line beyond 120 columns is two, a row of a table is one, however long."""
+    """60 lines; a row of a table is one, however long."""
     (tmp_path / "decisions").mkdir()
     record = tmp_path / "decisions/0001-x.md"
-    record.write_text("Short.\n" * 49 + last + "\n")
+    record.write_text("Short.\n" * 59 + last + "\n")
     code, output = sentences(record)
+    assert (code == 0) == passes, output
+
+
+@pytest.mark.parametrize("line, passes", [
+    ("Word. " * 16, True), ("Word. " * 17, False), ("| " + "Word. " * 20 + "|", True), ("    " + "Word. " * 20, True),
+    ("```text\n" + "Word. " * 20 + "\n```", True), ("<!-- " + "Word. " * 20 + "-->", True), ("w" * 120, True)])
+def test_prose_has_100_columns(tmp_path, line, passes):
+    (tmp_path / "page.md").write_text(f"# Title\n\n{line}\n")
+    code, output = sentences(tmp_path / "page.md")
     assert (code == 0) == passes, output
 
 
