@@ -77,7 +77,7 @@ class Task:
     layout: str
     autocast: bool = False
     graph: bool = False               # timed as a replayed CUDA graph
-    # What is compared where not the call itself: (inputs, call).
+    # The call that is compared where it is another one: (inputs, call).
     compared: Optional[tuple[tuple[Any, ...], Callable[..., Tensor]]] = None
     compiles: bool = True             # in a time worth waiting for
 
@@ -254,7 +254,7 @@ def mask_rcnn(device: str, tiny: bool, dtype: torch.dtype, batch: int) -> Task:
     probes: list[Tensor] = []
 
     def pyramid(m: nn.Module, x: Tensor) -> Tensor:
-        # What comes after the backbone ranks and samples boxes, and a last digit changes which.
+        # The heads behind the backbone rank and samples boxes, and a last digit changes which.
         features = list(m.backbone(x).values())
         if not probes:
             generator = torch.Generator(device).manual_seed(1)
@@ -313,7 +313,7 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "unet-train-nhwc": ("diffusers", lambda d, t: unet(d, t, True, "nhwc", F32, 1, 32)),
         "resnet50-gn-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, False, "nhwc", F32, 8)),
         "resnet50-gn-train-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", F32, 8)),
-        # Those of the other device, for dry runs.
+        # Models of the other device, for dry runs.
         "wan-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, F32, 5, 128, 192)),
         "qwen-image-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, F32, 1, 256, 256)),
         "convnext-train": ("timm", lambda d, t: convnext(d, t, F32, 8, False)),
@@ -328,7 +328,7 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
     },
 }
 
-# Of a model that is spread over several.
+# Processes of a model that is spread over several.
 PROCESSES = {"resnet50-sync-train": 2}
 
 

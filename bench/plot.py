@@ -461,7 +461,7 @@ def compiled(newest, older):
     return four_ways(table, [name for name in MODELS if "stock_compile" in table.get(name, ())], "")
 
 
-# Of the 62 problems of the rows, those in the table of performance.md; the figure has them all.
+# Problems, of the 62 of the rows, in the table of performance.md; the figure has them all.
 SHOWN = ["group_norm 128x256x28x28 groups=32", "group_norm 128x256x28x28 groups=32 layout=nhwc", "group_norm 128x256x28x28 groups=32 dtype=f16",
          "group_norm 128x256x28x28 groups=32 dtype=bf16 layout=nhwc", "group_norm 1x512x128x128 groups=32 act=silu",
          "group_norm 1x512x128x128 groups=32 layout=nhwc act=silu", "group_norm 1x128x512x512 groups=32",

@@ -65,7 +65,7 @@ class Problem:
             return value.movedim(1, -1).contiguous().movedim(-1, 1) if problem["layout"] == "nhwc" else value
 
         self.xs = [big() for _ in range(sets)]
-        # What the result and, with +u, the sum are multiplied with backwards.
+        # Factors of the result and, with +u, of the sum, backwards.
         self.dys = [(big(self.y_dtype), big()) if problem.get("u") else (big(self.y_dtype),)
                     for _ in range(sets)] if problem["backward"] else []
         added = {name: dtype for name, dtype in (("pre_add", self.dtype), ("post_add", self.y_dtype)) if problem.get(name)}

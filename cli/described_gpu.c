@@ -16,7 +16,7 @@ struct gpu {
     const char *name;
 };
 
-/* Of each generation, the GPU that most have; what a kernel is compiled for depends on no other of these figures. */
+/* One GPU of each generation, the one that most have; what a kernel is compiled for depends on no other of these figures. */
 static const struct gpu gpus[] = {
     {80, 108, 163 << 10, "NVIDIA A100"},           {86, 82, 99 << 10, "NVIDIA GeForce RTX 3090"},
     {89, 128, 99 << 10, "NVIDIA GeForce RTX 4090"}, {90, 132, 227 << 10, "NVIDIA H200"},

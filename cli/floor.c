@@ -50,7 +50,7 @@ static void pause_spin(unsigned *spins)
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
-    /* Where there are more threads than cores the others must get their turn. */
+    /* With more threads than cores the others must get their turn. */
     if (++*spins % 4096 == 0)
         sched_yield();
 }

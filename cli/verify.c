@@ -60,7 +60,7 @@ struct buffer {
     normfuse_axes axes;
 };
 
-/* What one thread of the comparison found. */
+/* Results of one thread of the comparison. */
 struct tally {
     double budget_used, got, want;
     const char *tensor;
@@ -130,7 +130,7 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 31;
 }
 
-/* Of the values of a tensor's sample. */
+/* The seed of the values of a tensor's sample. */
 static uint64_t sample_seed(uint64_t seed, enum tensor_name name, int64_t n)
 {
     uint64_t h = mix(seed * 0x9E3779B97F4A7C15u + (uint64_t)name + 1);
@@ -177,7 +177,7 @@ static double coarse(const struct work *work, double value)
     return rint(value / grid) * grid;
 }
 
-/* What the tensor holds before it is rounded to its type; of a sample whose seed is known. n counts from the bigger batch's
+/* A value of the tensor before it is rounded to its type; of a sample whose seed is known. n counts from the bigger batch's
  * first sample. */
 static double generated_at(const struct work *work, enum tensor_name name, uint64_t of_sample, int64_t n, int64_t c, int64_t s)
 {
@@ -385,7 +385,7 @@ static void fill_generated(const struct work *work, enum tensor_name name)
     const struct buffer *buffer = &work->buffers[name];
     struct filling fillings[MAX_REFERENCE_THREADS];
     int64_t of_sample = buffer->channel < buffer->position ? buffer->s : buffer->c;
-    /* Where all samples are one in memory it has the last one's values, of however many threads. */
+    /* If all samples are one in memory it has the last one's values, of however many threads. */
     int64_t samples = buffer->batch == 0 && buffer->n > 1 ? 1 : buffer->n;
     int64_t first = (buffer->n - samples) * of_sample, rows = samples * of_sample;
     int threads = samples * buffer->c * buffer->s < VALUES_WORTH_THREADS ? 1 : thread_count(work);
@@ -414,7 +414,7 @@ static void fill_bytes(const struct buffer *buffer, int byte)
                 memset(element(buffer, n, c, s), byte, element_bytes);
 }
 
-/* What an output holds before a call. */
+/* Fills an output with the bytes that it has before a call. */
 static void clear_output(const struct work *work, enum tensor_name name)
 {
     const struct verify_options *options = work->options;
@@ -423,7 +423,7 @@ static void clear_output(const struct work *work, enum tensor_name name)
     fill_bytes(&work->buffers[name], is_added_to ? 0 : UNWRITTEN);
 }
 
-/* Of a tensor and the guards around it, in lanes that a CPU multiplies at once. */
+/* A checksum of a tensor and the guards around it, in lanes that a CPU multiplies at once. */
 static uint64_t sum_of(const struct buffer *buffer)
 {
     enum { LANES = 4 };
@@ -556,7 +556,7 @@ static bool make_tensors(struct work *work)
             else
                 good = good && make_big(work, DX);
         }
-        /* Of shards along S each has a part of it. */
+        /* Each shard along S has a part of it. */
         bool is_whole = !options->sharded || (!work->set_is_group && line->sample_bias);
         if (has_bias && work->at[DX] && is_whole && !is_left_out(work, VERIFY_DPRE_BIAS))
             good = good && make_small(work, DPRE_BIAS, gradient_type, bias_rows, work->c, true);
@@ -595,7 +595,7 @@ static bool make_tensors(struct work *work)
 
 /* ---- sets ----------------------------------------------------------------------------------------------------- */
 
-/* Where a set's values are. */
+/* The place of a set's values. */
 struct extent {
     int64_t n, c, s, rows, channels, positions;
 };
@@ -609,13 +609,13 @@ static struct extent extent_of(const struct work *work, int64_t set)
     return (struct extent){ 0, set, 0, work->n, 1, work->s };
 }
 
-/* Where a norm group's saved statistics are: row and column. */
+/* The place of a norm group's saved statistics: row and column. */
 static int64_t statistic_column(const struct work *work, int64_t set)
 {
     return work->set_is_group ? set % (work->groups * work->group_sets) : set;
 }
 
-/* Of what is not a group norm. */
+/* Arithmetic of operators other than group norm. */
 static struct tolerance_arithmetic arithmetic_of_channels(const struct work *work, const struct extent *extent)
 {
     const bool ambiguous = work->c == 1 || work->s == 1;
@@ -1040,7 +1040,7 @@ static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS
                                         1u << RUNNING_VAR | 1u << Y | 1u << DY | 1u << SLOPE;
 static const unsigned parameter_gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT;
 static const unsigned input_gradients = 1u << DX | 1u << DPRE_BIAS;
-/* What a backward's sums are made with. */
+/* Gradients that are made together with a backward's sums. */
 static const unsigned elementwise_gradients = 1u << DPOST_ADD | 1u << DSLOPE;
 
 /* Takes the tensors of `names` that exist, [from, from + count) along `axis` of those that have it (axis 0: all that
@@ -1280,7 +1280,7 @@ static const char *find_changed_room(const struct work *work, const char *image)
     return NULL;
 }
 
-/* What is on the device against what the first run left there. */
+/* The device's bytes against those that the first run left. */
 static const char *find_difference(const struct work *work)
 {
     char *now = download_image(work);
@@ -1436,7 +1436,7 @@ static void compare_stored(struct share *share, int64_t set, int64_t row, enum t
         compare(share, set, row, name, n, c, s, want, tolerance_stored(type, want, error));
 }
 
-/* What the loops over elements share. */
+/* State that the loops over elements share. */
 struct view {
     struct extent extent;
     struct reference_set set;
@@ -1835,7 +1835,7 @@ static void compare_running(struct share *share)
 
 /* ---- memory around tensors ------------------------------------------------------------------------------------ */
 
-/* Whether a call writes into a buffer, or may: running statistics. */
+/* True if a call writes into a buffer, or may: running statistics. */
 static bool is_written(const struct work *work, int name)
 {
     const struct buffer *buffer = &work->buffers[name];

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 #
-# What `cmake --install` puts where: libraries, headers, pkg-config file, CMake package, program, man page, completion.
+# `cmake --install` installs libraries, headers, pkg-config file, CMake package, program, man page, completion.
 include(CMakePackageConfigHelpers)
 
 set(NORMFUSE_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/normfuse)
@@ -40,7 +40,7 @@ else()
     string(REGEX REPLACE "/$" "" NORMFUSE_PC_UP "${NORMFUSE_PC_UP}")
     set(NORMFUSE_PC_PREFIX "\${pcfiledir}/${NORMFUSE_PC_UP}")
 endif()
-# What programs that link the static library need: pkg-config gives it with --static, and where there is no other library
+# Libraries for programs that link the static library: pkg-config gives it with --static, and where there is no other library
 # in any case.
 set(NORMFUSE_PC_LIBS "-L\${libdir} -lnormfuse")
 set(NORMFUSE_PC_LIBS_PRIVATE "-lm -lpthread -ldl -Wl,-z,nodelete")

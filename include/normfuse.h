@@ -24,7 +24,7 @@
  * instruction set, nor on the caller's floating-point environment. Error bounds: docs/numerics.md. Words:
  * docs/glossary.md.
  *
- * What programs may rely on, with reasons and tests: docs/promises.md. In short:
+ * Promises to programs, with reasons and tests: docs/promises.md. In short:
  *
  * Versions        A patch version changes nothing in this header. Before 1.0 a minor version may change it, and the
  *                 soname with it. struct_bytes has one accepted value for each struct: its sizeof in this header.
@@ -357,7 +357,7 @@ NORMFUSE_API normfuse_status normfuse_batch_norm_backward_scratch_bytes(const no
  *
  * Backward, with g = dz * weight * (1 + scale), h = (u - mean) * rstd and means over the D channels of a norm group:
  *   dx = rstd * (g - mean(g) - h * mean(g*h)) [+ du]            NORMFUSE_MEAN_SQUARE: without mean(g)
- * Where NORMFUSE_EPS_OF_NORM clamped the norm rstd is a constant, and h * mean(g*h) is left out. That is where the given
+ * If NORMFUSE_EPS_OF_NORM clamped the norm, rstd is a constant, and h * mean(g*h) is left out. That is where the given
  * rstd is at least sqrt(D)/eps, rounded to rstd's dtype, and eps is above 0. A norm that equals eps within that rounding
  * counts as clamped. */
 NORMFUSE_API normfuse_status normfuse_channel_norm_forward(const normfuse_channel_norm_options *options,

@@ -5,7 +5,8 @@
 A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have 100
 columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line. Tables, code, quoted output,
 headings and HTML comments are left out, and docs/history/, which is kept as it was written; `code` and a link's text
-count as the words one reads. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
+count as the words one reads. Comments of the library, the program and the build begin with the noun that they are about, not
+with Of, What, Where, Whether or Those. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
 long, --list the numbers of all pages."""
 import argparse
 import pathlib
@@ -100,6 +101,16 @@ def pages():
     yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "history" not in page.parts)
 
 
+FOLDERS = ("src", "include", "cli", "cmake", "bench")
+SUFFIXES = {".c", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake"}
+
+
+def headless_comments(path):
+    """Numbers of the lines where a comment begins without the noun that it is about."""
+    return [number for number, line in enumerate(path.read_text().splitlines(), 1)
+            if re.match(r"\s*(//|/\*|\*|#) ?(Of|What|Where|Whether|Those)\b", line)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=pathlib.Path, metavar="FILE")
@@ -107,7 +118,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     passed = failed = 0
-    for page in args.pages or pages():
+    for page in [page for page in args.pages if page.suffix not in SUFFIXES] if args.pages else pages():
         page = page.resolve()
         name = str(page.relative_to(ROOT)) if ROOT in page.parents else str(page)
         counted = list(sentences(page.read_text()))
@@ -133,6 +144,13 @@ def main():
             for n, sentence in counted:
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
+    for path in [page for page in args.pages if page.suffix in SUFFIXES] if args.pages else files:
+        found = headless_comments(path)
+        passed += not found
+        failed += bool(found)
+        if found:
+            print(f"FAIL  {path}: comments begin with Of, What, Where, Whether or Those: line {', '.join(map(str, found))}")
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return 1 if failed or not passed else 0
 

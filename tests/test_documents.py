@@ -125,6 +125,15 @@ def test_prose_has_100_columns(tmp_path, line, passes):
     assert (code == 0) == passes, output
 
 
+@pytest.mark.parametrize("line, passes", [
+    ("/* The place of a row. */", True), ("    /* Where a row is. */", False), (" * What it holds.", False), ("// Of a row.", False),
+    ("int whether;  // Whether", True), ("/* Offset of a row. */", True)])
+def test_comments_begin_with_a_noun(tmp_path, line, passes):
+    (tmp_path / "file.c").write_text(line + "\n")
+    code, output = sentences(tmp_path / "file.c")
+    assert (code == 0) == passes, output
+
+
 def test_the_sentence_script_counts_all_pages():
     counted = re.findall(r"^      (\S+): \d+ sentences", sentences("--list")[1], re.M)
     assert {"README.md", "CONTRIBUTING.md", "docs/numerics.md", "docs/decisions/0001-lanes.md"} <= set(counted)

@@ -31,7 +31,7 @@ struct channel_tile {
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------------- */
 
-/* Whether samples have parameters, or gradients of them, of their own. */
+/* True if samples have parameters, or gradients of them, of their own. */
 static bool is_by_sample(const struct normfuse_problem *p)
 {
     return p->scale.data || p->shift.data || has_sample_parameters(p) || (p->pre_bias.data && p->pre_bias.batch != 0);
@@ -165,7 +165,7 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
 
 /* ---- between tensors and the tile ---------------------------------------------------------------------------------------- */
 
-/* Where a tile begins in a tensor. */
+/* The beginning of a tile in a tensor. */
 static char *tile_at(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t, int32_t type)
 {
     return v->data + (t->n * v->batch + t->group * plan->group_channels * v->channel + t->s * v->position) *
@@ -262,7 +262,7 @@ static void add_bias(const struct plan *plan, const struct small_worker *w, cons
     }
 }
 
-/* Of all channels, in the compute type. */
+/* Parameters of all channels, in the compute type. */
 static void fill_parameters(const struct plan *plan, struct small_worker *w, int64_t n)
 {
     const struct normfuse_problem *p = plan->p;
@@ -277,7 +277,7 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
     }
 }
 
-/* What passes take of a tile; x is u of the tensors' type: in place, or in w->source. */
+/* Arguments of the passes over a tile; x is u of the tensors' type: in place, or in w->source. */
 static struct normfuse_channels passed_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
@@ -340,7 +340,7 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
         store(plan, w, &p->u, t, p->type, w->u, false);
 }
 
-/* Whether passes write y or dx themselves: vectors of columns end with norm groups, and streams are of whole cache lines. */
+/* True if passes write y or dx themselves: vectors of columns end with norm groups, and streams are of whole cache lines. */
 static bool writes(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t)
 {
     if (!is_direct(plan, v, t))
@@ -694,7 +694,7 @@ static void add_sample(const struct plan *plan, int64_t n, int64_t c, double all
         store_parameter(&p->dscale, n, c, weight_of(plan, n, c) * centred + bias_of(plan, n, c) * all);
 }
 
-/* What the walk found, of sample n or of the whole block, onto the block's sums. Of samples in parts these are added up at the end. */
+/* The walk's sums, of sample n or of the whole block, onto the block's sums. Of samples in parts these are added up at the end. */
 static void add_to_block(const struct plan *plan, struct small_worker *w, int64_t block, int64_t n)
 {
     const int64_t channels = plan->p->c;

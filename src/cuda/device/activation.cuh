@@ -58,7 +58,7 @@ __device__ __forceinline__ R sigmoid(R z)
         return reciprocal(R(1) + exponential(-z));
 }
 
-/* Where `fast`: below -1/8 by e^z - 1, above it by Taylor's polynomial; relative error 2^-17. */
+/* `fast`: below -1/8 by e^z - 1, above it by Taylor's polynomial; relative error 2^-17. */
 __device__ __forceinline__ R exponential_less_1(R z)
 {
     if constexpr (fast) {

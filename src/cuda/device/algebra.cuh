@@ -52,7 +52,7 @@ struct requested_weights {
     }
 };
 
-/* Of each weight: z = e * by + offset, where e = x - centre, exactly e = (x - centre) - rest. p: prelu's slope. */
+/* Coefficients of each weight: z = e * by + offset, where e = x - centre, exactly e = (x - centre) - rest. p: prelu's slope. */
 struct coefficients {
     R by[weight_sets][weight_values], offset[weight_sets][weight_values], p[weight_sets][weight_values];
 };

@@ -84,7 +84,7 @@ struct normfuse_place {
     int32_t sample, channel;
 };
 
-/* What any body may read: parameters, statistics, sums, and the tensors that few calls have. */
+/* Arguments that any body may read: parameters, statistics, sums, and the tensors that few calls have. */
 struct normfuse_call_arguments {
     struct normfuse_place weight, bias;
     struct normfuse_place mean, rstd;
@@ -224,7 +224,7 @@ struct normfuse_transpose_copy {
     struct normfuse_divisor by_tiles_a, by_tiles_b, by_tile_a, by_tile_b;
     struct normfuse_divisor by_read, by_write; /* vectors or elements of a row */
 };
-/* Of a call's tensors five are inputs: x, pre_add, post_add, dy, du. */
+/* Five of a call's tensors are inputs: x, pre_add, post_add, dy, du. */
 enum { NORMFUSE_TRANSPOSE_COPIES = 5 };
 struct normfuse_transpose_arguments {
     int64_t blocks; /* of all copies */

@@ -19,7 +19,7 @@ constexpr int max_warps = NORMFUSE_FINISH_THREADS / 32;
 /* Doubles of a triple: count, mean, sum of squares about the mean; and of a pair. */
 enum { TRIPLE = 3, PAIR = 2 };
 
-/* What adjacent threads of a block share, 1 to 256 of them: the set or channel, 0 where there is none, and the thread
+/* A team of 1 to 256 adjacent threads of a block: the set or channel, 0 where there is none, and the thread
  * among those. */
 struct shared_item {
     int index, lane, lanes;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void store_triple(double *triple, const moments &all)
     triple[2] = all.squares;
 }
 
-/* Of very many triples of a set, several items first make one each, in the place of their first. */
+/* Very many triples of a set: several items first make one each, in the place of their first. */
 __device__ __forceinline__ void join_shares(const arguments &a)
 {
     const shared_item item(a.lanes, a.items);
@@ -247,7 +247,7 @@ __device__ __forceinline__ int set_of_channel(const arguments &a, int c)
     return by_group ? divide(c, a.by_set_channels) : c;
 }
 
-/* Where the partial sums of a channel are. */
+/* The place of a channel's partial sums. */
 __device__ __forceinline__ double *pairs_of(const arguments &a, int64_t n, int c)
 {
     return a.sums + ((sums_by_channel ? 0 : n * a.channels) + c) * a.slot_stride * PAIR;
@@ -278,7 +278,7 @@ __device__ __forceinline__ void walk_pairs(const arguments &a, const shared_item
     }
 }
 
-/* Of very many parts those of each channel become one, in the place of the first. */
+/* Very many parts: those of each channel become one, in the place of the first. */
 __device__ __forceinline__ void join_parts(const arguments &a)
 {
     const shared_item item(a.lanes, a.items);
@@ -351,7 +351,7 @@ __device__ __forceinline__ void store_shard(const arguments &a, int64_t at, doub
     pair[1] = centred + (a.accumulate ? pair[1] : 0.0);
 }
 
-/* What each sample of channel c gets, and the lane's sums of bias and weight. Many parts are added by a warp, few by
+/* The sums of each sample of channel c, and the lane's sums of bias and weight. Many parts are added by a warp, few by
  * one thread. rstd_by(n): a sum of centred values times this is one of normalized ones. */
 template <typename Rstd>
 __device__ __forceinline__ double2 store_samples(const arguments &a, const shared_item &item, int samples, int c,

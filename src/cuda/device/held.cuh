@@ -26,7 +26,7 @@ constexpr bool sends_weighed = backward && has_groups;
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* What passes, of a walk that sums or of one that writes. */
+/* A step of a walk that sums, or of one that writes. */
 template <bool writes> struct passing {
     static constexpr bool before = pre_add && !writes;
     static constexpr bool behind = backward ? reads_post && (!writes || finds_dz_again) : post_add && writes;
@@ -172,7 +172,7 @@ struct memory_of_thread {
 
 /* ---- rows that have weights of their own -------------------------------------------------------------------------- */
 
-/* Of each row of the part, in shared memory: what its values are weighed by, and its sums. */
+/* Entries of each row of the part, in shared memory: its values' weight, and its sums. */
 struct row_of_weights {
     R near, rest, by, offset, p, bias;
 };
@@ -226,7 +226,7 @@ struct meeting {
     uint64_t &mailbox;
     int turn;
 
-    /* What every block of the slab has found, in `own`, is there for all of them. */
+    /* The sums of every block of the slab, in `own`, are there for all of them. */
     __device__ __forceinline__ void exchange() const
     {
         const normfuse_stream_arguments &a = at.a;
@@ -433,7 +433,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
     }, [](int) {});
     tensors.begin<true>(passed, false);
 
-    /* Of the block: of each norm group, about a pivot that all its blocks know, which stays in `found` until statistics
+    /* The block's sums of each norm group, about a pivot that all its blocks know, which stays in `found` until statistics
      * take its place. */
     const auto leave = [&](int set, double base, const message<4> &sums_of_set) {
         const R near = (R)base;
@@ -578,7 +578,7 @@ __device__ __forceinline__ void leave_row(const place &at, const sums_of_block &
     all.plain[0] = all.centred[0] = all.of_slope[0] = R(0);
 }
 
-/* What later kernels, or the caller, get of a channel's sums: dweight and dbias, or a pair. */
+/* Results for later kernels, or the caller, from a channel's sums: dweight and dbias, or a pair. */
 __device__ __forceinline__ void emit(const place &at, int c, double plain, double centred, double of_slope, R rstd_of)
 {
     if constexpr (gradients == NORMFUSE_GRADIENTS_DIRECT) {
@@ -591,7 +591,7 @@ __device__ __forceinline__ void emit(const place &at, int c, double plain, doubl
     }
 }
 
-/* What threads know of a slab before they have its sums. Rows with weights of their own: those are in shared memory. */
+/* A slab's facts that threads know before its sums. Rows with weights of their own: those are in shared memory. */
 struct known_backward {
     weights_of_thread own;
     rstds rstd_of;
@@ -700,7 +700,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
     });
     tensors.begin<true>(passed, false);
 
-    /* Of the block. */
+    /* The block's sums. */
     if constexpr (!by_rows)
         each<weight_values>([&](int i) {
             all.centred[i] = fma(-own.centre.left(0, i), all.plain[i], all.centred[i]);

@@ -48,7 +48,7 @@ template <int V, bool packed> struct requested<0, V, packed> {
     __device__ __forceinline__ void request(const normfuse_place &, int64_t, Channels, bool)
     {
     }
-    /* What stands for a parameter that there is not. */
+    /* The value of a parameter that is absent. */
     template <typename Number> __device__ __forceinline__ void receive(Number (&numbers)[V], Number absent) const
     {
         each<V>([&](int i) { numbers[i] = absent; });

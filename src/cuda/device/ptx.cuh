@@ -199,7 +199,7 @@ __device__ __forceinline__ void open_mailbox(uint64_t &barrier, int bytes)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     __syncwarp();
 }
-/* Of a mailbox that has been awaited: `bytes` will come again. By all threads. */
+/* A mailbox that has been awaited: `bytes` will come again. By all threads. */
 __device__ __forceinline__ void expect_mail(uint64_t &barrier, int bytes)
 {
     if (threadIdx.x == 0)

@@ -70,10 +70,10 @@ constexpr bool many_rstds = !tiled && (of_columns || statistics == NORMFUSE_STAT
 
 using held = raw_vector[KY][KX];
 using held_y = raw<y_type, vector>[KY][KX]; /* of y, dy and post_add, which may have another type than x */
-/* Of the norm group, of each weight, or of each column. */
+/* Entries of the norm group, of each weight, or of each column. */
 using group_rstds = R[tiled ? KX : many_rstds ? weight_sets : 1][tiled ? W : many_rstds ? weight_values : 1];
 
-/* Where a thread is. */
+/* A thread's place. */
 struct place {
     const normfuse_single_arguments &a;
     int rank, group, walker; /* of the block; its first norm group, here the thread's */
@@ -127,7 +127,7 @@ struct place {
         if constexpr (tiled)
             columns = min(a.part_columns, a.columns - sample * a.part_columns);
     }
-    /* Of the thread's slot. */
+    /* The thread's slot. */
     __device__ __forceinline__ int row(int ky) const
     {
         return ty + ky * down;
@@ -150,12 +150,12 @@ struct place {
     {
         return aligned ? true : first_column + j >= 0 && first_column + j < columns;
     }
-    /* Of the norm group's first channel. */
+    /* The norm group's first channel. */
     __device__ __forceinline__ int channel() const
     {
         return (group - outer * (int)a.by_inner_groups.divisor) * a.group_channels;
     }
-    /* Of a set of weights. */
+    /* A set of weights. */
     __device__ __forceinline__ int channel(int set) const
     {
         return channel() + (parameters == NORMFUSE_PARAMETERS_OF_ROW      ? rank * a.next_rows + row(set)
@@ -258,7 +258,7 @@ __device__ __forceinline__ R rstd_of_group(const normfuse_call_arguments &call, 
     return found > most ? most : found;
 }
 
-/* Of one norm group: about the group's first value, then squares about the mean, which cannot cancel; of mean squares,
+/* Statistics of one norm group: about the group's first value, then squares about the mean, which cannot cancel; of mean squares,
  * about 0 alone. */
 template <int = 0>
 __device__ __forceinline__ void find_group_statistics(const place &at, const exchange &by, const held &x,
@@ -392,7 +392,7 @@ __device__ __forceinline__ int rows_of_thread(int rows, int ty)
     return rows > ty ? (rows - ty - 1) / down + 1 : 0;
 }
 
-/* What the blocks of a cluster have found of each column, sent to all of them. */
+/* Sums of each column from the blocks of a cluster, sent to all of them. */
 template <int = 0>
 __device__ __forceinline__ void exchange_columns(const place &at, const exchange &by, const column_memory &memory)
 {
@@ -417,7 +417,7 @@ __device__ __forceinline__ void exchange_columns(const place &at, const exchange
 #endif
 }
 
-/* Of columns: about the first row; of mean squares, about 0. */
+/* Statistics of columns: about the first row; of mean squares, about 0. */
 template <int = 0>
 __device__ __forceinline__ void
 find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
@@ -460,7 +460,7 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
         });
     });
     __syncthreads();
-    /* Of the block, about the pivot. */
+    /* The block's statistics, about the pivot. */
     each_column([&](int column, int lane, bool exists) {
         const R count = (R)at.rows;
         R all[1] = {R(0)};
@@ -540,7 +540,7 @@ struct channel_sums {
     }
 };
 
-/* What a thread has of one sample. */
+/* A thread's values of one sample. */
 struct requested_sample {
     held x, of_pre_add;
     raw_element first_x, first_pre_add; /* the norm group's first value, and the bias that u has in it */
@@ -643,7 +643,7 @@ __device__ __forceinline__ void weigh_rows(const requested_weights &weights, con
     weigh(weights, none, one, call, of);
 }
 
-/* What a weight of a row multiplies: the distance from the column's mean, by its rstd. */
+/* The factor of a row's weight: the distance from the column's mean, by its rstd. */
 __device__ __forceinline__ R normalized_of(const centres &centre, const group_rstds &rstd_of, R x, int ky, int kx,
                                            int j)
 {
@@ -742,7 +742,7 @@ __device__ __forceinline__ void emit(const place &at, int64_t sample, int channe
     }
 }
 
-/* What threads found of the block's weights becomes the sums of channels. Of samples beside one another too where gradients
+/* The threads' sums of the block's weights become the sums of channels. Those of samples beside one another too where gradients
  * are of channels. `dynamic`: [beside][entries_of_weight][block_weights] of message<3 or 2>. */
 template <int = 0>
 __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, int64_t sample, bool wanted,
@@ -810,7 +810,7 @@ __device__ __forceinline__ void finish_channels(const place &at, char *dynamic, 
             each<numbers>([&](int k) { sums[k] += __shfl_xor_sync(full_mask, sums[k], distance); });
         if (lane != 0 || !exists)
             continue;
-        /* Of the thread's own block; `set` is the norm group, or the norm group and sample, beside others. */
+        /* The thread's own block; `set` is the norm group, or the norm group and sample, beside others. */
         int group = at.group, of_sample = 0;
         if constexpr (beside > 1) {
             const int own_slot = (int)threadIdx.x / lanes, bits = a.sample_bits;

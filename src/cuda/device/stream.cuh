@@ -159,7 +159,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
 
 /* ---- given statistics ------------------------------------------------------------------------------------------- */
 
-/* What is requested before the tensors are: weights, mean and rstd of each set; a backward's totals. */
+/* Requests ahead of the tensors: weights, mean and rstd of each set; a backward's totals. */
 struct requested_statistics {
     requested<mean, weight_values, packed_statistics> of_mean;
     requested<rstd, weight_values, packed_statistics> of_rstd;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const requested_w
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
 
-/* What the threads found becomes pairs in memory. */
+/* The threads' sums become pairs in memory. */
 template <int = 0>
 __device__ __forceinline__ void store_sums(const place &at, char *dynamic, const centres &centre, sums_of_dz &of)
 {

@@ -8,9 +8,9 @@
  *   channels last    a slab is a sample, or all samples; a row is a position, and columns are channels
  * Channels first, `lanes` threads share a slab, `across` of them a row, and `beside` slabs are side by side in a block.
  * Channels last, a thread has the channels of one vector and walks down the rows: its weights and sums stay in registers.
- * Where channels are no whole vectors several rows are folded to one, whose columns are the channels again and again.
+ * If channels are no whole vectors, several rows are folded to one, whose columns are the channels again and again.
  *
- * Where rows are no whole vectors (`aligned` is 0) vectors are those that are aligned in memory, and a row's first and last
+ * If rows are no whole vectors (`aligned` is 0), vectors are those that are aligned in memory, and a row's first and last
  * one have elements of others, which are neither counted nor written. `strided`: values of a row are not adjacent, and a
  * vector is one of them. */
 #ifndef NORMFUSE_DEVICE_WALK_CUH
@@ -127,12 +127,12 @@ struct place {
     {
         return exists;
     }
-    /* Of a channel, in its sample. */
+    /* The group of channel c, in its sample. */
     __device__ __forceinline__ int group_of(int c) const
     {
         return divide(c, a.by_group);
     }
-    /* Of all sets: where its statistics and totals are. */
+    /* The index among all sets, of its statistics and totals. */
     __device__ __forceinline__ int64_t set_of(int c) const
     {
         return (a.sets_are_of_samples ? (int64_t)sample * a.call.channel_groups : 0) + group_of(c);
@@ -202,7 +202,7 @@ struct cursor {
     }
 };
 
-/* Where the vector's elements are the row's. */
+/* The elements of the vector that are the row's. */
 __device__ __forceinline__ void store(const cursor &of, char *tensor, const R (&numbers)[W])
 {
     char *const to = tensor + of.element * bytes_of(type);
@@ -240,7 +240,7 @@ __device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &
 constexpr int pieces = W / piece, block_pieces = block_columns / piece;
 constexpr int piece_lanes = lanes_that_join(threads, block_pieces, down);
 
-/* What the threads of each piece found, joined: join(piece of the block, its lane, exists), by whole warps in step. */
+/* The sums of the threads of each piece, joined: join(piece of the block, its lane, exists), by whole warps in step. */
 template <typename Join> __device__ __forceinline__ void each_piece(Join join)
 {
     constexpr int at_once = threads / piece_lanes;
@@ -268,7 +268,7 @@ struct shared_rows {
     }
 };
 
-/* What the block has found of a column, or piece: count, mean and squares of a forward; sums of dz, of dz (u - mean), and of a
+/* The block's sums of a column, or piece: count, mean and squares of a forward; sums of dz, of dz (u - mean), and of a
  * slope of a backward. */
 struct column_sums {
     double of[3];
@@ -354,12 +354,12 @@ struct pivots {
 
 /* ---- what a thread has found ---------------------------------------------------------------------------------------- */
 
-/* Of values of u: how many, their mean about the pivot, and the sum of squares about that mean. */
+/* Moments of values of u: how many, their mean about the pivot, and the sum of squares about that mean. */
 struct moments {
     R count, mean, squares;
 };
 
-/* Of the values that `lanes` threads have: each one's sums of distances from the pivot and of their squares, in parts, and
+/* Moments of the values that `lanes` threads have: each one's sums of distances from the pivot and of their squares, in parts, and
  * its count. */
 template <int lanes, int parts>
 __device__ __forceinline__ moments join_moments(const R (&first)[parts], const R (&second)[parts], int count)
@@ -375,14 +375,14 @@ __device__ __forceinline__ moments join_moments(const R (&first)[parts], const R
     return {all[1], mean, squares[0]};
 }
 
-/* Of the thread: sums of dz, of dz (u - mean), and of what prelu's slope gets. */
+/* The thread's sums of dz, of dz (u - mean), and of what prelu's slope gets. */
 struct sums_of_dz {
     R plain[weight_values], centred[weight_values], of_slope[weight_values];
 };
 
 /* ---- sums of columns ---------------------------------------------------------------------------------------------- */
 
-/* What the threads of a block found of its columns, one after the other in shared memory where nothing else is. */
+/* The sums of a block's threads of its columns, one after the other in shared memory where nothing else is. */
 struct joined_pieces {
     column_sums *sums;               /* of each piece: count, mean and squares */
     const message<2> *first_columns; /* pivot and bias of its first column */
@@ -393,7 +393,7 @@ __device__ __forceinline__ joined_pieces join_columns(const place &at, char *mem
                                                       const R (&of_bias)[values], const R (&first)[sums],
                                                       const R (&second)[sums], int count)
 {
-    /* Of threads, then of pieces, whose pivots and biases go with these. */
+    /* Sums of threads, then of pieces, whose pivots and biases go with these. */
     message<2> *const of_threads = reinterpret_cast<message<2> *>(memory);
     message<2> *const first_columns = of_threads + down * block_pieces; /* pivots and biases */
     column_sums *const sums_of_pieces = reinterpret_cast<column_sums *>(first_columns + block_pieces);
