@@ -32,16 +32,8 @@ BODY size_t FN(readable_from)(const struct normfuse_channels *s, size_t r, ptrdi
     return stride == (ptrdiff_t)row ? (s->positions - r) * row : row;
 }
 
-/* Onto the sum of x - k, and of its square where wanted. */
-BODY void FN(add_distances)(const T *x, size_t n, size_t readable, V k, V *sum, V *square, const bool squares)
-{
-    const V d = FN(first)(OP(sub)(FN(values_at)(x, n, readable), k), n);
-    *sum = OP(add)(*sum, d);
-    if (squares)
-        *square = OP(fma)(d, d, *square);
-}
-
-BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square, const bool squares)
+/* Sums of x - shift and of its square. */
+BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square)
 {
     const V k = OP(set1)(shift), zero = OP(set1)(0);
     *sum = *square = 0;
@@ -49,17 +41,24 @@ BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, doub
         const size_t end = n - i < NORMFUSE_SMALL_CHUNK ? n : i + NORMFUSE_SMALL_CHUNK;
         V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero;
         for (; i + 2 * W <= end; i += 2 * W) {
-            FN(add_distances)(x + i, W, W, k, &sum0, &square0, squares);
-            FN(add_distances)(x + i + W, W, W, k, &sum1, &square1, squares);
+            const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
+            sum0 = OP(add)(sum0, d0);
+            sum1 = OP(add)(sum1, d1);
+            square0 = OP(fma)(d0, d0, square0);
+            square1 = OP(fma)(d1, d1, square1);
         }
-        if (i < end)
-            FN(add_distances)(x + i, end - i, readable - i, k, &sum0, &square0, squares);
-        if (i + W < end)
-            FN(add_distances)(x + i + W, end - i - W, readable - i - W, k, &sum1, &square1, squares);
-        i = end;
+        for (bool second = false; i < end; i += end - i < W ? end - i : W, second = true) {
+            const V d = FN(first)(OP(sub)(FN(values_at)(x + i, end - i, readable - i), k), end - i);
+            if (second) {
+                sum1 = OP(add)(sum1, d);
+                square1 = OP(fma)(d, d, square1);
+            } else {
+                sum0 = OP(add)(sum0, d);
+                square0 = OP(fma)(d, d, square0);
+            }
+        }
         *sum += (double)OP(hsum)(OP(add)(sum0, sum1));
-        if (squares)
-            *square += (double)OP(hsum)(OP(add)(square0, square1));
+        *square += (double)OP(hsum)(OP(add)(square0, square1));
     }
 }
 
@@ -84,18 +83,19 @@ static void FN(moments_of_positions)(const struct normfuse_channels *s)
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
         size_t readable = FN(readable_from)(s, r, s->x_stride);
         for (size_t j = 0; j < s->groups; j++, at++, x += n, readable -= n) {
-            double sum, square;
+            double sum = 0, square = 0;
             if (s->centred && n <= 2 * W) {
                 shift[at] = FN(sums_of_short_group)(x, n, readable, inverse, sums + at, squares + at);
                 continue;
             }
             R k = 0;
-            if (s->centred) {
-                FN(sums_of_group)(x, n, readable, 0, &sum, &square, false);
-                const R mean = (R)(sum * inverse);
-                k = mean - mean == 0 ? mean : 0;
+            for (int sweep = s->centred ? 0 : 1; sweep < 2; sweep++) {
+                if (sweep == 1 && s->centred) {
+                    const R mean = (R)(sum * inverse);
+                    k = mean - mean == 0 ? mean : 0;
+                }
+                FN(sums_of_group)(x, n, readable, k, &sum, &square);
             }
-            FN(sums_of_group)(x, n, readable, k, &sum, &square, true);
             shift[at] = k;
             sums[at] = (R)sum;
             squares[at] = (R)square;
@@ -103,43 +103,38 @@ static void FN(moments_of_positions)(const struct normfuse_channels *s)
     }
 }
 
-BODY void FN(apply_to_positions_as)(const struct normfuse_channels *s, const int form, const bool to_z)
+/* The activation is a uniform branch: loops of their own would be 40 KB of the library. */
+static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
 {
+    const struct normfuse_channels local = *arguments, *s = &local;
     const size_t n = s->channels;
-    const V parameter = OP(set1)((R)s->act_param);
+    const bool is_silu = s->activation == NORMFUSE_SILU;
     for (size_t r = 0, at = 0; r < s->positions; r++) {
-        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride, *post_add = (const T *)s->post_add;
-        T *y = (T *)s->y + (to_z ? 0 : (ptrdiff_t)r * s->y_stride);
-        R *z = (R *)s->z + (to_z ? r * s->groups * n : 0);
+        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
+        const T *post_add = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = s->z ? (R *)s->z + r * s->groups * n : NULL;
         const R *weight = s->weight, *bias = s->bias;
-        size_t readable = FN(readable_from)(s, r, s->x_stride);
-        if (post_add)
-            post_add += (ptrdiff_t)r * s->post_add_stride;
+        const size_t readable = FN(readable_from)(s, r, s->x_stride);
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
             const V k = OP(set1)(((const R *)s->shift)[at]), rstd = OP(set1)(((const R *)s->rstd)[at]);
             const V rest = OP(set1)(((const R *)s->rest)[at]);
             for (const size_t end = c + n; c < end; c += end - c < W ? end - c : W) {
                 AHEAD(x + c, s->ahead);
                 const V h = OP(fma)(OP(sub)(FN(values_at)(x + c, end - c, readable - c), k), rstd, rest);
-                const V v = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
-                if (to_z)
+                V v = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
+                if (z) {
                     STORE_R(z + c, v);
-                else
-                    FN(write)(y + c, OP(activation)(form, parameter, post_add ? OP(add)(v, LOAD(post_add + c)) : v), W, s->stream);
+                    continue;
+                }
+                if (post_add)
+                    v = OP(add)(v, LOAD(post_add + c));
+                if (is_silu)
+                    v = OP(activation)(NORMFUSE_SILU, v, v);
+                FN(write)(y + c, v, W, s->stream);
             }
         }
     }
-}
-
-static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
-{
-    const struct normfuse_channels local = *arguments, *s = &local;
-    if (s->z)
-        FN(apply_to_positions_as)(s, NORMFUSE_IDENTITY, true);
-    else if (s->activation == NORMFUSE_SILU)
-        FN(apply_to_positions_as)(s, NORMFUSE_SILU, false);
-    else
-        FN(apply_to_positions_as)(s, NORMFUSE_IDENTITY, false);
 }
 
 static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
@@ -155,11 +150,11 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
             const V k = OP(set1)(((const R *)s->shift)[at]), rstd = OP(set1)(((const R *)s->rstd)[at]);
             const V rest = OP(set1)(((const R *)s->rest)[at]);
-            double sum = 0, square = 0;
+            double all = 0, all_squares = 0;
             for (const size_t group_end = c + n; c < group_end;) {
                 const size_t end = group_end - c < NORMFUSE_SMALL_CHUNK ? group_end : c + NORMFUSE_SMALL_CHUNK;
-                V sums[2] = {zero, zero}, squares[2] = {zero, zero};
-                for (size_t lane = 0; c < end; c += end - c < W ? end - c : W, lane ^= 1) {
+                V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero; /* those of odd and even vectors change places */
+                for (; c < end; c += end - c < W ? end - c : W) {
                     const size_t m = end - c;
                     AHEAD(x + c, s->ahead);
                     AHEAD(gradient + c, s->ahead_gradient);
@@ -168,26 +163,30 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
                     const V scaled = FN(first)(OP(mul)(g, LOAD_R(weight + c)), m); /* a weight behind the last one may be NaN */
                     STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), g));
                     STORE_R(sum_weight + c, OP(fma)(g, h, LOAD_R(sum_weight + c)));
-                    sums[lane] = OP(add)(sums[lane], scaled);
-                    squares[lane] = OP(fma)(scaled, h, squares[lane]);
+                    const V sum = OP(add)(sum0, scaled), square = OP(fma)(scaled, h, square0);
+                    sum0 = sum1;
+                    square0 = square1;
+                    sum1 = sum;
+                    square1 = square;
                 }
-                sum += (double)OP(hsum)(OP(add)(sums[0], sums[1]));
-                square += (double)OP(hsum)(OP(add)(squares[0], squares[1]));
+                all += (double)OP(hsum)(OP(add)(sum0, sum1));
+                all_squares += (double)OP(hsum)(OP(add)(square0, square1));
             }
-            ((R *)s->sum)[at] = (R)sum;
-            ((R *)s->square)[at] = (R)square;
+            ((R *)s->sum)[at] = (R)all;
+            ((R *)s->square)[at] = (R)all_squares;
         }
     }
 }
 
-BODY void FN(dx_of_positions_as)(const struct normfuse_channels *s, const bool to_z)
+static void FN(dx_of_positions)(const struct normfuse_channels *arguments)
 {
+    const struct normfuse_channels local = *arguments, *s = &local;
     const size_t n = s->channels;
     for (size_t r = 0, at = 0; r < s->positions; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride, *du = (const T *)s->post_add;
         const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight;
-        T *dx = (T *)s->y + (to_z ? 0 : (ptrdiff_t)r * s->y_stride);
-        R *z = (R *)s->z + (to_z ? r * s->groups * n : 0);
+        T *dx = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = s->z ? (R *)s->z + r * s->groups * n : NULL;
         const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
         if (du)
             du += (ptrdiff_t)r * s->post_add_stride;
@@ -199,22 +198,13 @@ BODY void FN(dx_of_positions_as)(const struct normfuse_channels *s, const bool t
                 const V h = OP(fma)(OP(sub)(FN(values_at)(x + c, end - c, readable - c), k), rstd, rest);
                 const V g = FN(reals_at)(gradient + c, end - c, real - c);
                 const V v = OP(fma)(rstd, OP(mul)(g, LOAD_R(weight + c)), OP(fma)(slope, h, offset));
-                if (to_z)
+                if (z)
                     STORE_R(z + c, v);
                 else
                     FN(write)(dx + c, du ? OP(add)(v, LOAD(du + c)) : v, W, s->stream);
             }
         }
     }
-}
-
-static void FN(dx_of_positions)(const struct normfuse_channels *arguments)
-{
-    const struct normfuse_channels local = *arguments, *s = &local;
-    if (s->z)
-        FN(dx_of_positions_as)(s, true);
-    else
-        FN(dx_of_positions_as)(s, false);
 }
 
 /* ---- channels: rows ---- */
@@ -244,65 +234,45 @@ static void FN(load_channels)(const struct normfuse_channels *arguments)
     }
 }
 
-/* Writes v at position p, of a row whose whole cache lines are [head, lines): the first n lanes. */
-BODY void FN(write_position)(T *y, size_t p, size_t n, V v, bool stream)
-{
-    if (stream)
-        STREAM(y + p, v);
-    else
-        FN(store_values)(y + p, v, n);
-}
-
-/* BODY_OF(p, n) makes the values at positions [p, p + n) of a row from y on and writes them. */
-#define FOR_EACH_POSITION(y, BODY_OF)                                                                     \
-    do {                                                                                                  \
-        const size_t head = s->stream ? FN(head)(y, s->positions) : 0;                                    \
-        const size_t lines = s->stream ? head + (s->positions - head) / LINE * LINE : 0;                  \
-        for (size_t p = 0, m; p < s->positions; p += m) {                                                 \
-            const size_t end = p < head ? head : s->positions;                                            \
-            const bool is_line = p >= head && p < lines;                                                  \
-            m = end - p < W ? end - p : W;                                                                \
-            FN(write_position)(y, p, m, BODY_OF(p, m), is_line);                                          \
-        }                                                                                                 \
+/* MAKE(p, n) gives the values at positions [p, p + n) of a row, which are written to y, or whole to z. */
+#define FOR_EACH_POSITION(y, z, MAKE)                                                          \
+    do {                                                                                       \
+        const size_t n = z ? s->pitch : s->positions, head = s->stream && !z ? FN(head)(y, n) : 0; \
+        const size_t lines = s->stream && !z ? head + (n - head) / LINE * LINE : 0;            \
+        for (size_t p = 0, m; p < n; p += m) {                                                 \
+            m = (p < head ? head : n) - p;                                                     \
+            m = m < W ? m : W;                                                                 \
+            const V v = MAKE(p, m);                                                            \
+            if (z)                                                                             \
+                STORE_R(z + p, v);                                                             \
+            else                                                                               \
+                FN(write)(y + p, v, m, p >= head && p < lines);                                \
+        }                                                                                      \
     } while (0)
 
-BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight, V bias,
-                        V parameter, const int form)
+BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight, V bias)
 {
     const V h = OP(fma)(OP(sub)(LOAD_R(u + p), LOAD_R((const R *)s->shift + p)), LOAD_R((const R *)s->rstd + p),
                         LOAD_R((const R *)s->rest + p));
     V z = OP(fma)(h, weight, bias);
     if (post_add)
         z = OP(add)(z, FN(load_values)(post_add + p, n, z));
-    return OP(activation)(form, parameter, z);
-}
-
-BODY void FN(apply_to_channels_as)(const struct normfuse_channels *s, const int form)
-{
-    const V parameter = OP(set1)((R)s->act_param);
-    for (size_t r = 0; r < s->channels; r++) {
-        const R *u = (const R *)s->tile + r * s->pitch;
-        const T *post_add = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
-        T *y = (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-        if (s->z) {
-            for (size_t p = 0; p < s->pitch; p += W)
-                STORE_R((R *)s->z + r * s->pitch + p, FN(y_of_channel)(s, u, NULL, p, W, weight, bias, parameter, NORMFUSE_IDENTITY));
-            continue;
-        }
-#define Y_OF_CHANNEL(p, n) FN(y_of_channel)(s, u, post_add, p, n, weight, bias, parameter, form)
-        FOR_EACH_POSITION(y, Y_OF_CHANNEL);
-#undef Y_OF_CHANNEL
-    }
+    return s->activation == NORMFUSE_SILU && !s->z ? OP(activation)(NORMFUSE_SILU, z, z) : z;
 }
 
 static void FN(apply_to_channels)(const struct normfuse_channels *arguments)
 {
     const struct normfuse_channels local = *arguments, *s = &local;
-    if (s->activation == NORMFUSE_SILU)
-        FN(apply_to_channels_as)(s, NORMFUSE_SILU);
-    else
-        FN(apply_to_channels_as)(s, NORMFUSE_IDENTITY);
+    for (size_t r = 0; r < s->channels; r++) {
+        const R *u = (const R *)s->tile + r * s->pitch;
+        const T *post_add = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
+        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
+#define Y_OF_CHANNEL(p, n) FN(y_of_channel)(s, u, post_add, p, n, weight, bias)
+        FOR_EACH_POSITION(y, z, Y_OF_CHANNEL);
+#undef Y_OF_CHANNEL
+    }
 }
 
 BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n, V weight)
@@ -318,15 +288,11 @@ static void FN(dx_of_channels)(const struct normfuse_channels *arguments)
     for (size_t r = 0; r < s->channels; r++) {
         const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
         const T *du = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
-        T *dx = (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        T *dx = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
-        if (s->z) {
-            for (size_t p = 0; p < s->pitch; p += W)
-                STORE_R((R *)s->z + r * s->pitch + p, FN(dx_of_channel)(s, g, h, NULL, p, W, weight));
-            continue;
-        }
 #define DX_OF_CHANNEL(p, n) FN(dx_of_channel)(s, g, h, du, p, n, weight)
-        FOR_EACH_POSITION(dx, DX_OF_CHANNEL);
+        FOR_EACH_POSITION(dx, z, DX_OF_CHANNEL);
 #undef DX_OF_CHANNEL
     }
 }
