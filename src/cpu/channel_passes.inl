@@ -111,7 +111,7 @@ static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
     const bool is_silu = s->activation == NORMFUSE_SILU;
     for (size_t r = 0, at = 0; r < s->positions; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        const T *post_add = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        const T *post_add = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
         R *z = s->z ? (R *)s->z + r * s->groups * n : NULL;
         const R *weight = s->weight, *bias = s->bias;
@@ -265,7 +265,7 @@ static void FN(apply_to_channels)(const struct normfuse_channels *arguments)
     const struct normfuse_channels local = *arguments, *s = &local;
     for (size_t r = 0; r < s->channels; r++) {
         const R *u = (const R *)s->tile + r * s->pitch;
-        const T *post_add = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        const T *post_add = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
         R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
@@ -287,7 +287,7 @@ static void FN(dx_of_channels)(const struct normfuse_channels *arguments)
     const struct normfuse_channels local = *arguments, *s = &local;
     for (size_t r = 0; r < s->channels; r++) {
         const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
-        const T *du = s->post_add ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        const T *du = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *dx = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
         R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
