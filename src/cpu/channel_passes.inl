@@ -32,8 +32,8 @@ BODY size_t FN(readable_from)(const struct normfuse_channels *s, size_t r, ptrdi
     return stride == (ptrdiff_t)row ? (s->positions - r) * row : row;
 }
 
-/* Sums of x - shift and of its square. */
-BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square)
+/* Sums of x - shift and, where wanted, of its square. */
+BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square, const bool squares)
 {
     const V k = OP(set1)(shift), zero = OP(set1)(0);
     *sum = *square = 0;
@@ -44,8 +44,10 @@ BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, doub
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
             sum1 = OP(add)(sum1, d1);
-            square0 = OP(fma)(d0, d0, square0);
-            square1 = OP(fma)(d1, d1, square1);
+            if (squares) {
+                square0 = OP(fma)(d0, d0, square0);
+                square1 = OP(fma)(d1, d1, square1);
+            }
         }
         for (bool second = false; i < end; i += end - i < W ? end - i : W, second = true) {
             const V d = FN(first)(OP(sub)(FN(values_at)(x + i, end - i, readable - i), k), end - i);
@@ -58,7 +60,8 @@ BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, doub
             }
         }
         *sum += (double)OP(hsum)(OP(add)(sum0, sum1));
-        *square += (double)OP(hsum)(OP(add)(square0, square1));
+        if (squares)
+            *square += (double)OP(hsum)(OP(add)(square0, square1));
     }
 }
 
@@ -89,13 +92,12 @@ static void FN(moments_of_positions)(const struct normfuse_channels *s)
                 continue;
             }
             R k = 0;
-            for (int sweep = s->centred ? 0 : 1; sweep < 2; sweep++) {
-                if (sweep == 1 && s->centred) {
-                    const R mean = (R)(sum * inverse);
-                    k = mean - mean == 0 ? mean : 0;
-                }
-                FN(sums_of_group)(x, n, readable, k, &sum, &square);
+            if (s->centred) {
+                FN(sums_of_group)(x, n, readable, 0, &sum, &square, false);
+                const R mean = (R)(sum * inverse);
+                k = mean - mean == 0 ? mean : 0;
             }
+            FN(sums_of_group)(x, n, readable, k, &sum, &square, true);
             shift[at] = k;
             sums[at] = (R)sum;
             squares[at] = (R)square;
