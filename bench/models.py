@@ -38,6 +38,7 @@ import dataclasses
 import datetime
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -63,6 +64,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 VARIANTS = ("stock", "normfuse", "stock_compile", "normfuse_compile")
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
@@ -108,12 +110,13 @@ def randomized(model: nn.Module) -> nn.Module:
 
 def placed(model: nn.Module, device: str, dtype: torch.dtype, layout: str, training: bool) -> nn.Module:
     model = randomized(model).to(device, dtype).train(training)
-    return model.to(memory_format=torch.channels_last) if layout == "nhwc" else model
+    axes = max(p.dim() for p in model.parameters())
+    return model.to(memory_format=CHANNELS_LAST[axes]) if layout == "nhwc" else model
 
 
 def images(shape: tuple[int, ...], device: str, dtype: torch.dtype, layout: str) -> Tensor:
     x = torch.randn(shape, device=device, dtype=dtype)
-    return x.contiguous(memory_format=torch.channels_last) if layout == "nhwc" else x
+    return x.contiguous(memory_format=CHANNELS_LAST[len(shape)]) if layout == "nhwc" else x
 
 
 # ---- the models -----------------------------------------------------------------------------------------------------
@@ -143,6 +146,29 @@ def unet(device: str, tiny: bool, training: bool, layout: str, dtype: torch.dtyp
                 True, dtype, layout, autocast=autocast, graph=graph)
 
 
+def sdxl_unet(device: str, tiny: bool, layout: str, dtype: torch.dtype, batch: int, size: int) -> Task:
+    """SDXL's UNet, which is told the sizes of pictures beside the step."""
+    from diffusers import UNet2DConditionModel
+    size = 16 if tiny else size
+    widths, layers, heads, text = ((32, 64, 64), (1, 1, 2), (2, 4, 4), 64) if tiny else \
+        ((320, 640, 1280), (1, 2, 10), (5, 10, 20), 2048)
+    pooled, times = (64, 16) if tiny else (1280, 256)
+    with torch.device(device):
+        model = UNet2DConditionModel(
+            sample_size=size, block_out_channels=widths, cross_attention_dim=text, attention_head_dim=heads,
+            transformer_layers_per_block=layers, use_linear_projection=True, addition_embed_type="text_time",
+            addition_time_embed_dim=times, projection_class_embeddings_input_dim=pooled + 6 * times,
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"))
+    model = placed(model, device, dtype, layout, False)
+    inputs = (images((batch, 4, size, size), device, dtype, layout), torch.full((batch,), 500, device=device),
+              torch.randn(batch, 77, text, device=device, dtype=dtype),
+              {"text_embeds": torch.randn(batch, pooled, device=device, dtype=dtype),
+               "time_ids": torch.full((batch, 6), 8.0 * size, device=device, dtype=dtype)})
+    return Task(model, inputs, lambda m, x, t, e, a: m(x, t, e, added_cond_kwargs=a, return_dict=False)[0], False, dtype,
+                layout, graph=True)
+
+
 def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int, flux: bool = False) -> Task:
     """The decoder of Stable Diffusion's and SDXL's autoencoder, or of FLUX's; one image."""
     from diffusers import AutoencoderKL
@@ -156,6 +182,18 @@ def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int, flu
     model = placed(model, device, dtype, layout, False)
     latents = images((1, 16 if flux else 4, size // 8, size // 8), device, dtype, layout)
     return Task(Decoder(model), (latents,), lambda m, z: m(z), False, dtype, layout)
+
+
+def hunyuan_vae(device: str, tiny: bool, dtype: torch.dtype, frames: int, size: int) -> Task:
+    """The decoder of HunyuanVideo's autoencoder, whose group norms reach over frames; one tile of its tiled decode."""
+    from diffusers import AutoencoderKLHunyuanVideo
+    frames, size = (5, 32) if tiny else (frames, size)
+    with torch.device(device):
+        model = AutoencoderKLHunyuanVideo(**({"block_out_channels": (32, 32, 64, 64)} if tiny else {}))
+    model.encoder = model.quant_conv = None  # the decoder's weights alone
+    model = placed(model, device, dtype, "nchw", False)
+    latents = images((1, 16, (frames - 1) // 4 + 1, size // 8, size // 8), device, dtype, "nchw")
+    return Task(Decoder(model), (latents,), lambda m, z: m(z), False, dtype, "nchw")
 
 
 class Decoder(nn.Module):
@@ -271,6 +309,37 @@ def convnext(device: str, tiny: bool, dtype: torch.dtype, batch: int, autocast: 
     return resnet("convnext_tiny", device, tiny, True, "nhwc", dtype, batch, autocast, ls_init_value=1.0, **small)
 
 
+def nnunet(device: str, tiny: bool, layout: str, dtype: torch.dtype, batch: int) -> Task:
+    """nnU-Net's residual encoder (ResEnc M) on patches of 128 x 128 x 128 voxels, with deep supervision."""
+    from dynamic_network_architectures.architectures.unet import ResidualEncoderUNet
+    widths, blocks = ((8, 16), (1, 2)) if tiny else ((32, 64, 128, 256, 320, 320), (1, 3, 4, 6, 6, 6))
+    stages, side = len(widths), 16 if tiny else 128
+    model = ResidualEncoderUNet(
+        1, stages, widths, nn.Conv3d, 3, (1,) + (2,) * (stages - 1), blocks, 3, 1, conv_bias=True,
+        norm_op=nn.InstanceNorm3d, norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True}, deep_supervision=True)
+    model = placed(model, device, torch.float32, layout, True)
+    x = images((batch, 1, side, side, side), device, torch.float32, layout)
+    labels = torch.randint(0, 3, (batch, side, side, side), device=device)
+
+    def loss(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        outputs = m(x)
+        return sum(F.cross_entropy(y, labels[:, ::2**i, ::2**i, ::2**i]) / 2**i for i, y in enumerate(outputs))
+
+    return Task(model, (x, labels), loss, True, dtype, layout, autocast=True)
+
+
+def conv_tasnet(device: str, tiny: bool, batch: int) -> Task:
+    """Conv-TasNet, which separates voices of one microphone: group norms of one group over a whole recording."""
+    import torchaudio
+    model = torchaudio.models.ConvTasNet(**({"msk_num_feats": 16, "msk_num_hidden_feats": 16, "enc_num_feats": 32,
+                                             "msk_num_layers": 2, "msk_num_stacks": 1} if tiny else {}))
+    model = placed(model, device, torch.float32, "nchw", True)
+    x = torch.randn(2 if tiny else batch, 1, 400 if tiny else 32000, device=device)
+    want = torch.randn(x.shape[0], 2, x.shape[2], device=device)
+    return Task(model, (x, want), lambda m, x, y: F.l1_loss(m(x), y), True, torch.float32, "nchw")
+
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 # device: {name: (package, task(device, tiny))}
 MODELS: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
@@ -305,6 +374,11 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "vae-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", F16, 2048)),
         "flux-decode-1024": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 1024, flux=True)),
         "flux-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 2048, flux=True)),
+        "sdxl-unet": ("diffusers", lambda d, t: sdxl_unet(d, t, "nhwc", F16, 2, 128)),
+        "hunyuan-video-decode": ("diffusers", lambda d, t: hunyuan_vae(d, t, F16, 17, 256)),
+        "nnunet-train": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nchw", F16, 2)),
+        "nnunet-train-ndhwc": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nhwc", F16, 2)),
+        "conv-tasnet-train": ("torchaudio", lambda d, t: conv_tasnet(d, t, 8)),
         "resnet50-gn-train-nchw": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nchw", BF16, 256, True)),
         "resnet50-sync-train": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 128, True, True)),
     },
@@ -314,6 +388,11 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "resnet50-gn-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, False, "nhwc", F32, 8)),
         "resnet50-gn-train-nhwc": ("timm", lambda d, t: resnet("resnet50_gn", d, t, True, "nhwc", F32, 8)),
         # Models of the other device, for dry runs.
+        "sdxl-unet": ("diffusers", lambda d, t: sdxl_unet(d, t, "nhwc", F32, 1, 64)),
+        "hunyuan-video-decode": ("diffusers", lambda d, t: hunyuan_vae(d, t, F32, 5, 64)),
+        "nnunet-train": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nchw", BF16, 1)),
+        "nnunet-train-ndhwc": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nhwc", BF16, 1)),
+        "conv-tasnet-train": ("torchaudio", lambda d, t: conv_tasnet(d, t, 1)),
         "wan-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, F32, 5, 128, 192)),
         "qwen-image-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, F32, 1, 256, 256)),
         "convnext-train": ("timm", lambda d, t: convnext(d, t, F32, 8, False)),
@@ -522,7 +601,7 @@ def work(name: str, arguments: argparse.Namespace, report: Callable[[dict[str, A
     row = {"model": name, "direction": "training" if task.training else "inference",
            "dtype": str(task.dtype).removeprefix("torch.") + (" autocast" if task.autocast else ""),
            "layout": task.layout, "graph": task.graph, "tiny": arguments.tiny, "device": device,
-           "torch": torch.__version__, "package": f"{package} {sys.modules[package].__version__}",
+           "torch": torch.__version__, "package": f"{package} {importlib.metadata.version(package)}",
            "normfuse": normfuse.__version__, "threads": torch.get_num_threads(),
            **({"processes": processes} if processes > 1 else {}),
            **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {"cpu": processor()})}

@@ -142,7 +142,7 @@ def test_tokens(shape):
         got = nft.channel_norm(x, **given, statistics=statistics, dim=-1, activation="prelu", return_sum=True)
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
         assert got[0].stride() == x.stride()
-        layer = nft.ChannelNorm(6, dim=-1, statistics=statistics, dtype=F64)
+        layer = nft.ChannelNorm(6, dim=-1, statistics=statistics, dtype=F64, device=DEVICE)
         torch.testing.assert_close(layer(x), stock(x if len(shape) > 1 else x[None], dim=-1, statistics=statistics)[0]
                                    .reshape(shape), rtol=1e-12, atol=1e-12)
         y = layer(x, channels_last=True)
@@ -220,7 +220,7 @@ def test_autocast():
         y = nft.channel_norm(x, weight, dim=-1, pre_add=x, post_add=tensor(2, 3, 8, dtype=F32, seed=2))
         assert y.dtype == F.layer_norm(x, (8,), weight).dtype == F.rms_norm(x, (8,), weight).dtype
         assert nft.channel_norm(x, weight, dim=-1, dtype=BF16).dtype == BF16
-        assert nft.LayerNorm2d(8)(x.movedim(-1, 1)).dtype == y.dtype
+        assert nft.LayerNorm2d(8, device=DEVICE)(x.movedim(-1, 1)).dtype == y.dtype
         assert [g.dtype for g in torch.autograd.grad(y.sum(), (x, weight))] == [BF16, F32]
         assert nft.channel_norm(x.float(), weight, dim=-1).dtype == F32
 
