@@ -202,9 +202,11 @@ def floor(title, cpu, gpu, gpu_peers):
 
 MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16 channels-last", "vae-decode-1024-nchw": "the same, channels-first",
           "vae-decode-2048": "the same decoder, 2048 x 2048, f16 channels-last", "flux-decode-1024": "FLUX's VAE, decode 1024 x 1024, bf16 channels-last",
+          "hunyuan-video-decode": "HunyuanVideo's VAE, decode of one tile, 17 x 256 x 256, f16",
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
-          "unet": "Stable Diffusion 1.5 UNet, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
-          "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
+          "unet": "Stable Diffusion 1.5 UNet, inference", "sdxl-unet": "SDXL's UNet, 1024 x 1024, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
+          "nnunet-train": "nnU-Net's residual encoder (M), training step", "nnunet-train-ndhwc": "the same, channels-last",
+          "conv-tasnet-train": "Conv-TasNet, training step", "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
           "unet-train": "UNet, training step", "unet-train-graph": "the same in a CUDA graph",
           "resnet50-sync-train": "ResNet-50 with synchronized batch norm over two GPUs, training step"}
 VARIANTS = {"stock": ("stock", "s1"), "normfuse": ("converted", "s0"), "stock_compile": ("stock, compiled", "s1 pale"),
@@ -337,7 +339,7 @@ def draws(title, *paths):
 
 FIGURES = {
     "floor": (floor, "Time over a copy of the tensors, geometric mean", ["2026-11-21-epyc-zen4-peers", "2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
-    "models-gpu": (models, "Whole models on one H200, before and after nft.convert(model)", ["2026-11-22-h200-models"]),
+    "models-gpu": (models, "Whole models on one H200, before and after nft.convert(model)", ["2026-11-30-h200-models"]),
     "models-cpu": (models, "Whole models on two cores of an EPYC, before and after nft.convert(model)", ["2026-11-22-epyc-models"]),
     "peers-cpu": (peers, "Two cores of a CPU (EPYC, Zen 4): every problem beside the peers", ["2026-11-21-epyc-zen4-peers"]),
     "peers-gpu": (peers, "One H200: every problem beside the best other", ["2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
@@ -455,9 +457,9 @@ def headline(path):
     return four_ways(times_of(read(path)), ["vae-decode-1024-nhwc", "unet", "resnet50-bn-train"], "not measured")
 
 
-def compiled(newest, older):
-    """Models that were measured compiled, by the newest rows of each."""
-    table = {**times_of(read(older)), **times_of(read(newest))}
+def compiled(path):
+    """Models that were measured compiled."""
+    table = times_of(read(path))
     return four_ways(table, [name for name in MODELS if "stock_compile" in table.get(name, ())], "")
 
 
@@ -470,16 +472,18 @@ SHOWN = ["group_norm 128x256x28x28 groups=32", "group_norm 128x256x28x28 groups=
          "batch_norm 32x512x28x28 act=relu mode=eval", "affine 64x256x64x64 per=sample", "affine 64x256x64x64 layout=nhwc per=sample"]
 TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resnet50-bn-train": ", batch 256, bf16 autocast, channels-last",
          "unet-train": ", batch 4, bf16 autocast, channels-last", "resnet50-sync-train": ", 128 a GPU, bf16 autocast, channels-last",
-         "unet": ", batch 2, f16, channels-last, in a CUDA graph", "mask-rcnn-train": ", batch 4, f16 autocast"}
+         "unet": ", batch 2, f16, channels-last, in a CUDA graph", "sdxl-unet": ", batch 2, f16, channels-last, in a CUDA graph",
+         "nnunet-train": ", 2 x 128 x 128 x 128, f16 autocast", "nnunet-train-ndhwc": ", 2 x 128 x 128 x 128, f16 autocast",
+         "conv-tasnet-train": ", 8 x 32000, f32", "mask-rcnn-train": ", batch 4, f16 autocast"}
 TABLES = {
     "peers-cpu": (peers_cpu, ["2026-11-21-epyc-zen4-peers"]),
     "peers-gpu": (peers_gpu, ["2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
-    "models-gpu": (models_gpu, ["2026-11-22-h200-models"]),
+    "models-gpu": (models_gpu, ["2026-11-30-h200-models"]),
     "models-h100": (models_gpu, ["2026-11-25-h100-models"]),
     "draws-gpu": (draws_gpu, ["2026-11-30-h200-specialized-drawn"]),
     "host": (host, ["2026-11-25-epyc-overhead.json", "2026-11-22-h200-overhead.json"]),
-    "headline": (headline, ["2026-11-29-h200-models"]),
-    "compiled": (compiled, ["2026-11-29-h200-models", "2026-11-22-h200-models"]),
+    "headline": (headline, ["2026-11-30-h200-models"]),
+    "compiled": (compiled, ["2026-11-30-h200-models"]),
 }
 
 
