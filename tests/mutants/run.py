@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Plants the bugs of tests/mutants/*.patches, one at a time, in a copy of the tree, and expects the check that each patch
+"""Plants the bugs of tests/mutants/*.patches, one at a time, in a copy of the tree, and expects the check that each
+patch
 names to fail. Before that every check must pass without a bug. Closes with `N passed, N failed, N skipped`: a mutant
 that its check does not notice has failed. Needs nothing but the standard library.
 
@@ -16,7 +17,8 @@ then comes a unified diff:
 
 A check is a test program of the build with its arguments, `pytest FILE [-k WORDS]`, check_symbols.py, or
 check_emulator.py with its arguments, which runs CUDA kernels on the CPU. `needs: gpu` marks those that only a GPU runs;
-pytest's need NORMFUSE_TEST_DEVICE=cuda there. pytest runs the cases that `make check` runs. Each hunk's old lines must be in their file exactly once; line numbers do
+pytest's need NORMFUSE_TEST_DEVICE=cuda there. pytest runs the cases that `make check` runs. Each hunk's old lines must
+be in their file exactly once; line numbers do
 not count.
 """
 import argparse
@@ -171,9 +173,10 @@ class Tree:
         words = shlex.split(check)
         release = release or self.release
         if words[0] == "pytest":
-            # Those without PyTorch and JAX run where `make check` runs them.
+            # Files without PyTorch and JAX run where `make check` runs them.
             torch = words[1] not in ("tests/test_program.py", "python/tests/test_arrays.py")
-            python = BUILD / ("venv-torch" if torch else "venv") / "bin/python" if release == self.release else sys.executable
+            python = BUILD / ("venv-torch" if torch
+                              else "venv") / "bin/python" if release == self.release else sys.executable
             return [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words[1:]]
         if words[0] == "check_symbols.py":
             return [sys.executable, str(self.root / "tests/check_symbols.py"), str(release / "libnormfuse.so"),
@@ -314,13 +317,15 @@ def run_exported(mutants: List[Mutant], tree: Tree, folder: pathlib.Path) -> Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants, or the beginning of their names; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="mutants, or the beginning of their names; default: all")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     parser.add_argument("--verify", action="store_true", help="only see that every patch applies and docs/testing.md "
                                                               "has them")
-    parser.add_argument("--write", action="store_true", help="the same, once the table of docs/testing.md is written anew")
-    parser.add_argument("--export", type=pathlib.Path, metavar="FOLDER", help="build the mutants that need a GPU into "
-                                                                              "FOLDER, and run none")
+    parser.add_argument("--write", action="store_true",
+                        help="the same, once the table of docs/testing.md is written anew")
+    parser.add_argument("--export", type=pathlib.Path, metavar="FOLDER",
+                        help="build the mutants that need a GPU into FOLDER, and run none")
     parser.add_argument("--exported", type=pathlib.Path, metavar="FOLDER", help="run those, on a machine with a GPU")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--cmake", default="cmake")
