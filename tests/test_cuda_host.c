@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_cuda_host.c - the host side of the CUDA backend against a driver without a GPU (fake_driver.h): the driver,
- * kernels,
- * launches, contexts, several devices and threads. Calls of the interface are in test_cuda_calls.c, what must hold of
- * any
- * plan in test_cuda_plans.c. */
+ * kernels, launches, contexts, several devices and threads. Calls of the interface are in test_cuda_calls.c, what must
+ * hold of any plan in test_cuda_plans.c. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
