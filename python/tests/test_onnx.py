@@ -541,8 +541,8 @@ class Builder:
                    epsilon=1e-3, swapped=False):
         """What PyTorch makes of GroupNorm; the words change it."""
         reshaped = self.add("Reshape", [x, self.constant(numpy.array([0, groups, -1] if before is None else before))])
-        scale, bias = (self.constant(numpy.full(groups, value, self.dtype)) for value in (ones, zeros))
-        norm = self.add("InstanceNormalization", [reshaped, scale, bias], epsilon=epsilon)
+        factors, addends = (self.constant(numpy.full(groups, value, self.dtype)) for value in (ones, zeros))
+        norm = self.add("InstanceNormalization", [reshaped, factors, addends], epsilon=epsilon)
         shape = self.add("Shape", [x]) if after is None else self.constant(numpy.array(after))
         back = self.add("Reshape", [norm, shape])
         scale = scale or self.vector(1, (CHANNELS, 1, 1))
