@@ -19,14 +19,15 @@ CMAKE ?= $(if $(CMAKE_VERSION_OK),cmake,build/tools/bin/cmake)
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help build demo check check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms \
+.PHONY: help build demo check check-changed check-cuda check-torch-cuda check-jax-cuda check-sanitize check-platforms \
     check-torch-versions check-pythons check-programs check-release soak mutants bench \
     bench-peers figures install wheel hub dist version deb conan docs clean venv venv-release
 
 help:
 	@echo 'make build            the libraries and the program: build/normfuse'
 	@echo 'make demo             a photograph, normalized through the program, checked and timed'
-	@echo 'make check            every test'
+	@echo 'make check            every test; FULL=1: every case of those that otherwise run some'
+	@echo 'make check-changed    the tests of the files that differ from SINCE=main'
 	@echo 'make check-cuda       the tests that need a GPU, then compute-sanitizer; exit status 3 without a GPU'
 	@echo 'make check-torch-cuda the Python packages on a GPU, with PYTHON'"'"'s PyTorch; exit status 3 without a GPU'
 	@echo 'make check-jax-cuda   normfuse.jax on a GPU, with PYTHON'"'"'s JAX and Flax; exit status 3 without a GPU'
@@ -35,7 +36,7 @@ help:
 	@echo 'make check-torch-versions  the PyTorch package with each version in python/requirements-torch-*.txt: GB of downloads'
 	@echo 'make check-programs   5,000 random models, converted, with PYTHON'"'"'s PyTorch; PROGRAMS=, SEED=; differing ones: build/programs'
 	@echo 'make check-pythons    wheel, site, archive and the start of check with each Python from 3.10 on; PYTHONS='"'"'...'"'"'
-	@echo 'make check-release    the archive, wheels, Debian packages and Conan recipe of a release: made, then used'
+	@echo 'make check-release    make check FULL=1; then archive, wheels, Debian packages and Conan recipe: made, then used'
 	@echo 'make soak             a million random calls from four threads; CALLS=, SEED=, DEVICE=cuda'
 	@echo 'make mutants          plants each bug of tests/mutants, and expects the check that it names to fail; takes an hour'
 	@echo 'make bench            build/normfuse bench on the problems of bench/bars.txt'
@@ -69,7 +70,11 @@ demo: build venv
 	build/venv/bin/python examples/demo.py
 
 check: build venv
-	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) check
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FULL),--full) check
+
+SINCE ?= main
+check-changed: build venv
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) --since $(SINCE) changed
 
 check-cuda: build
 	tests/check_cuda.sh build/release
@@ -93,7 +98,8 @@ check-torch-versions: build venv
 check-pythons: $(filter build/%,$(CMAKE)) venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) pythons
 
-check-release: $(filter build/%,$(CMAKE)) venv venv-release
+check-release: venv-release
+	$(MAKE) check FULL=1
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) release
 
 CALLS ?= 1000000

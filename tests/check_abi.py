@@ -34,7 +34,8 @@ def unnamed(parameter):
 
 
 def interface(library):
-    """{what: how it is}, in the header's order: "function NAME", "constant NAME", "struct NAME", "field STRUCT.NAME"."""
+    """{what: how it is}, in the header's order: "function NAME", "constant NAME", "struct NAME", "field
+    STRUCT.NAME"."""
     text = re.sub(r"/\*.*?\*/", " ", HEADER.read_text(), flags=re.S)
     text = " ".join(re.sub(r"^#.*$", "", text, flags=re.M).split())
     exported = {line.split()[-1].split("@")[0]: line.split()[-1]
@@ -46,7 +47,7 @@ def interface(library):
             parameters = ", ".join(unnamed(parameter.strip()) for parameter in parameters.split(","))
             found[f"function {name}"] = f"{result.strip()}({parameters}){version and ' ' + version}"
 
-    # What only a compiler knows, printed by a program.
+    # Sizes and offsets that only a compiler knows, printed by a program.
     prints = []
     for body in re.findall(r"enum(?: \w+)? \{(.*?)\}", text):
         for name in re.findall(r"(NORMFUSE_\w+) =", body):
@@ -71,8 +72,8 @@ def struct_bytes(known, name):
 
 
 def grows(old, new, what):
-    """Whether a struct that says its size, or a field behind all that it had, is an addition that a caller built against
-    the old struct does not notice."""
+    """Whether a struct that says its size, or a field behind all that it had, is an addition that a caller built
+    against the old struct does not notice."""
     name = what.split()[1].split(".")[0]
     if f"struct {name}" not in old:
         return True

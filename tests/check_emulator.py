@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: MIT
 """The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that compiles
 those of run time, and compares what they compute with the double reference. Case files and random cases of everything
-as they are planned, then each schedule alone, with its own geometry and with drawn ones. Names the kernels and exchanges
-that no problem ran, as skipped.
+as they are planned, then each schedule alone, with its own geometry and with drawn ones. A kernel, an exchange, or a
+body with a layout and an option (WANTED) that no problem ran has failed.
 Closes with `N passed, N failed, N skipped`.
 
-    tests/check_emulator.py [--jobs 2] [--cmake cmake] [--cases 24] [--seed 1] [BUILD_FOLDER]
-    tests/check_emulator.py [--schedule held] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda" [BUILD_FOLDER]
+    tests/check_emulator.py [--jobs 2] [--cmake cmake] [--full] [--seed 1] [BUILD_FOLDER]
+
+--full runs four times the cases: `make check FULL=1`.
+    tests/check_emulator.py [--schedule held] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda"
+    [BUILD_FOLDER]
 
 BUILD_FOLDER is build/release. What the emulator sees, and what it cannot see, is in docs/testing.md."""
 import argparse
@@ -25,11 +28,12 @@ from typing import List, Optional, Set, Tuple
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
 RUN_SECONDS = 400  # a kernel that waits for ever is noticed by the emulator itself
-# Of tests/cases what random cases seldom have: each so many-th, since most cases have a kernel of their own to compile.
+# Case files of what random cases seldom have: each so many-th, since most cases have a kernel of their own to compile.
 FILES = ["special", "options", "operators"]
-EVERY = "400"
-# What `held` and `stream` walk through: rows and columns, folded and unaligned rows, strides, parameters of samples and of
-# rows, what is added, norm groups of one block, of a cluster, of the grid, more of them than there are at a time.
+EVERY = "800"
+# The shapes that `held` and `stream` walk through: rows and columns, folded and unaligned rows, strides, parameters of
+# samples and of rows, what is added, norm groups of one block, of a cluster, of the grid, more of them than there are
+# at a time.
 WALKS = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype={f32,f16} dir={fwd,bwd} act=silu",
          "batch_norm 5x12x3x13 layout={nchw,nhwc} dtype=bf16 dir={fwd,bwd} act=gelu +pre_add +u +post_add",
          "{group_norm 5x12x3x13 groups=4,batch_norm 5x12x3x13} layout={nchw,nhwc} dtype=f64 dir={fwd,bwd} act=relu +pre_add",
@@ -42,6 +46,10 @@ WALKS = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype={f32,f16} dir={f
          "group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f16 dir={fwd,bwd} {+slice_c,+slice_n,+misaligned}",
          "group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f16 dir={fwd,bwd} +pre_add +u +inplace",
          "{batch_norm 5x12x7x9,instance_norm 5x12x7x9} layout={nchw,nhwc} dtype=f32 +running"]
+# By each schedule, so that each body has each layout with each option.
+OPTIONS_OF_BODIES = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=bf16 dir={fwd,bwd} act=prelu +pre_add +u +post_add "
+                     "+pre_bias +scale",
+                     "group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir={fwd,bwd} act=silu"]
 # Copies to other strides: vectors and elements, rows and whole planes, several tiles of each axis, no tile at all.
 COPIES = ("affine {2x200x7x7,3x72x14x14,1x24x33x33,2x5x28x28,70x3x2x2,2x300x15x15,1x8x100x100,3000x7} dtype={f64,f32,f16} "
           "layout={nchw,nhwc} dir=bwd act=relu +post_add "
@@ -68,7 +76,7 @@ EMPTY = ["{group_norm 0x6x4 groups=3,group_norm 2x6x0 groups=3,group_norm 2x0x4 
          "batch_norm {0x6x4,2x6x0,2x0x4} mode=eval layout={nchw,nhwc} dir={fwd,bwd}",
          "affine {0x6x4,2x6x0,2x0x4} per={channel,sample} layout={nchw,nhwc} dir={fwd,bwd}",
          "batch_norm 2x20000x0 act=prelu dir=bwd +one_slope"]
-# Of each kind of matrix that `single` holds: what is added, parameters of samples, gradients that go to memory.
+# Each kind of matrix that `single` holds: what is added, parameters of samples, gradients that go to memory.
 SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act=prelu",
           "{group_norm 5x12x7x9 groups=4,instance_norm 5x12x7x9} layout={nchw,nhwc} dtype=bf16 dir={fwd,bwd} act=silu "
           "+pre_bias=sample +scale",
@@ -85,14 +93,18 @@ SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act
           "channel_norm {3x24x35,1x200x9,150x17} stat=rms eps_kind=norm layout=nhwc dtype={f32,bf16} dir={fwd,bwd} act=silu",
           "channel_norm {3x24x56,2x200x96} groups=2 {stat=rms,} dtype={f32,bf16} dir={fwd,bwd} act=silu +scale +pre_bias=sample"]
 
-# Kernels, and what the blocks of `held` exchange through. Sharded cases have the work `merge`, too, whose calls print no
-# line.
-WANTED = {f"{body}_{direction}_{dtype}" for body in ("single", "held", "stream") for direction in ("forward", "backward")
-          for dtype in ("f64", "f32", "f16", "bf16")}
-WANTED |= {"finish_shares_f64", "finish_statistics_f64", "finish_statistics_f32", "finish_running_f32", "finish_parts_f64",
+# Kernels, and what the blocks of `held` exchange through. Sharded cases have the work `merge`, too, whose calls print
+# no line.
+WANTED = {f"{body}_{direction}_{dtype}" for body in ("single", "held", "stream")
+          for direction in ("forward", "backward") for dtype in ("f64", "f32", "f16", "bf16")}
+WANTED |= {"finish_shares_f64", "finish_statistics_f64", "finish_statistics_f32", "finish_running_f32",
+           "finish_parts_f64",
            "finish_gradients_f64", "finish_gradients_f32", "transpose_f64", "transpose_f32", "transpose_f16",
            "held through parts", "held through cluster", "held through grid"}
-
+# Bodies, the map of their threads, which the layout is, and what is added or read besides.
+OPTIONS = ["+pre_add", "+post_add", "+pre_bias", "+u", "+scale", "act=prelu", "act=silu"]
+WANTED |= {f"{body}_{direction} {layout} {option}" for body in ("single", "held", "stream")
+           for direction in ("forward", "backward") for layout in ("nchw", "nhwc") for option in OPTIONS}
 
 totals = [0, 0, 0]
 
@@ -133,6 +145,17 @@ def kernels_in(output: str) -> Set[str]:
     for line in re.findall(r"^normfuse: dispatch: [^:]*: (.*)$", output, re.M):
         found.update(word.split()[0] for word in line.split(" + ") if word)
     found.update(f"held through {way}" for way in re.findall(r" held_\w+ \d+x\d+ (\w+)=", output))
+    # The kernels of a case are printed ahead of the case.
+    bodies: Set[str] = set()
+    for line in output.splitlines():
+        if line.startswith("normfuse: dispatch: "):
+            bodies.update(re.findall(r"\b(single_[a-z]+|held_[a-z]+|stream_[a-z]+)_", line))
+        elif re.match(r" *[\d.]+ %  ", line):
+            words = line.replace('"', " ").split()
+            layout = "nhwc" if "layout=nhwc" in words else "nchw"
+            found.update(f"{body} {layout} {option}" for body in bodies for option in OPTIONS
+                         if any(word.partition("=")[0] == option or word == option for word in words))
+            bodies.clear()
     return found
 
 
@@ -148,7 +171,7 @@ def report(name: str, code: Optional[int], output: str, seconds: float, note: st
     count(name, passed, failed, skipped, ("ran past its time, " if code is None else "") + note + f"{seconds:.0f} s")
 
 
-def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
+def check(emulator: Emulator, jobs: int, more: int, seed: int) -> None:
     def words(cases: List[str]) -> List[str]:
         return [word for case in cases for word in ("--case", case)]
 
@@ -156,31 +179,38 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
         tasks = {}
 
         def add(name: str, *arguments: str, multiprocessors: int = 4, given: str = "device=cuda") -> None:
-            tasks[name] = pool.submit(emulator.run, "test_operators", "--with", given, *arguments,
+            if "--every" in arguments:  # of cases that are run by default
+                at = arguments.index("--every") + 1
+                arguments = (*arguments[:at], str(max(1, int(arguments[at]) // more)), *arguments[at + 1:])
+            tasks[name] = pool.submit(emulator.run, "test_operators", "--verbose", "--with", given, *arguments,
                                       NORMFUSE_EMULATED_MULTIPROCESSORS=str(multiprocessors))
 
         for name in FILES:
             add(f"{name}.txt", "--every", EVERY, f"tests/cases/{name}.txt")
-        add("as planned", "--seed", str(seed), "--random", str(cases), given="device=cuda +twice")
-        add("without sync memory", "--seed", str(seed), "--random", str(cases // 2), given="device=cuda +no_sync")
-        add("channel.txt", "--every", "100", "tests/cases/channel.txt")
-        add("copies", "--every", "12", "--case", COPIES)
+        add("as planned", "--seed", str(seed), "--random", str(12 * more), given="device=cuda +twice")
+        add("without sync memory", "--seed", str(seed), "--random", str(6 * more), given="device=cuda +no_sync")
+        add("channel.txt", "--every", "250", "tests/cases/channel.txt")
+        add("copies", "--every", "24", "--case", COPIES)
         for schedule in ("stream", "held"):
             add(f"rounded sums, {schedule}", "--schedule", schedule, "--case", ROUNDED)
         add("many parts", "--schedule", "stream", "--case", MANY_PARTS)
         add("many sums", "--schedule", "stream", "--case", MANY_SUMS, multiprocessors=132)
         add("many blocks", "--schedule", "held", "--geometry", "12", "--case", MANY_BLOCKS, multiprocessors=44)
-        add("slopes", "--every", "9", *words(SLOPES))
+        for schedule in ("single", "stream", "held"):
+            add(f"options by {schedule}", "--schedule", schedule, *words(OPTIONS_OF_BODIES))
+        add("slopes", "--every", "18", *words(SLOPES))
         add("empty", "--every", "2", *words(EMPTY))
-        add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "3", *words(SINGLE))
-        add("held", "--schedule", "held", "--every", "2", *words(WALKS))
-        # More norm groups than there are at a time; other geometries than the cheapest, which small problems have few of.
-        add("held on one multiprocessor", "--schedule", "held", "--every", "5", *words(WALKS), multiprocessors=1)
+        add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "6", *words(SINGLE))
+        add("held", "--schedule", "held", "--every", "4", *words(WALKS))
+        # More norm groups than there are at a time; other geometries than the cheapest, which small problems have few
+        # of.
+        add("held on one multiprocessor", "--schedule", "held", "--every", "10", *words(WALKS), multiprocessors=1)
         for k in range(2):
             add(f"held by any geometry, seed {seed + k}", "--schedule", "held", "--geometry", str(seed + k), "--every",
-                "3", *words(WALKS[k:]))
-        add("held without sync memory", "--schedule", "held", "--every", "7", *words(WALKS), given="device=cuda +no_sync")
-        add("stream", "--schedule", "stream", "--every", "2", *words(WALKS[1:]))
+                "6", *words(WALKS[k:]))
+        add("held without sync memory", "--schedule", "held", "--every", "14", *words(WALKS),
+            given="device=cuda +no_sync")
+        add("stream", "--schedule", "stream", "--every", "4", *words(WALKS[1:]))
         ran: Set[str] = set()
         for name, task in tasks.items():
             code, output, seconds = task.result()
@@ -189,8 +219,8 @@ def check(emulator: Emulator, jobs: int, cases: int, seed: int) -> None:
             report(name, code, output, seconds, f"{len(kernels)} kernels, ")
     never = sorted(WANTED - ran)
     if never:
-        print("skip  no problem ran " + ", ".join(never))
-    count("kernels that ran", len(WANTED) - len(never), 0, len(never), f"of {len(WANTED)}")
+        print("FAIL  no problem ran " + ", ".join(never))
+    count("kernels that ran", len(WANTED) - len(never), len(never), 0, f"of {len(WANTED)}")
 
 
 def main() -> int:
@@ -198,7 +228,7 @@ def main() -> int:
     parser.add_argument("build", nargs="?", type=pathlib.Path, default=ROOT / "build/release", metavar="BUILD_FOLDER")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--cmake", default="cmake")
-    parser.add_argument("--cases", type=int, default=24, help="random problems of each schedule")
+    parser.add_argument("--full", action="store_true", help="run four times the cases")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", metavar="CASE", help="only these cases of test_operators")
     parser.add_argument("--schedule", metavar="NAME", help="run these cases by one schedule alone")
@@ -223,7 +253,7 @@ def main() -> int:
             alone += ["--geometry", args.geometry] if args.geometry else []
             report("cases", *emulator.run("test_operators", *alone, *words, **env))
         elif made.returncode == 0:
-            check(emulator, args.jobs, args.cases, args.seed)
+            check(emulator, args.jobs, 4 if args.full else 1, args.seed)
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")
     return 1 if totals[1] or not sum(totals) else 0
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""check_functions.py [FILE...] - no function of src/cuda has more than 150 lines between its braces, members of structs and
-kernels among them. Functions are found by their braces, which clang-format puts on lines of their own. The last line is
-`N passed, N failed, N skipped`."""
+"""check_functions.py [FILE...] - no function of src/cuda has more than 150 lines between its braces, members of structs
+and kernels among them. Functions are found by their braces, which clang-format puts on lines of their own. The last
+line is `N passed, N failed, N skipped`."""
 import pathlib
 import re
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""check_kernel_resources.py [--write] NVRTC [BUILD_FOLDER] - registers and stack of the CUDA kernels of drawn problems, as
-the library at the path NVRTC compiles them for compute capability 9.0, against the limits in tests/limits.txt: one for each
-body, direction and type. --write makes the figures of this build the limits. BUILD_FOLDER is build/release."""
+"""check_kernel_resources.py [--write] NVRTC [BUILD_FOLDER] - registers and stack of the CUDA kernels of drawn problems,
+as the library at the path NVRTC compiles them for compute capability 9.0, against the limits in tests/limits.txt: one
+for each body, direction and type. --write makes the figures of this build the limits. BUILD_FOLDER is build/release."""
 import argparse
 import os
 import pathlib
@@ -28,9 +28,11 @@ def check(what, passed):
 
 
 def compile_problems(nvrtc, build):
-    """{kernel: (most registers, most bytes of stack: spills, and arrays in local memory)}, and the compiler's version."""
+    """{kernel: (most registers, most bytes of stack: spills, and arrays in local memory)}, and the compiler's
+    version."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([build / "normfuse", "compile", "--random", PROBLEMS, "--seed", SEED, "--gpu", "9.0", "-o", folder],
+        done = subprocess.run([build / "normfuse", "compile", "--random", PROBLEMS, "--seed", SEED, "--gpu", "9.0",
+                               "-o", folder],
                               env={**os.environ, "NORMFUSE_NVRTC": str(nvrtc), "NORMFUSE_VERBOSE": "compile"},
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
@@ -58,7 +60,8 @@ def main():
                           "# --write makes this file.\n# kernel registers stack_bytes\n" +
                           "".join(f"{kernel} {used[0]} {used[1]}\n" for kernel, used in sorted(kernels.items())))
     allowed = limits()
-    check(f"{LIMITS.name} has other kernels: {sorted(kernels.keys() ^ allowed.keys())}", kernels.keys() == allowed.keys())
+    check(f"{LIMITS.name} has other kernels: {sorted(kernels.keys() ^ allowed.keys())}",
+          kernels.keys() == allowed.keys())
     for kernel in sorted(kernels.keys() & allowed.keys()):
         for what, used, most in zip(("registers", "bytes of stack"), kernels[kernel], allowed[kernel]):
             check(f"{kernel}: {used} {what}, the limit is {most}", used <= most)

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """check_sentences.py [FILE...] - counts the words of each sentence of README.md, its neighbours and docs/.
 
-A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have 100
-columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line. Tables, code, quoted output,
-headings and HTML comments are left out, and docs/history/, which is kept as it was written; `code` and a link's text
-count as the words one reads. Comments of the library, the program and the build begin with the noun that they are about, not
-with Of, What, Where, Whether or Those. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
-long, --list the numbers of all pages."""
+A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have
+100 columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line.
+Tables, code, quoted output, headings and HTML comments are left out, and docs/history/, which is kept as it was
+written; `code` and a link's text count as the words one reads. Comments of the library, the program, the tests and the
+build begin with the noun that they are about, not with Of, What, Where, Whether or Those. The last line is `N passed, N
+failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
 import argparse
 import pathlib
 import re
@@ -88,7 +88,8 @@ def lines_on_screen(text):
 
 def wide_lines(text):
     """Numbers of the lines of prose that are wider than COLUMNS and could be broken there."""
-    text = re.sub(r"^(\s*)(```+).*?^\1\2$|<!--.*?-->", lambda match: "\n" * match[0].count("\n"), text, flags=re.S | re.M)
+    text = re.sub(r"^(\s*)(```+).*?^\1\2$|<!--.*?-->", lambda match: "\n" * match[0].count("\n"), text,
+                  flags=re.S | re.M)
     return [number for number, line in enumerate(text.splitlines(), 1)
             if len(line) > COLUMNS and " " in line[:COLUMNS].strip() and not re.match(r"\s*[|<!]|    |#", line)]
 
@@ -101,8 +102,8 @@ def pages():
     yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "history" not in page.parts)
 
 
-FOLDERS = ("src", "include", "cli", "cmake", "bench")
-SUFFIXES = {".c", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake"}
+FOLDERS = ("src", "include", "cli", "cmake", "bench", "tests", "python/tests")
+SUFFIXES = {".c", ".cpp", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake"}
 
 
 def headless_comments(path):
@@ -144,7 +145,8 @@ def main():
             for n, sentence in counted:
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")
-    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))
+             if path.suffix in SUFFIXES and not path.name.startswith("test_convert")]
     for path in [page for page in args.pages if page.suffix in SUFFIXES] if args.pages else files:
         found = headless_comments(path)
         passed += not found

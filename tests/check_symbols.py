@@ -8,7 +8,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include/normfuse.h"
-# What the Python package calls beside it.
+# Functions that the Python package calls beside it.
 HANDLERS = [ROOT / "src/package.h", ROOT / "src/bindings/torch.h", ROOT / "src/bindings/xla.h"]
 # libc's own parts: older glibc keeps threads and the dynamic linker's entry points in libraries of their own.
 LIBC = re.compile(r"^(libc\.so|libm\.so|libpthread\.so|libdl\.so|ld-linux[-a-z0-9]*\.so)")
@@ -58,7 +58,8 @@ check("the libraries do not end the process nor print to standard output",
 needed = re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", "-W", shared))
 check("the shared library needs libc and libm only", {name for name in needed if not LIBC.match(name)})
 soname = re.findall(r"\(SONAME\).*\[(.*)\]", tool("readelf", "-d", "-W", shared))
-major, minor = (re.search(rf"NORMFUSE_VERSION_{part} (\d+)", HEADER.read_text()).group(1) for part in ("MAJOR", "MINOR"))
+major, minor = (re.search(rf"NORMFUSE_VERSION_{part} (\d+)", HEADER.read_text()).group(1)
+                for part in ("MAJOR", "MINOR"))
 check("the soname carries what may break the interface: the major version, before 1.0 the minor one too",
       set() if soname == [f"libnormfuse.so.{major}" + (f".{minor}" if major == "0" else "")] else {str(soname)})
 check("the shared library is never unloaded, since its threads do not end",
@@ -85,8 +86,10 @@ check(f"{custom.name} needs {shared} and libc only", {name for name in needed if
 check(f"{custom.name} calls what the headers declare", {name for name in undefined if name.startswith("normfuse_")} -
       declared)
 check(f"{custom.name} finds libnormfuse.so beside itself", set() if "[$ORIGIN]" in header else {"no RUNPATH $ORIGIN"})
-check(f"{custom.name} is never unloaded, since sessions point into it", set() if "NODELETE" in header else {"no NODELETE"})
-check(f"{custom.name}: no executable stack, no text relocations", {word for word in ("RWE", "TEXTREL") if word in header})
+check(f"{custom.name} is never unloaded, since sessions point into it",
+      set() if "NODELETE" in header else {"no NODELETE"})
+check(f"{custom.name}: no executable stack, no text relocations",
+      {word for word in ("RWE", "TEXTREL") if word in header})
 custom_bytes = int(tool("size", custom).splitlines()[1].split()[0])
 check(f"{custom.name}: text is under {ONNXRUNTIME_LIMIT} bytes", {f"{custom_bytes} bytes"}
       if custom_bytes >= ONNXRUNTIME_LIMIT else set())

@@ -10,7 +10,7 @@ struct driver_fact {
     const char *text; /* the name that a function is looked up by; "": not a function */
 };
 
-/* Those of src/cuda/driver_types.h and driver.h and of cli/driver_functions.h, and those of cuda.h; up to a name of
+/* The facts of src/cuda/driver_types.h and driver.h and of cli/driver_functions.h, and those of cuda.h; up to a name of
  * NULL. */
 extern const struct driver_fact facts_of_ours[], facts_of_cuda_h[];
 

@@ -75,7 +75,7 @@ static int current_device(void)
     return depth > 0 ? device_of(stack[depth - 1]) : -1;
 }
 
-/* Whether the current context is one that a device reset destroyed. */
+/* True if the current context is one that a device reset destroyed. */
 static bool is_destroyed(void)
 {
     const int device = current_device();
@@ -85,7 +85,7 @@ static bool is_destroyed(void)
     return is_reset && stack[depth - 1] == fake_driver_context(device, 0);
 }
 
-/* What may not be part of a graph. */
+/* Calls that may not be part of a graph. */
 static bool is_refused_by_capture(void)
 {
     return fake_driver.capturing && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -626,7 +626,7 @@ static CUresult read_config(struct fake_launch *launch, const CUlaunchConfig *co
     return CUDA_SUCCESS;
 }
 
-/* What device/arguments.h gives a kernel. */
+/* The arguments that device/arguments.h gives a kernel. */
 static size_t argument_bytes_of(const struct normfuse_cuda_signature *of)
 {
     return of->body == NORMFUSE_BODY_single      ? sizeof(struct normfuse_single_arguments)

@@ -29,7 +29,7 @@ struct fake_device {
     bool clusters;
     CUresult function_result; /* of getting a kernel's function on this device */
     bool is_reset;            /* the primary context is destroyed, until it is retained again */
-    /* What was set, and what was done */
+    /* Settings, and calls so far */
     int dynamic_shared[FAKE_KERNELS]; /* the attribute's value; 48 KB until set */
     bool large_clusters[FAKE_KERNELS];
     int primary_retained;
@@ -73,10 +73,10 @@ struct fake_driver {
     int resets;                              /* of all devices: contexts and streams are others, their memory is gone */
     bool is_out_of_memory;
     CUresult user_object_result;
-    /* What loads machine code as the number-th, and says the kernel's name; NULL: nothing */
+    /* The function that loads machine code as the number-th, and says the kernel's name; NULL: nothing */
     CUresult (*load)(int number, const void *code, char name[64]);
     void (*run)(const struct fake_launch *launch, const void *parameter); /* what runs launches; NULL: nothing */
-    /* What happened */
+    /* Events so far */
     int calls[FAKE_ENTRIES];
     int libraries;      /* loaded and not unloaded */
     int loads;          /* of them, all that ever were */
@@ -105,7 +105,7 @@ CUcontext fake_driver_context(int device, int index);
 void fake_driver_destroy_graphs(void);
 /* "normfuse_finish_merge_f64" */
 const char *fake_driver_kernel_name(int kernel);
-/* What a kernel was compiled for, read from the text that fake_nvrtc.c took for machine code. */
+/* The signature that a kernel was compiled for, read from the text that fake_nvrtc.c took for machine code. */
 struct normfuse_cuda_signature fake_driver_signature(int kernel);
 /* This thread's stack of contexts. */
 int fake_driver_depth(void);

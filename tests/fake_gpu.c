@@ -20,8 +20,8 @@ struct graph {
 static double clock_us, event_us[2];
 static int events;
 
-/* As many blocks are resident as on a real one. Kernels that are compiled at run time are what fake_nvrtc.c makes, which
- * no cache may keep. */
+/* As many blocks are resident as on a real one. Kernels that are compiled at run time are what fake_nvrtc.c makes,
+ * which no cache may keep. */
 __attribute__((constructor(101))) static void begin(void)
 {
 #if defined(NORMFUSE_FAKE_NVRTC)

@@ -36,7 +36,7 @@ struct _nvrtcProgram {
     const char *log;
 };
 
-/* What follows `name` in FAKE_NVRTC; NULL: it has no such word. */
+/* The text that follows `name` in FAKE_NVRTC; NULL: it has no such word. */
 static const char *word(const char *name)
 {
     const char *const words = getenv("FAKE_NVRTC");

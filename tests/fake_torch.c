@@ -175,7 +175,7 @@ const struct fake_torch_table *fake_torch_table(void)
     return &table;
 }
 
-/* ---- what src/bindings/torch.c calls ----------------------------------------------------------------------------------- */
+/* ---- what src/bindings/torch.c calls ---------------------------------------------------------------------------- */
 
 #define DTYPE(name, value)                                                                                             \
     int32_t aoti_torch_##name(void);                                                                                   \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * fake_torch.h - what src/bindings/torch.c calls of libtorch, without torch: tensors that are counted, and calls that fail where
- * they are told to. */
+ * fake_torch.h - what src/bindings/torch.c calls of libtorch, without torch: tensors that are counted, and calls that
+ * fail where they are told to. */
 #ifndef NORMFUSE_TESTS_FAKE_TORCH_H
 #define NORMFUSE_TESTS_FAKE_TORCH_H
 
@@ -16,7 +16,7 @@ struct fake_torch {
     /* Settable */
     int fails_at;        /* this call, from 1 on, of those that may fail; 0: none */
     const char *library; /* whose kernels fake_kernel_of gives: "normfuse" or "aten" */
-    /* What happened */
+    /* Events so far */
     int calls;         /* of those that may fail */
     const char *failed; /* the name of the one that did */
     int live;          /* tensors, cells of optional ones, and lists */

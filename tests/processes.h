@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * processes.h - runs the tasks of a test program in several processes. Each takes the next task when it has finished one.
- * What a task counts in harness.h is added up in the parent. A process that ends within a task has failed it: the task is
- * named, and another process takes its place. */
+ * processes.h - runs the tasks of a test program in several processes. Each takes the next task when it has finished
+ * one. The counts of a task in harness.h are added up in the parent. A process that ends within a task has failed it:
+ * the task is named, and another process takes its place. */
 #ifndef NORMFUSE_TESTS_PROCESSES_H
 #define NORMFUSE_TESTS_PROCESSES_H
 
@@ -91,7 +91,7 @@ static inline void start_process(struct processes *all, int index)
     exit(0);
 }
 
-/* Of one that did not end as it should. */
+/* The end of a process that did not end as it should. */
 static inline void report_ended(struct processes *all, int index, int status)
 {
     const long long task = atomic_load(&all->at[index]);
@@ -111,8 +111,8 @@ static inline void report_ended(struct processes *all, int index, int status)
     printf("FAIL a process ended, %s: %s\n", how, name);
 }
 
-/* The result of each task; NULL: no memory. One process is this one, and the tasks then run in their order. Several print
- * whole lines if stdout is line-buffered. */
+/* The result of each task; NULL: no memory. One process is this one, and the tasks then run in their order. Several
+ * print whole lines if stdout is line-buffered. */
 static inline const struct task_result *run_in_processes(int processes, const struct tasks *tasks)
 {
     struct processes *all = processes_shared(sizeof *all);

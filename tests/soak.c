@@ -85,7 +85,7 @@ static void watch(int signal_number)
     alarm(STUCK_SECONDS);
 }
 
-/* Of the program's first GPU. */
+/* The program's first GPU. */
 static void need(bool good)
 {
     if (good)
@@ -183,8 +183,8 @@ static normfuse_tensor big_tensor(const struct job *job, void *data, normfuse_ax
 {
     const struct problem_line *const line = &job->line;
     normfuse_tensor tensor =
-        (line->channels_last ? normfuse_tensor_channels_last : normfuse_tensor_contiguous)(data, line->type, line->ndim,
-                                                                                          line->sizes, axes);
+        (line->channels_last ? normfuse_tensor_channels_last
+                             : normfuse_tensor_contiguous)(data, line->type, line->ndim, line->sizes, axes);
     tensor.device.device_type = line->device;
     return tensor;
 }
@@ -346,7 +346,8 @@ static void make_job(struct job *job, uint64_t *state)
             abort();
         run_alone(job, with_sync, job->want[with_sync]);
         run_alone(job, with_sync, again);
-        CHECK(memcmp(job->want[with_sync], again, job->out_at[3]) == 0, "%s: a second call alone has other bits", job->name);
+        CHECK(memcmp(job->want[with_sync], again, job->out_at[3]) == 0, "%s: a second call alone has other bits",
+              job->name);
     }
     free(again);
     if (job->out_at[3] > most_out_bytes)
@@ -800,7 +801,7 @@ int main(int count, char **arguments)
 #endif
 
 #if defined(__GLIBC__)
-    /* What is free goes back at once, in every thread's arena; malloc_trim does so in the first one only. */
+    /* Free memory goes back at once, in every thread's arena; malloc_trim does so in the first one only. */
     mallopt(M_MMAP_THRESHOLD, 1 << 17);
     mallopt(M_TRIM_THRESHOLD, 0);
     mallopt(M_TOP_PAD, 0);
@@ -849,7 +850,8 @@ int main(int count, char **arguments)
     harness_skip("resident memory: most of it is ThreadSanitizer's own, which grows");
 #else
     if (on_cuda) /* +37 MiB in 100,000 calls, of which malloc knows nothing: the driver's, for graphs */
-        harness_skip("resident memory: the driver's grows by %" PRId64 " KiB", (after.resident - before.resident) / 1024);
+        harness_skip("resident memory: the driver's grows by %" PRId64 " KiB",
+                     (after.resident - before.resident) / 1024);
     else
         check_growth("resident memory", before.resident, after.resident);
 #endif

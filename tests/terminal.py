@@ -6,8 +6,8 @@ import subprocess
 
 
 def default_signal(number):
-    """In a child, ahead of its program: nohup and a shell's background jobs have some signals ignored, and so had all that
-    they start."""
+    """In a child, ahead of its program: nohup and a shell's background jobs have some signals ignored, and so had all
+    that they start."""
     signal.signal(number, signal.SIG_DFL)
 
 

@@ -61,8 +61,8 @@ static void absent(enum slot slot)
 /* Gives a slot a new shape in its own memory, row-major or channels-last. */
 static void shape(enum slot slot, normfuse_type type, bool channels_last, int32_t ndim, const int64_t *sizes)
 {
-    f.t[slot] = (channels_last ? normfuse_tensor_channels_last : normfuse_tensor_contiguous)(arena[slot], type, ndim,
-                                                                                             sizes, &f.axes[slot]);
+    f.t[slot] = (channels_last ? normfuse_tensor_channels_last
+                               : normfuse_tensor_contiguous)(arena[slot], type, ndim, sizes, &f.axes[slot]);
     put(slot, &f.t[slot]);
 }
 
@@ -86,7 +86,8 @@ static void fresh_of(enum operator operator, enum call call, normfuse_type type,
     f.tensors.struct_bytes = sizeof f.tensors;
     f.exec.struct_bytes = sizeof f.exec;
     const uint32_t forward_inputs =
-                       1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS | 1u << SCALE | 1u << SHIFT |
+                       1u << X | 1u << PRE_ADD | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS | 1u << SCALE |
+                           1u << SHIFT |
                        1u << PRE_BIAS,
                    backward_inputs = forward_inputs | 1u << DY | 1u << MEAN | 1u << RSTD;
     const uint32_t gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT | 1u << DX |
@@ -200,7 +201,8 @@ static normfuse_status call_it(void)
     case GROUP: return group_calls[f.call](group, tensors, &f.exec);
     case BATCH: return batch_calls[f.call](batch, tensors, &f.exec);
     case CHANNEL:
-        return (f.call == FORWARD ? normfuse_channel_norm_forward : normfuse_channel_norm_backward)(channel, tensors, &f.exec);
+        return (f.call == FORWARD ? normfuse_channel_norm_forward
+                                  : normfuse_channel_norm_backward)(channel, tensors, &f.exec);
     default: return (f.call == FORWARD ? normfuse_affine_forward : normfuse_affine_backward)(affine, tensors, &f.exec);
     }
 }
@@ -368,7 +370,8 @@ static void test_derivative_of_y(void)
     fresh(GROUP, BACKWARD);
     give_y(NORMFUSE_RELU, 0);
     const struct normfuse_problem problem = problem_of_fixture();
-    CHECK(problem.from_y && problem.post_add.data == (char *)arena[Y] && problem.y.data == NULL, "y is where post_add was");
+    CHECK(problem.from_y && problem.post_add.data == (char *)arena[Y] && problem.y.data == NULL,
+          "y is where post_add was");
     for (int32_t activation = 0; activation <= NORMFUSE_RELU6; activation++)
         if (activation != NORMFUSE_RELU && activation != NORMFUSE_LEAKY_RELU && activation != NORMFUSE_RELU6)
             REFUSED(AFFINE, BACKWARD, BAD_ARGUMENT, "tensors.y is for relu", give_y(activation, 1));
@@ -476,7 +479,8 @@ static void test_channel_norm(void)
             continue;
         ACCEPTED(CHANNEL, (enum call)call, );
         ACCEPTED(CHANNEL, (enum call)call, f.channel.statistics = NORMFUSE_MEAN_SQUARE; absent(MEAN));
-        REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.mean is not taken by this call with NORMFUSE_MEAN_SQUARE",
+        REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT,
+                "tensors.mean is not taken by this call with NORMFUSE_MEAN_SQUARE",
                 f.channel.statistics = NORMFUSE_MEAN_SQUARE);
         REFUSED(CHANNEL, (enum call)call, BAD_ARGUMENT, "tensors.running_mean", add_running());
     }
@@ -489,8 +493,10 @@ static void test_channel_norm(void)
             f.channel.statistics = NORMFUSE_MEAN_SQUARE);
     REFUSED(CHANNEL, BACKWARD, BAD_ARGUMENT, "tensors.dy", absent(DY));
     REFUSED(CHANNEL, FORWARD, BAD_ARGUMENT, "tensors.u needs", absent(PRE_ADD); absent(PRE_BIAS));
-    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.mean has 4 elements, expected 60", SHAPE(MEAN, NORMFUSE_F32, N, GROUPS));
-    REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.rstd has 30 elements, expected 60", SHAPE(RSTD, NORMFUSE_F32, N, H, W));
+    REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.mean has 4 elements, expected 60",
+            SHAPE(MEAN, NORMFUSE_F32, N, GROUPS));
+    REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.rstd has 30 elements, expected 60",
+            SHAPE(RSTD, NORMFUSE_F32, N, H, W));
     REFUSED(CHANNEL, FORWARD, BAD_SHAPE, "tensors.weight", SHAPE(WEIGHT, NORMFUSE_F32, N, C));
     REFUSED(CHANNEL, BACKWARD, BAD_SHAPE, "tensors.dscale", SHAPE(DSCALE, NORMFUSE_F32, C));
     REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.rstd must be f32", SHAPE(RSTD, NORMFUSE_F64, N, GROUPS, H, W));
@@ -500,7 +506,8 @@ static void test_channel_norm(void)
         ACCEPTED(CHANNEL, FORWARD, SHAPE(Y, halves[i], N, C, H, W); SHAPE(POST_ADD, halves[i], N, C, H, W));
         ACCEPTED(CHANNEL, BACKWARD, SHAPE(DY, halves[i], N, C, H, W); SHAPE(POST_ADD, halves[i], N, C, H, W);
                  SHAPE(DPOST_ADD, halves[i], N, C, H, W));
-        ACCEPTED(CHANNEL, BACKWARD, give_y(NORMFUSE_RELU, 0); SHAPE(DY, halves[i], N, C, H, W); SHAPE(Y, halves[i], N, C, H, W);
+        ACCEPTED(CHANNEL, BACKWARD,
+                 give_y(NORMFUSE_RELU, 0); SHAPE(DY, halves[i], N, C, H, W); SHAPE(Y, halves[i], N, C, H, W);
                  absent(DPOST_ADD));
         ACCEPTED(CHANNEL, FORWARD, SHAPE(X, halves[i], N, C, H, W); SHAPE(PRE_ADD, halves[i], N, C, H, W);
                  SHAPE(U, halves[i], N, C, H, W));
@@ -508,8 +515,10 @@ static void test_channel_norm(void)
                 SHAPE(Y, halves[i], N, C, H, W));
         REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dpost_add must have the dtype of tensors.y and tensors.dy",
                 SHAPE(DY, halves[i], N, C, H, W); absent(POST_ADD));
-        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.u must have the dtype of tensors.x", SHAPE(U, halves[i], N, C, H, W));
-        REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dx must have the dtype of tensors.x", SHAPE(DX, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.u must have the dtype of tensors.x",
+                SHAPE(U, halves[i], N, C, H, W));
+        REFUSED(CHANNEL, BACKWARD, UNSUPPORTED, "tensors.dx must have the dtype of tensors.x",
+                SHAPE(DX, halves[i], N, C, H, W));
         REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y must have the dtype of tensors.x, or one of them f32",
                 SHAPE(X, halves[i], N, C, H, W); SHAPE(Y, halves[1 - i], N, C, H, W));
         REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", absent(POST_ADD);
@@ -522,7 +531,8 @@ static void test_channel_norm(void)
     REFUSED(CHANNEL, FORWARD, UNSUPPORTED, "tensors.y has a dtype", f.t[Y].dtype.bits = 8);
     REFUSED(CHANNEL, FORWARD, OVERLAP, "tensors.y, an output, overlaps tensors.x", place(Y, X, 1));
     REFUSED(CHANNEL, BACKWARD, OVERLAP, "overlaps", place(DX, RSTD, 0));
-    ACCEPTED(CHANNEL, FORWARD, SHAPE(MEAN, NORMFUSE_F64, N * GROUPS, H * W); SHAPE(RSTD, NORMFUSE_F32, N * GROUPS * H * W));
+    ACCEPTED(CHANNEL, FORWARD,
+             SHAPE(MEAN, NORMFUSE_F64, N * GROUPS, H * W); SHAPE(RSTD, NORMFUSE_F32, N * GROUPS * H * W));
     static const enum slot forward[] = {PRE_ADD, PRE_BIAS, POST_ADD, WEIGHT, BIAS, SCALE, SHIFT, Y, U, MEAN, RSTD};
     for (size_t i = 0; i < sizeof forward / sizeof *forward; i++)
         ACCEPTED(CHANNEL, FORWARD, absent(forward[i]));
@@ -550,7 +560,8 @@ static void test_slope(void)
             f.batch.activation = NORMFUSE_RELU);
     REFUSED(GROUP, STATISTICS, BAD_ARGUMENT, "tensors.slope is not taken", prelu(C); SHAPE(SLOPE, NORMFUSE_F32, C));
     REFUSED(GROUP, FORWARD, BAD_ARGUMENT, "tensors.dslope is not taken", prelu(C); SHAPE(DSLOPE, NORMFUSE_F32, C));
-    REFUSED(BATCH, BACKWARD_APPLY, BAD_ARGUMENT, "tensors.dslope is not taken", prelu(C); SHAPE(DSLOPE, NORMFUSE_F32, C));
+    REFUSED(BATCH, BACKWARD_APPLY, BAD_ARGUMENT, "tensors.dslope is not taken",
+            prelu(C); SHAPE(DSLOPE, NORMFUSE_F32, C));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 2 axes", prelu(C); SHAPE(SLOPE, NORMFUSE_F32, N, C));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 2 axes", prelu(C); SHAPE(SLOPE, NORMFUSE_F32, 1, 1));
     REFUSED(GROUP, FORWARD, BAD_SHAPE, "tensors.slope has 5 elements along C, x has 4", prelu(C + 1));
@@ -566,8 +577,10 @@ static void test_slope(void)
     REFUSED(GROUP, FORWARD, UNSUPPORTED, "tensors.slope has a dtype", prelu(C); f.t[SLOPE].dtype.bits = 8);
     REFUSED(AFFINE, FORWARD, UNSUPPORTED, "tensors.slope is on device", prelu(C); f.t[SLOPE].device.device_id = 1);
     REFUSED(GROUP, BACKWARD, OVERLAP, "elements of tensors.dslope", prelu(C); f.axes[DSLOPE].strides[0] = 0);
-    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dslope, an output, overlaps tensors.slope", prelu(C); place(DSLOPE, SLOPE, 0));
-    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dslope, an output, overlaps tensors.slope", prelu(1); place(DSLOPE, SLOPE, 0));
+    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dslope, an output, overlaps tensors.slope",
+            prelu(C); place(DSLOPE, SLOPE, 0));
+    REFUSED(GROUP, BACKWARD, OVERLAP, "tensors.dslope, an output, overlaps tensors.slope",
+            prelu(1); place(DSLOPE, SLOPE, 0));
     REFUSED(GROUP, BACKWARD, OVERLAP, "overlaps", prelu(1); place(DSLOPE, DBIAS, 2));
     REFUSED(GROUP, BACKWARD, BAD_ARGUMENT, "tensors.y is for relu", prelu(C); absent(POST_ADD);
             SHAPE(Y, NORMFUSE_F32, N, C, H, W));
@@ -659,7 +672,8 @@ static void test_shapes(void)
                 CHECK(status == (is_refused ? NORMFUSE_BAD_SHAPE : NORMFUSE_OK), "operator %d, count %d: status %d, %s",
                       operator, i, (int)status, normfuse_last_error());
                 CHECK(!is_refused || (strstr(normfuse_last_error(), "more than 1 value") != NULL &&
-                                      memcmp(before, arena, sizeof arena) == 0), "operator %d, count %d: %s", operator, i,
+                                      memcmp(before, arena, sizeof arena) == 0), "operator %d, count %d: %s", operator,
+                                      i,
                       normfuse_last_error());
             }
     fresh_of(BATCH, STATISTICS, NORMFUSE_F32, 1, C, 1, 1, 1);
@@ -1100,11 +1114,12 @@ static bool holds(enum slot slot, double value)
     return true;
 }
 
-/* What a call of the fixture, whose x has no element, writes: means of 0, the rstd of a variance of 0, sums of 0 and
+/* The outputs of a call of the fixture, whose x has no element: means of 0, the rstd of a variance of 0, sums of 0 and
  * counts of 0; nothing where it accumulates. And no byte else. */
 static void expect_empty(int line)
 {
-    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags : f.operator == AFFINE ? f.affine.flags : f.channel.flags;
+    const uint32_t flags = f.operator == GROUP ? f.group.flags : f.operator == BATCH ? f.batch.flags
+                           : f.operator == AFFINE ? f.affine.flags : f.channel.flags;
     const bool continues = (flags & NORMFUSE_ACCUMULATE) != 0, forward = f.call == FORWARD;
     poison();
     memcpy(before, arena, sizeof arena);
@@ -1116,7 +1131,8 @@ static void expect_empty(int line)
                                : f.call == STATISTICS ? slot == STATS && !continues
                                : f.call == BACKWARD_SUMS
                                    ? slot == SUMS && !continues
-                                   : ((slot == DWEIGHT || slot == DBIAS || slot == DPRE_BIAS) && !continues) || slot == DSCALE ||
+                                   : ((slot == DWEIGHT || slot == DBIAS || slot == DPRE_BIAS) && !continues) ||
+                                       slot == DSCALE ||
                                          slot == DSHIFT || (slot == DSLOPE && !continues);
         if (f.call == BACKWARD_SUMS && slot == DSLOPE && !continues && *given != NULL) {
             harness_check(holds(DSLOPE, 0), __FILE__, line, "dslope over no values");
@@ -1128,7 +1144,8 @@ static void expect_empty(int line)
                           ((float *)(void *)arena[slot])[0]);
         else
             harness_check(memcmp(arena[slot], before[slot], SLOT_BYTES) == 0, __FILE__, line,
-                          "operator %d, call %d, flags %u: slot %d was written", (int)f.operator, (int)f.call, flags, slot);
+                          "operator %d, call %d, flags %u: slot %d was written", (int)f.operator, (int)f.call, flags,
+                          slot);
     }
 }
 
@@ -1142,7 +1159,8 @@ static void test_empty(void)
                     const int64_t *const of = sizes[i];
                     if (call == APPLY)
                         continue;
-                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, of[0], of[1], of[2], of[3], GROUPS);
+                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F32, of[0], of[1], of[2], of[3],
+                             GROUPS);
                     if (option == 1 && call != FORWARD)
                         f.group.flags = f.batch.flags = f.affine.flags = f.channel.flags = NORMFUSE_ACCUMULATE;
                     if (option == 1 && call == FORWARD && operator == BATCH)
@@ -1207,7 +1225,8 @@ static void test_accumulate(void)
                 ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] =
                     ((float *)(void *)arena[DSHIFT])[i] = ((float *)(void *)arena[DPRE_BIAS])[i] = 12;
             const double before_it = accumulate ? 12 : 0;
-            CHECK(call_it() == NORMFUSE_OK && holds(DWEIGHT, before_it + N * H * W) && holds(DBIAS, before_it + N * H * W),
+            CHECK(call_it() == NORMFUSE_OK && holds(DWEIGHT, before_it + N * H * W) &&
+                  holds(DBIAS, before_it + N * H * W),
                   "operator %d, accumulate %d: %s", operator, accumulate, normfuse_last_error());
             if (operator == AFFINE) /* where dx is 1 */
                 CHECK(holds(DPRE_BIAS, before_it + N * H * W), "accumulate %d: dpre_bias", accumulate);
@@ -1227,7 +1246,8 @@ static void test_accumulate(void)
     for (int i = 0; i < C * H * W; i++)
         ((float *)(void *)arena[POST_ADD])[i] = i % (H * W) < 7 ? -3 : 5;
     for (int i = 0; i < C; i++)
-        ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] = ((float *)(void *)arena[DPRE_BIAS])[i] =
+        ((float *)(void *)arena[DWEIGHT])[i] = ((float *)(void *)arena[DBIAS])[i] =
+            ((float *)(void *)arena[DPRE_BIAS])[i] =
             ((float *)(void *)arena[DSLOPE])[i] = 12;
     CHECK(call_it() == NORMFUSE_OK && holds(DBIAS, H * W - 7) && holds(DWEIGHT, 0) && holds(DPRE_BIAS, H * W - 7) &&
               holds(DSLOPE, 12 - 3 * 7),
@@ -1254,7 +1274,8 @@ static void test_slope_gradient(void)
                 ((float *)(void *)arena[DSLOPE])[i] = 7;
             const double of_channel = -3 * 2 * N * 7;
             CHECK(call_it() == NORMFUSE_OK && holds(DSLOPE, (accumulate ? 7 : 0) + (one ? C * of_channel : of_channel)),
-                  "operator %d, form %d: %g %s", operator, form, (double)((float *)(void *)arena[DSLOPE])[0], normfuse_last_error());
+                  "operator %d, form %d: %g %s", operator, form, (double)((float *)(void *)arena[DSLOPE])[0],
+                  normfuse_last_error());
         }
 }
 
@@ -1266,7 +1287,8 @@ static void test_vast_and_empty(void)
         int64_t n, c, s, groups;
     } shapes[] = {{0, INT64_C(1) << MOST, 1, INT64_C(1) << 56}, {0, INT64_C(1) << MOST, 1, 1},
                   {0, INT64_C(1) << MOST, 1, INT64_C(1) << MOST}, {INT64_C(1) << MANY, 4, 0, 2},
-                  {INT64_C(1) << (MOST - 1), 2, 0, 1}, {0, 4, INT64_C(1) << 55, 2}, {2, INT64_C(1) << 54, 0, INT64_C(1) << 20},
+                  {INT64_C(1) << (MOST - 1), 2, 0, 1}, {0, 4, INT64_C(1) << 55, 2},
+                      {2, INT64_C(1) << 54, 0, INT64_C(1) << 20},
                   {5, 0, 1, INT64_C(1) << 62}, {INT64_C(1) << MOST, 0, 1, INT64_C(1) << 62},
                   {1, 0, INT64_C(1) << 56, INT64_C(1) << 62}};
     int called = 0;
@@ -1276,8 +1298,8 @@ static void test_vast_and_empty(void)
                 for (int channels_last = 0; channels_last < 2; channels_last++) {
                     if (operator >= AFFINE && call > BACKWARD && call < FORWARD_SCRATCH)
                         continue;
-                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F64, shapes[i].n, shapes[i].c, shapes[i].s,
-                             1, shapes[i].groups);
+                    fresh_of((enum operator)operator, (enum call)call, NORMFUSE_F64, shapes[i].n, shapes[i].c,
+                             shapes[i].s, 1, shapes[i].groups);
                     bool possible = true;
                     for (int slot = 0; slot < SLOTS; slot++) {
                         if ((&f.tensors.x)[slot] == NULL)
@@ -1299,13 +1321,14 @@ static void test_vast_and_empty(void)
                     called++;
                     poison();
                     asked_bytes = 0;
-                    CHECK(call_it() == NORMFUSE_OK && asked_bytes == 0, "shape %zu, operator %d, call %d: %zu bytes, %s", i,
+                    CHECK(call_it() == NORMFUSE_OK && asked_bytes == 0,
+                          "shape %zu, operator %d, call %d: %zu bytes, %s", i,
                           operator, call, asked_bytes, normfuse_last_error());
                 }
     CHECK(called > 150, "only %d calls", called);
 }
 
-/* Of a tensor that is nowhere: asking how much it needs reads nothing. */
+/* A tensor that is nowhere: asking how much it needs reads nothing. */
 static normfuse_status ask_scratch(int64_t n, int64_t c, int64_t s, int32_t threads)
 {
     fresh(BATCH, BACKWARD_SCRATCH);
@@ -1339,9 +1362,10 @@ static void test_vast_scratch(void)
         else if ((&f.tensors.x)[slot] != NULL)
             absent((enum slot)slot);
     f.exec.threads = 1024;
-    CHECK(call_it() == NORMFUSE_OUT_OF_MEMORY && strstr(normfuse_last_error(), "overflow") != NULL, "%zu bytes: %s", asked_bytes,
+    CHECK(call_it() == NORMFUSE_OUT_OF_MEMORY && strstr(normfuse_last_error(), "overflow") != NULL, "%zu bytes: %s",
+          asked_bytes, normfuse_last_error());
+    CHECK(ask_scratch(INT64_C(1) << 56, 2, 1, INT32_MAX) == NORMFUSE_OK && asked_bytes != 0, "%s",
           normfuse_last_error());
-    CHECK(ask_scratch(INT64_C(1) << 56, 2, 1, INT32_MAX) == NORMFUSE_OK && asked_bytes != 0, "%s", normfuse_last_error());
 }
 
 /* The bounds of docs/promises.md: what a thread has for each channel, and two threads for all of a call. */
@@ -1361,9 +1385,10 @@ static double most_scratch(enum operator operator, double n, double c, double s,
            4 * norm_groups * (threads + 2);
 }
 
-/* Of a call with every tensor that it takes but pre_bias, with which u may be in scratch memory, too; all are nowhere, as
+/* A call with every tensor that it takes but pre_bias, with which u may be in scratch memory, too; all are nowhere, as
  * contiguous memory or as slices. */
-static normfuse_status ask_scratch_of_all(enum operator operator, enum call call, normfuse_type type, bool channels_last,
+static normfuse_status ask_scratch_of_all(enum operator operator, enum call call, normfuse_type type,
+                                          bool channels_last,
                                           const int64_t sizes[3], int64_t groups, bool sliced, int32_t threads)
 {
     fresh_of(operator, call, type, sizes[0], sizes[1], sizes[2], 1, groups);
@@ -1416,7 +1441,8 @@ static void test_most_scratch(void)
             ask_scratch_of_all(operator, call, (normfuse_type)(state >> 24 & 3), (state & 1 << 26) != 0, sizes, groups,
                                (state & 1 << 27) != 0, threads);
         const double more = f.tensors.dslope != NULL ? 1.5 : 1;
-        const double most = more * most_scratch(operator, (double)sizes[0], (double)c, (double)sizes[2], (double)groups, threads);
+        const double most = more * most_scratch(operator, (double)sizes[0], (double)c, (double)sizes[2], (double)groups,
+                                                threads);
         largest = fmax(largest, (double)asked_bytes / most);
         if (c <= 2048) { /* the share that two threads need, without sharded halves */
             struct normfuse_problem problem = problem_of_fixture();
@@ -1424,8 +1450,10 @@ static void test_most_scratch(void)
             f.exec.threads = 2;
             const double bytes = (double)elements * (double)normfuse_type_bytes(problem.type);
             const size_t of_two = normfuse_cpu_scratch_bytes(&problem, &f.exec);
-            CHECK((double)of_two <= more * (bytes / 16 + of_two_threads(operator)), "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
-                  (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups, of_two, bytes);
+            CHECK((double)of_two <= more * (bytes / 16 + of_two_threads(operator)),
+                  "operator %d, call %d, %lld x %lld x %lld, %lld groups: %zu bytes of scratch for %.0f",
+                  (int)operator, (int)call, (long long)sizes[0], (long long)c, (long long)sizes[2], (long long)groups,
+                  of_two, bytes);
         }
         asked++;
         if (status != NORMFUSE_OK || (double)asked_bytes > most)
@@ -1436,36 +1464,47 @@ static void test_most_scratch(void)
     CHECK(asked > 4000 && largest > 0.8, "%d problems need %g of the bound at most", asked, largest);
 }
 
-/* Of large tensors scratch is a small part. */
+/* Scratch is a small part of large tensors. */
 static void test_share_of_scratch(void)
 {
     static const struct {
         enum operator operator;
         int64_t sizes[3], groups;
-    } shapes[] = {{BATCH, {256, 65536, 1}, 1},     {BATCH, {256, 262144, 1}, 1},  {BATCH, {256, 8192, 1}, 1},    {BATCH, {4, 1536, 224}, 1},
-                  {BATCH, {64, 2048, 49}, 1},      {BATCH, {128, 1024, 196}, 1},  {BATCH, {1000, 6144, 1}, 1},   {BATCH, {76, 4096, 2}, 1},
-                  {AFFINE, {32, 512, 784}, 1},     {AFFINE, {3136, 2048, 1}, 1},  {AFFINE, {256, 65536, 1}, 1},  {GROUP, {128, 256, 784}, 32},
-                  {GROUP, {1, 128, 262144}, 32},   {GROUP, {88, 1824, 39}, 1824}, {GROUP, {3, 836, 5928}, 1},    {GROUP, {1, 512, 16384}, 32},
-                  {GROUP, {4096, 4096, 1}, 1},     {GROUP, {1024, 8192, 1}, 1},    {GROUP, {64, 1280, 64}, 32},   {GROUP, {2, 1280, 1024}, 32},
-                  {CHANNEL, {1, 96, 400000}, 1},   {CHANNEL, {4, 768, 4096}, 1},   {CHANNEL, {8192, 2048, 1}, 1},  {CHANNEL, {64, 384, 3136}, 8},
-                  {GROUP, {16, 2048, 256}, 2048},  {GROUP, {1, 8192, 1024}, 32},  {GROUP, {8, 64, 4096}, 64},    {GROUP, {20000, 77, 1}, 7}};
+    } shapes[] = {{BATCH, {256, 65536, 1}, 1},     {BATCH, {256, 262144, 1}, 1},  {BATCH, {256, 8192, 1}, 1},
+                     {BATCH, {4, 1536, 224}, 1},
+                  {BATCH, {64, 2048, 49}, 1},      {BATCH, {128, 1024, 196}, 1},  {BATCH, {1000, 6144, 1}, 1},
+                        {BATCH, {76, 4096, 2}, 1},
+                  {AFFINE, {32, 512, 784}, 1},     {AFFINE, {3136, 2048, 1}, 1},  {AFFINE, {256, 65536, 1}, 1},
+                       {GROUP, {128, 256, 784}, 32},
+                  {GROUP, {1, 128, 262144}, 32},   {GROUP, {88, 1824, 39}, 1824}, {GROUP, {3, 836, 5928}, 1},
+                         {GROUP, {1, 512, 16384}, 32},
+                  {GROUP, {4096, 4096, 1}, 1},     {GROUP, {1024, 8192, 1}, 1},    {GROUP, {64, 1280, 64}, 32},
+                        {GROUP, {2, 1280, 1024}, 32},
+                  {CHANNEL, {1, 96, 400000}, 1},   {CHANNEL, {4, 768, 4096}, 1},   {CHANNEL, {8192, 2048, 1}, 1},
+                       {CHANNEL, {64, 384, 3136}, 8},
+                  {GROUP, {16, 2048, 256}, 2048},  {GROUP, {1, 8192, 1024}, 32},  {GROUP, {8, 64, 4096}, 64},
+                         {GROUP, {20000, 77, 1}, 7}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int form = 0; form < 16; form++) {
             const normfuse_type type = form & 1 ? NORMFUSE_BF16 : NORMFUSE_F32;
             const int64_t *sizes = shapes[i].sizes;
             const double bytes = (double)(sizes[0] * sizes[1] * sizes[2]) * (type == NORMFUSE_BF16 ? 2 : 4);
-            const normfuse_status status = ask_scratch_of_all(shapes[i].operator, form & 2 ? BACKWARD_SCRATCH : FORWARD_SCRATCH, type, form & 4,
+            const normfuse_status status = ask_scratch_of_all(shapes[i].operator, form & 2 ? BACKWARD_SCRATCH
+                                                              : FORWARD_SCRATCH, type, form & 4,
                                                               sizes, shapes[i].groups, form & 8, 2);
-            const double most = (f.tensors.dslope != NULL ? 1.5 : 1) * (bytes / 16 + of_two_threads(shapes[i].operator));
+            const double most = (f.tensors.dslope != NULL ? 1.5
+                                 : 1) * (bytes / 16 + of_two_threads(shapes[i].operator));
             struct normfuse_problem problem = problem_of_fixture();
             problem.stats = problem.sums = NULL; /* those of sharded halves */
             for (int adds = 1; adds >= 0; adds--) { /* pre_add, or pre_bias: a backend has one of them */
                 if (!adds) {
-                    problem.pre_bias = (struct normfuse_parameter){.data = (char *)&problem, .channel = 1, .type = NORMFUSE_F32};
+                    problem.pre_bias = (struct normfuse_parameter){.data = (char *)&problem, .channel = 1,
+                                                                   .type = NORMFUSE_F32};
                     problem.pre_add = problem.u = (struct normfuse_view){0};
                 }
                 const size_t scratch_bytes = normfuse_cpu_scratch_bytes(&problem, &f.exec);
-                CHECK(status == NORMFUSE_OK && (double)scratch_bytes <= most, "operator %d, form %d, %lld x %lld x %lld, %lld groups: %zu bytes, not %.0f",
+                CHECK(status == NORMFUSE_OK && (double)scratch_bytes <= most,
+                      "operator %d, form %d, %lld x %lld x %lld, %lld groups: %zu bytes, not %.0f",
                       (int)shapes[i].operator, form, (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
                       (long long)shapes[i].groups, scratch_bytes, most);
             }
@@ -1530,7 +1569,8 @@ static void test_scratch_of_halves(void)
                     half.phases = backward ? (second ? NORMFUSE_PHASE_BACKWARD_APPLY : NORMFUSE_PHASE_BACKWARD_SUMS)
                                            : (second ? NORMFUSE_PHASE_APPLY : NORMFUSE_PHASE_STATISTICS);
                     const size_t needed = normfuse_cpu_scratch_bytes(&half, &f.exec);
-                    CHECK(needed <= asked_bytes, "operator %d, backward %d, half %d, %d threads: %zu bytes, of the whole %zu",
+                    CHECK(needed <= asked_bytes,
+                          "operator %d, backward %d, half %d, %d threads: %zu bytes, of the whole %zu",
                           operator, backward, second, (int)threads, needed, asked_bytes);
                 }
             }
@@ -1586,7 +1626,7 @@ static void test_small_functions(void)
     CHECK(normfuse_sample_quantum(&f.t[X], &quantum) == NORMFUSE_UNSUPPORTED, "strides");
     f.axes[X].shape[1] = 0;
     CHECK(normfuse_sample_quantum(&f.t[X], &quantum) == NORMFUSE_OK && quantum >= 1, "empty x");
-    /* Of any number of samples, none included, in either layout. */
+    /* Any number of samples, none included, in either layout. */
     for (int last = 0; last < 2; last++) {
         int64_t quanta[2];
         for (int64_t n = 0; n < 2; n++) {
@@ -1759,8 +1799,8 @@ static void test_merge(void)
         const normfuse_tensor stats_tensor = f64_tensor(stats, &stats_axes, 2, triples, 3, 0);
         for (int i = 0; i < SETS; i++)
             stats[i][0] = i == 1 ? 0 : 7 + i;
-        CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &stats_tensor, &per_value_tensor, NULL) == NORMFUSE_OK, "%s",
-              normfuse_last_error());
+        CHECK(normfuse_sums_merge_per_value(&sums_in_tensor, &stats_tensor, &per_value_tensor, NULL) == NORMFUSE_OK,
+              "%s", normfuse_last_error());
         for (int i = 0; i < SETS * 2; i++) {
             const double count = stats[triples == 1 ? 0 : i / 2][0];
             CHECK(per_value[i / 2][i % 2] == sums[i / 2][i % 2] * NORMFUSE_PER_VALUE / (count < 1 ? 1 : count),
@@ -1810,14 +1850,15 @@ static void test_merge(void)
     CHECK(sums[0][0] == untouched, "a refused merge wrote");
     in_axes.shape[0] = 0;
     CHECK(normfuse_sums_merge(&sums_in_tensor, &sums_tensor, NULL) == NORMFUSE_OK && sums[0][0] == 0, "no shards");
-    /* Of no norm groups */
+    /* No norm groups */
     for (int64_t width = 2; width <= 3; width++) {
         normfuse_axes none[3];
-        const normfuse_tensor from = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 3, (int64_t[]){2, 0, width}, &none[0]),
+        const normfuse_tensor from = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 3, (int64_t[]){2, 0, width},
+                                                                &none[0]),
                               to = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 2, (int64_t[]){0, width}, &none[1]),
                               of = normfuse_tensor_contiguous(NULL, NORMFUSE_F64, 2, (int64_t[]){0, 3}, &none[2]);
-        CHECK((width == 3 ? normfuse_stats_merge : normfuse_sums_merge)(&from, &to, NULL) == NORMFUSE_OK, "no groups: %s",
-              normfuse_last_error());
+        CHECK((width == 3 ? normfuse_stats_merge : normfuse_sums_merge)(&from, &to, NULL) == NORMFUSE_OK,
+              "no groups: %s", normfuse_last_error());
         CHECK(width == 3 || normfuse_sums_merge_per_value(&from, &of, &to, NULL) == NORMFUSE_OK, "no groups: %s",
               normfuse_last_error());
     }
@@ -1946,8 +1987,8 @@ static void test_fold(void)
     const int64_t vast[] = {INT64_C(1) << 57, tensors.running_mean->shape[0], 0};
     normfuse_axes of_vast;
     const normfuse_tensor t_vast = normfuse_tensor_contiguous(NULL, NORMFUSE_F32, 3, vast, &of_vast);
-    CHECK(FOLD(NORMFUSE_FOLD_TRANSPOSED, &t_vast, NULL, &t_vast, &t_new_b) == NORMFUSE_OK, "a weight without elements: %s",
-          normfuse_last_error());
+    CHECK(FOLD(NORMFUSE_FOLD_TRANSPOSED, &t_vast, NULL, &t_vast, &t_new_b) == NORMFUSE_OK,
+          "a weight without elements: %s", normfuse_last_error());
 #undef FOLD
     CHECK(new_w[0] == 0x5a && memcmp(new_w, new_w + 1, sizeof new_w - 1) == 0, "a refused fold wrote");
 }

@@ -375,7 +375,7 @@ static void test_missing_compiler(void)
     /* It is installed later. */
     setenv("NORMFUSE_NVRTC", NORMFUSE_FAKE_NVRTC, 1);
     WORKS(0, 1);
-    /* What is in the cache needs none. */
+    /* A kernel in the cache needs none. */
     restart();
     setenv("NORMFUSE_NVRTC", "", 1);
     WORKS(0, 1);
@@ -486,7 +486,7 @@ static void test_kernels(void)
           normfuse_last_error(), fake->functions_loaded[0]);
 }
 
-/* Of many signatures each has its kernel. */
+/* Each of many signatures has its kernel. */
 static void test_many(void)
 {
     begin();
@@ -494,8 +494,8 @@ static void test_many(void)
     CUkernel kernels[MANY];
     for (int32_t i = 0; i < MANY; i++) {
         const struct normfuse_cuda_signature signature = signature_of(i);
-        CHECK(normfuse_cuda_specialized("test", device_of(0), &signature, NULL, &kernels[i]) == NORMFUSE_OK, "%d: %s", (int)i,
-              normfuse_last_error());
+        CHECK(normfuse_cuda_specialized("test", device_of(0), &signature, NULL, &kernels[i]) == NORMFUSE_OK, "%d: %s",
+              (int)i, normfuse_last_error());
     }
     for (int32_t i = 0; i < MANY; i++) {
         const struct normfuse_cuda_signature signature = signature_of(i);
@@ -522,11 +522,11 @@ static void test_driver_failures(void)
 {
     begin();
     (void)device_of(0);
-    /* What was just compiled, it does not take. */
+    /* A kernel that was just compiled, it does not take. */
     fake_driver.code_result = CUDA_ERROR_NO_BINARY_FOR_GPU;
     fake_driver.code_failures = 1;
     REFUSED(NORMFUSE_NO_KERNEL, specialize(0), "normfuse_single_forward_f32", "NVRTC 13.0");
-    /* What is in the cache, neither: it is compiled anew. */
+    /* Nor a kernel in the cache: it is compiled anew. */
     fake_driver.code_failures = 1;
     WORKS(0, 2);
     restart();
@@ -707,7 +707,7 @@ static void test_read_only(void)
     CHECK(in_child(as_nobody) == 0, "another user's call");
     CHECK(compilations() == 2, "%d compilations", compilations());
     CHECK(files_of(".kernel", NULL) == 1 && files_of(".part", NULL) == 0, "files were added");
-    /* What another user's file says, nobody believes. */
+    /* Another user's file is believed by nobody. */
     char path[PATH_BYTES + 300];
     files_of(".kernel", path);
     CHECK(chown(path, 1234, 0) == 0, "chown");
@@ -869,8 +869,8 @@ static void test_info(void)
               strcmp(info.cache, path_of("cache")) == 0 && info.cache_problem[0] == '\0',
           "%s; %s, %s", info.compiler, info.cache, info.cache_problem);
     WORKS(0, 1);
-    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.cache_kernels == 1 && info.cache_bytes > 100, "%d kernels",
-          (int)info.cache_kernels);
+    CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && info.cache_kernels == 1 && info.cache_bytes > 100,
+          "%d kernels", (int)info.cache_kernels);
     CHECK(chmod(path_of("cache"), 0777) == 0, "chmod");
     CHECK(normfuse_compiler_info(&info) == NORMFUSE_OK && strstr(info.cache_problem, "other users") != NULL, "%s",
           info.cache_problem);
@@ -974,7 +974,7 @@ static void test_threads(void)
     CHECK(compilations() == 8, "%d compilations", compilations());
 }
 
-/* What a call needs is compiled side by side, once; what fails of it is not the first one's failure. */
+/* The kernels of a call are compiled side by side, once; what fails of it is not the first one's failure. */
 static void test_kernels_of_a_call(void)
 {
     struct normfuse_cuda_signature signatures[3];
@@ -1201,10 +1201,10 @@ static void test_prepared_calls(void)
           normfuse_last_error());
     CHECK(fake_driver.launches == 0 && compilations() == 1, "%d compilations", compilations());
     exec.flags = 0;
-    CHECK(normfuse_stats_merge(&in, &out, &exec) == NORMFUSE_OK && fake_driver.launches == 1 && compilations() == 1, "%s",
-          normfuse_last_error());
+    CHECK(normfuse_stats_merge(&in, &out, &exec) == NORMFUSE_OK && fake_driver.launches == 1 && compilations() == 1,
+          "%s", normfuse_last_error());
     CHECK(strcmp(fake_driver.launch[0].name, "normfuse_finish_merge_f64") == 0, "%s", fake_driver.launch[0].name);
-    /* What a call would be refused for, it is refused for here. */
+    /* Calls are refused here for what they would be refused for. */
     fake_driver.devices = 0;
     fake_driver_use();
     REFUSED(NORMFUSE_BAD_ARGUMENT, prepare_call(NORMFUSE_CUDA, false, NULL), "no CUDA device");
@@ -1275,7 +1275,8 @@ static void test_nvrtc(const char *path)
     normfuse_cuda_compile(&unknown);
     CHECK(unknown.status == NORMFUSE_NO_COMPILER && !unknown.is_final, "sm_990: %d %s", (int)unknown.status,
           unknown.problem);
-    static const struct normfuse_cuda_text wrong[] = {{"single.cuh", "extern \"C\" __global__ void NORMFUSE_KERNEL() { lane(); }"},
+    static const struct normfuse_cuda_text wrong[] = {{"single.cuh",
+                                                       "extern \"C\" __global__ void NORMFUSE_KERNEL() { lane(); }"},
                                                       {NULL, NULL}};
     normfuse_cuda_texts = wrong;
     struct normfuse_cuda_compilation failed = {.signature = signature_of(1), .capability = 90};

@@ -115,7 +115,8 @@ nf::tensors cpp_side(const std::vector<given> &all, memory &at)
         void *const data = at.bytes.data() + i * SLOT;
         const auto type = static_cast<nf::type>(all[i].type);
         const auto &s = all[i].sizes;
-        tensors.*all[i].cpp = s.size() == 4 && all[i].channels_last ? nf::channels_last(type, data, {s[0], s[1], s[2], s[3]})
+        tensors.*all[i].cpp = s.size() == 4 &&
+                              all[i].channels_last ? nf::channels_last(type, data, {s[0], s[1], s[2], s[3]})
                                                                     : nf::tensor(data, type, s.data(), nullptr,
                                                                                  static_cast<std::int32_t>(s.size()));
     }
@@ -174,7 +175,8 @@ void test_group_norm(normfuse_type type, bool last)
                                           GIVEN(dbias, f64, false, 6), GIVEN(dscale, f32, false, 2, 6),
                                           GIVEN(dshift, f32, false, 2, 6)};
     const std::vector<given> stats = {GIVEN(stats, f64, false, 2, 3, 3)}, sums = {GIVEN(sums, f64, false, 2, 6, 2)};
-    const std::vector<given> dpost = {GIVEN(dpost_add, type, false, 2, 6, 5, 4)}, du = {GIVEN(du, type, last, 2, 6, 5, 4)};
+    const std::vector<given> dpost = {GIVEN(dpost_add, type, false, 2, 6, 5, 4)},
+                                     du = {GIVEN(du, type, last, 2, 6, 5, 4)};
 
     normfuse_group_norm_options c = {};
     c.groups = 3;
@@ -203,8 +205,10 @@ void test_group_norm(normfuse_type type, bool last)
 
 void test_scratch_bytes()
 {
-    const std::vector<given> all = {GIVEN(x, NORMFUSE_F32, false, 2, 6, 5, 4), GIVEN(y, NORMFUSE_F32, false, 2, 6, 5, 4)};
-    const std::vector<given> back = {all[0], GIVEN(dy, NORMFUSE_F32, false, 2, 6, 5, 4), GIVEN(dx, NORMFUSE_F32, false, 2, 6, 5, 4),
+    const std::vector<given> all = {GIVEN(x, NORMFUSE_F32, false, 2, 6, 5, 4),
+                                    GIVEN(y, NORMFUSE_F32, false, 2, 6, 5, 4)};
+    const std::vector<given> back = {all[0], GIVEN(dy, NORMFUSE_F32, false, 2, 6, 5, 4),
+                                     GIVEN(dx, NORMFUSE_F32, false, 2, 6, 5, 4),
                                      GIVEN(dweight, NORMFUSE_F32, false, 6)};
     normfuse_group_norm_options group = {};
     group.groups = 3;
@@ -217,13 +221,15 @@ void test_scratch_bytes()
     COMPARE_BYTES(batch_norm_forward_scratch_bytes, batch, nf::batch_norm_options{}, all);
     COMPARE_BYTES(affine_forward_scratch_bytes, affine, nf::affine_options{}, all);
     COMPARE_BYTES(affine_backward_scratch_bytes, affine, nf::affine_options{}, back);
-    const auto saved = back + std::vector<given>{GIVEN(mean, NORMFUSE_F64, false, 6), GIVEN(rstd, NORMFUSE_F32, false, 6)};
+    const auto saved = back + std::vector<given>{GIVEN(mean, NORMFUSE_F64, false, 6),
+                                                 GIVEN(rstd, NORMFUSE_F32, false, 6)};
     COMPARE_BYTES(batch_norm_backward_scratch_bytes, batch, nf::batch_norm_options{}, saved);
     COMPARE_BYTES(group_norm_backward_scratch_bytes, group, options, saved);
 
     // Scratch of the caller: enough of it is taken, less is refused.
     memory at(all);
-    const std::size_t bytes = value_of([&] { return nf::group_norm_forward_scratch_bytes(options, cpp_side(all, at)); });
+    const std::size_t bytes =
+        value_of([&] { return nf::group_norm_forward_scratch_bytes(options, cpp_side(all, at)); });
     void *const scratch = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     nf::execution where;
     where.scratch = scratch;
@@ -232,7 +238,8 @@ void test_scratch_bytes()
     CHECK(outcome_of([&] { return nf::group_norm_forward(options, cpp_side(all, at), where); }).status == NORMFUSE_OK,
           "scratch of the caller was refused");
     where.scratch_bytes = bytes - 1;
-    CHECK(outcome_of([&] { return nf::group_norm_forward(options, cpp_side(all, at), where); }).status == NORMFUSE_SCRATCH,
+    CHECK(outcome_of([&] { return nf::group_norm_forward(options, cpp_side(all, at),
+                                                         where); }).status == NORMFUSE_SCRATCH,
           "too little scratch was taken");
     std::free(scratch);
 }
@@ -265,11 +272,13 @@ void test_pool()
 void test_batch_norm()
 {
     const auto f32 = NORMFUSE_F32, f64 = NORMFUSE_F64;
-    const std::vector<given> base = {GIVEN(x, f32, true, 3, 4, 5, 2), GIVEN(weight, f32, false, 4), GIVEN(bias, f32, false, 4)};
+    const std::vector<given> base = {GIVEN(x, f32, true, 3, 4, 5, 2), GIVEN(weight, f32, false, 4),
+                                     GIVEN(bias, f32, false, 4)};
     const std::vector<given> y = {GIVEN(y, f32, true, 3, 4, 5, 2)}, dy = {GIVEN(dy, f32, true, 3, 4, 5, 2)};
     const std::vector<given> saved = {GIVEN(mean, f64, false, 4), GIVEN(rstd, f32, false, 4)};
     const std::vector<given> running = {GIVEN(running_mean, f32, false, 4), GIVEN(running_var, f64, false, 4)};
-    const std::vector<given> gradients = {GIVEN(dx, f32, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 4), GIVEN(dbias, f32, false, 4)};
+    const std::vector<given> gradients = {GIVEN(dx, f32, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 4),
+                                          GIVEN(dbias, f32, false, 4)};
     const std::vector<given> stats = {GIVEN(stats, f64, false, 4, 3)}, sums = {GIVEN(sums, f64, false, 4, 2)};
 
     normfuse_batch_norm_options c = {};
@@ -299,10 +308,13 @@ void test_batch_norm()
 void test_channel_norm()
 {
     const auto f32 = NORMFUSE_F32;
-    const std::vector<given> base = {GIVEN(x, f32, true, 3, 4, 5, 2), GIVEN(weight, f32, false, 4), GIVEN(bias, f32, false, 4)};
+    const std::vector<given> base = {GIVEN(x, f32, true, 3, 4, 5, 2), GIVEN(weight, f32, false, 4),
+                                     GIVEN(bias, f32, false, 4)};
     const std::vector<given> y = {GIVEN(y, f32, true, 3, 4, 5, 2)}, dy = {GIVEN(dy, f32, true, 3, 4, 5, 2)};
-    const std::vector<given> mean = {GIVEN(mean, NORMFUSE_F64, false, 3, 2, 10)}, rstd = {GIVEN(rstd, f32, false, 3, 2, 10)};
-    const std::vector<given> gradients = {GIVEN(dx, f32, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 4), GIVEN(dbias, f32, false, 4)};
+    const std::vector<given> mean = {GIVEN(mean, NORMFUSE_F64, false, 3, 2, 10)},
+                                    rstd = {GIVEN(rstd, f32, false, 3, 2, 10)};
+    const std::vector<given> gradients = {GIVEN(dx, f32, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 4),
+                                          GIVEN(dbias, f32, false, 4)};
     normfuse_channel_norm_options in_c = {};
     in_c.groups = 2;
     in_c.eps = 1e-5;
@@ -333,13 +345,15 @@ void test_affine()
     const auto f32 = NORMFUSE_F32;
     const std::vector<given> base = {GIVEN(x, NORMFUSE_F16, true, 3, 4, 5, 2), GIVEN(weight, f32, false, 3, 4),
                                      GIVEN(bias, f32, false, 3, 4)};
-    const std::vector<given> y = {GIVEN(y, NORMFUSE_F16, true, 3, 4, 5, 2)}, dy = {GIVEN(dy, NORMFUSE_F16, true, 3, 4, 5, 2)};
+    const std::vector<given> y = {GIVEN(y, NORMFUSE_F16, true, 3, 4, 5, 2)},
+                                 dy = {GIVEN(dy, NORMFUSE_F16, true, 3, 4, 5, 2)};
     const std::vector<given> gradients = {GIVEN(dx, NORMFUSE_F16, true, 3, 4, 5, 2), GIVEN(dweight, f32, false, 3, 4),
                                           GIVEN(dbias, f32, false, 3, 4)};
     const std::vector<given> slope = {GIVEN(slope, NORMFUSE_BF16, false, 4)}, dslope = {GIVEN(dslope, f32, false, 4)};
     for (int activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++) {
         const bool has_slope = activation == NORMFUSE_PRELU;
-        const std::vector<given> inputs = has_slope ? base + slope : base, outputs = has_slope ? gradients + dslope : gradients;
+        const std::vector<given> inputs = has_slope ? base + slope : base,
+                                          outputs = has_slope ? gradients + dslope : gradients;
         normfuse_affine_options c = {};
         c.activation = activation;
         nf::affine_options options;
@@ -360,13 +374,15 @@ void test_merges_and_fold()
     normfuse_tensor to = normfuse_tensor_contiguous(want, NORMFUSE_F64, 2, one, &axes[1]);
     CHECK(normfuse_stats_merge(&from, &to, nullptr) == NORMFUSE_OK, "stats_merge in C");
     const double *const read = in;
-    CHECK(outcome_of([&] { return nf::stats_merge(nf::contiguous(read, {3, 4, 3}), nf::contiguous(got, {4, 3})); }).status ==
+    CHECK(outcome_of([&] { return nf::stats_merge(nf::contiguous(read, {3, 4, 3}),
+                                                  nf::contiguous(got, {4, 3})); }).status ==
               NORMFUSE_OK, "stats_merge");
     CHECK(std::memcmp(want, got, sizeof want) == 0, "stats_merge: other bits");
     from = normfuse_tensor_contiguous(in, NORMFUSE_F64, 3, sums_of, &axes[0]);
     to = normfuse_tensor_contiguous(want, NORMFUSE_F64, 2, sum, &axes[1]);
     CHECK(normfuse_sums_merge(&from, &to, nullptr) == NORMFUSE_OK, "sums_merge in C");
-    CHECK(outcome_of([&] { return nf::sums_merge(nf::contiguous(read, {3, 6, 2}), nf::contiguous(got, {6, 2})); }).status ==
+    CHECK(outcome_of([&] { return nf::sums_merge(nf::contiguous(read, {3, 6, 2}),
+                                                 nf::contiguous(got, {6, 2})); }).status ==
               NORMFUSE_OK, "sums_merge");
     CHECK(std::memcmp(want, got, sizeof want) == 0, "sums_merge: other bits");
 
@@ -378,14 +394,17 @@ void test_merges_and_fold()
         const std::int64_t sizes[] = {transposed ? 2 : 3, transposed ? 3 : 2, 3}, channels[] = {3};
         normfuse_axes a[5];
         const auto make = normfuse_tensor_contiguous;
-        const normfuse_tensor c_conv = make(conv, NORMFUSE_F32, 3, sizes, &a[0]), c_mean = make(mean, NORMFUSE_F32, 1, channels, &a[1]),
-                              c_var = make(var, NORMFUSE_F32, 1, channels, &a[2]), c_weight = make(weight[0], NORMFUSE_F32, 3, sizes, &a[3]),
+        const normfuse_tensor c_conv = make(conv, NORMFUSE_F32, 3, sizes, &a[0]),
+                                       c_mean = make(mean, NORMFUSE_F32, 1, channels, &a[1]),
+                              c_var = make(var, NORMFUSE_F32, 1, channels, &a[2]),
+                                      c_weight = make(weight[0], NORMFUSE_F32, 3, sizes, &a[3]),
                               c_bias = make(bias[0], NORMFUSE_F32, 1, channels, &a[4]);
         normfuse_tensors c = {};
         c.struct_bytes = sizeof c;
         c.running_mean = &c_mean;
         c.running_var = &c_var;
-        CHECK(normfuse_batch_norm_fold(&c, 1e-5, transposed ? NORMFUSE_FOLD_TRANSPOSED : 0, &c_conv, nullptr, &c_weight, &c_bias) ==
+        CHECK(normfuse_batch_norm_fold(&c, 1e-5, transposed ? NORMFUSE_FOLD_TRANSPOSED : 0, &c_conv, nullptr, &c_weight,
+                                       &c_bias) ==
                   NORMFUSE_OK, "fold in C: %s", normfuse_last_error());
         nf::tensors given;
         given.running_mean = nf::contiguous(mean, {3});
@@ -417,7 +436,8 @@ void test_tensors()
                 data, NORMFUSE_F32, axes, sizes, &held);
             const nf::tensor &tensor = made[last][axes - 1];
             const normfuse_tensor got = tensor.c_tensor();
-            bool same = got.ndim == want.ndim && got.data == want.data && got.device.device_type == want.device.device_type &&
+            bool same = got.ndim == want.ndim && got.data == want.data &&
+                        got.device.device_type == want.device.device_type &&
                         got.dtype.code == want.dtype.code && got.dtype.bits == want.dtype.bits && got.dtype.lanes == 1;
             std::int64_t step = 1;
             for (std::int32_t a = axes - 1; a >= 0 && same; a--) {
@@ -429,14 +449,17 @@ void test_tensors()
         }
     for (const auto type : {nf::type::f64, nf::type::f32, nf::type::f16, nf::type::bf16}) {
         normfuse_axes held;
-        const normfuse_tensor want = normfuse_tensor_contiguous(data, static_cast<normfuse_type>(type), 1, sizes, &held);
+        const normfuse_tensor want = normfuse_tensor_contiguous(data, static_cast<normfuse_type>(type), 1, sizes,
+                                                                &held);
         const nf::tensor tensor = nf::contiguous(type, static_cast<void *>(data), {2});
-        CHECK(tensor.c_tensor().dtype.code == want.dtype.code && tensor.c_tensor().dtype.bits == want.dtype.bits, "a dtype");
+        CHECK(tensor.c_tensor().dtype.code == want.dtype.code && tensor.c_tensor().dtype.bits == want.dtype.bits,
+              "a dtype");
     }
     const nf::tensor there = nf::contiguous(data, {2}).on(NORMFUSE_CUDA, 3);
     CHECK(there.c_tensor().device.device_type == 2 && there.c_tensor().device.device_id == 3, "a device");
     CHECK(!nf::tensor().present() && there.present(), "absent tensors");
-    CHECK(nf::contiguous(data, {1, 1, 1, 1, 1, 1, 1, 1, 1}).axes() == 0 && nf::strided(data, {2, 3}, {1}).axes() == 0, "axes");
+    CHECK(nf::contiguous(data, {1, 1, 1, 1, 1, 1, 1, 1, 1}).axes() == 0 && nf::strided(data, {2, 3}, {1}).axes() == 0,
+          "axes");
     const float *const read = data;
     CHECK(nf::contiguous(read, {1}).read_only() && nf::channels_last(read, {1, 1, 1}).read_only() &&
               nf::strided(read, {1}, {1}).read_only() && !nf::channels_last(data, {1, 1, 1}).read_only(), "read_only");
@@ -455,8 +478,8 @@ void test_tensors()
     tensors.x = nf::contiguous(dense, {2, 2, 3});
     tensors.y = nf::contiguous(y[1], {2, 2, 3});
     const outcome whole_of_it = outcome_of([&] { return nf::group_norm_forward(options, tensors); });
-    CHECK(sliced.status == NORMFUSE_OK && whole_of_it.status == NORMFUSE_OK && std::memcmp(y[0], y[1], sizeof y[0]) == 0,
-          "strides: %s", sliced.text);
+    CHECK(sliced.status == NORMFUSE_OK && whole_of_it.status == NORMFUSE_OK &&
+          std::memcmp(y[0], y[1], sizeof y[0]) == 0, "strides: %s", sliced.text);
 }
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
@@ -464,7 +487,8 @@ void test_tensors()
 template <class Call> void expect(const char *name, normfuse_status status, const char *text, Call call)
 {
     const outcome got = outcome_of(call);
-    CHECK(got.status == status, "%s: status %d, expected %d", name, static_cast<int>(got.status), static_cast<int>(status));
+    CHECK(got.status == status, "%s: status %d, expected %d", name, static_cast<int>(got.status),
+          static_cast<int>(status));
     CHECK(std::strcmp(got.text, text) == 0, "%s: text \"%s\", expected \"%s\"", name, got.text, text);
 }
 
@@ -501,7 +525,9 @@ void test_refusals()
     refused_alike("no groups", [](c_options &c, options &o, nf::tensors &) { c.groups = o.groups = 0; });
     refused_alike("groups do not divide C", [](c_options &c, options &o, nf::tensors &) { c.groups = o.groups = 3; });
     refused_alike("no x", [](c_options &, options &, nf::tensors &t) { t.x = {}; });
-    refused_alike("NULL data", [](c_options &, options &, nf::tensors &t) { t.x = nf::contiguous(static_cast<float *>(nullptr), {2, 4, 3}); });
+    refused_alike("NULL data",
+                  [](c_options &, options &,
+                     nf::tensors &t) { t.x = nf::contiguous(static_cast<float *>(nullptr), {2, 4, 3}); });
     refused_alike("overlap", [](c_options &, options &, nf::tensors &t) {
         t.y = nf::contiguous(static_cast<float *>(t.x.data()) + 1, {2, 4, 3});
     });
@@ -533,7 +559,8 @@ void test_refusals()
            [&] { return nf::group_norm_forward(two, tensors); });
     tensors.running_mean = nf::contiguous(static_cast<const float *>(x), {4});
     tensors.y = {};
-    expect("read-only running_mean", NORMFUSE_BAD_ARGUMENT, "tensors.running_mean is written, and is a read-only tensor",
+    expect("read-only running_mean", NORMFUSE_BAD_ARGUMENT,
+           "tensors.running_mean is written, and is a read-only tensor",
            [&] { return nf::batch_norm_forward({}, tensors); });
     const double in[3] = {0, 0, 0};
     expect("read-only out", NORMFUSE_BAD_ARGUMENT, "out is written, and is a read-only tensor",

@@ -370,7 +370,7 @@ static void make(struct job *job, const char *name, int device, bool with_sync)
     wait_for(job);
 }
 
-/* What the call gives alone, twice. */
+/* The results of the call alone, twice. */
 static void settle(struct job *job)
 {
     NEED(cuCtxSetCurrent(contexts[job->device]));
@@ -1000,7 +1000,7 @@ static void test_more_than_31_bits(void)
 
 /* ---- tensors without elements ----------------------------------------------------------------------------------- */
 
-/* What a call over nothing writes is what it writes on the CPU. */
+/* A call over nothing writes what it writes on the CPU. */
 static void test_empty(void)
 {
     enum { N = 3, C = 4, VALUES = N * C, OUTPUTS = 4 };

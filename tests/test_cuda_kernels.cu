@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_cuda_kernels.cu - kernels of tests/test_cuda.c: one that occupies processors for a time, as a foreign program's
- * would, and two that fill and compare tensors of more elements than a test could upload. NVRTC compiles this file without any header of C's or of CUDA's. */
+ * would, and two that fill and compare tensors of more elements than a test could upload. NVRTC compiles this file
+ * without any header of C's or of CUDA's. */
 typedef unsigned long long int count_type;
 
 /* Each block stays for so many nanoseconds. */
@@ -16,7 +17,8 @@ extern "C" __global__ void test_spin(count_type nanoseconds)
 
 /* Element i of a tensor [N, C, positions], or with the channels last, is pattern[c][position % period]; the period is a
  * power of two. */
-static __device__ unsigned short periodic(const unsigned short *pattern, count_type i, count_type channels, count_type positions,
+static __device__ unsigned short periodic(const unsigned short *pattern, count_type i, count_type channels,
+                                          count_type positions,
                                     count_type period, int channels_last)
 {
     const count_type c = channels_last ? i % channels : i / positions % channels;
@@ -24,8 +26,8 @@ static __device__ unsigned short periodic(const unsigned short *pattern, count_t
     return pattern[c * period + (s & (period - 1))];
 }
 
-extern "C" __global__ void test_fill(unsigned short *data, const unsigned short *pattern, count_type elements, count_type channels,
-                                     count_type positions, count_type period, int channels_last)
+extern "C" __global__ void test_fill(unsigned short *data, const unsigned short *pattern, count_type elements,
+                                     count_type channels, count_type positions, count_type period, int channels_last)
 {
     const count_type step = (count_type)gridDim.x * blockDim.x;
     for (count_type i = (count_type)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += step)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_cuda_plans.c - what must hold of any choice of kernels and geometry, over drawn problems and GPUs, against a driver
- * without a GPU (fake_driver.h). A launch's signature is read out of the text that was compiled, its sizes out of its
- * arguments: every element of every tensor falls to one thread of one launch, which takes it for what it is; every place in
- * scratch memory that a later kernel reads is written by one block; grids and clusters are what the device can hold, and
- * blocks that wait for one another are resident together; scratch is used within what was asked for; and no value goes a
- * longer way through sums than tests/ref/tolerance.c says. */
+ * test_cuda_plans.c - what must hold of any choice of kernels and geometry, over drawn problems and GPUs, against a
+ * driver without a GPU (fake_driver.h). A launch's signature is read out of the text that was compiled, its sizes out
+ * of its arguments: every element of every tensor falls to one thread of one launch, which takes it for what it is;
+ * every place in scratch memory that a later kernel reads is written by one block; grids and clusters are what the
+ * device can hold, and blocks that wait for one another are resident together; scratch is used within what was asked
+ * for; and no value goes a longer way through sums than tests/ref/tolerance.c says. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -54,7 +54,8 @@ struct plan_case {
     bool residual; /* before the activation */
     bool summed, in_place; /* pre_add, and forward u, backward du; u over x */
     int32_t activation;
-    int64_t positions; /* of a sample: the call is channel norm, and sizes are those of group norm of its positions; or 0 */
+    /* of a sample: the call is channel norm, and sizes are those of group norm of its positions; or 0 */
+    int64_t positions;
     int32_t statistics, eps_kind;
 };
 
@@ -112,7 +113,7 @@ static bool is_power_of_two(int64_t value)
 
 /* ---- the body `single` ------------------------------------------------------------------------------------------- */
 
-/* What shares statistics with element (n, c), and where these are. */
+/* The elements that share statistics with element (n, c), and where these are. */
 static int64_t set_of_element(const struct plan_case *test, int64_t n, int64_t c)
 {
     return test->op == GROUP_NORM ? n * test->groups + c / (test->sizes[1] / test->groups) : c;
@@ -141,7 +142,7 @@ static bool is_tiled(const struct single *s)
     return s->of.statistics == NORMFUSE_STATISTICS_COLUMN && s->of.parameters == NORMFUSE_PARAMETERS_OF_ROW;
 }
 
-/* Where element i of the call is, by sample, channel and position. */
+/* The place of element i of the call, by sample, channel and position. */
 static int64_t memory_of(const struct single *s, int64_t i)
 {
     const int64_t *const sizes = s->test->sizes;
@@ -198,7 +199,7 @@ static struct single_place place_in_single(const struct single *s, int64_t block
     return at;
 }
 
-/* Where the sums of a channel go: which block writes each place, and that each is written. */
+/* The places of the sums of a channel: which block writes each place, and that each is written. */
 struct single_sums {
     int32_t *writer; /* 1 + the block; 0: none yet */
     int64_t count;
@@ -216,7 +217,7 @@ static bool note_sums(const struct single *s, const struct single_place *at, int
     const int64_t index = (of_sample * a->call.channels + channel) * a->call.sum_slots + slot;
     if (slot >= a->call.sum_slots || index >= sums->count)
         return CHECK(false, "%s: sums of channel %lld are beyond their places", s->test->name, (long long)channel);
-    /* Where the blocks of a cluster know the totals of all, the first one writes these. */
+    /* Blocks of a cluster that know the totals of all: the first one writes these. */
     const bool is_known = a->call.part_slots == 1 && s->of.shared_by_cluster != 0 && s->of.sums_slopes == 0;
     const int64_t writer = 1 + at->block - (is_known ? at->rank : 0);
     const int32_t before = sums->writer[index];
@@ -289,14 +290,12 @@ static double longest_way_in_single(const struct single *s, bool of_gradients)
     const struct normfuse_single_arguments *const a = &s->a;
     const int64_t lanes = s->of.lanes, vector = s->of.vector;
     const int64_t thread_rows = up(a->part_rows, s->down);
-    const int64_t thread_columns = vector * s->of.held_columns < a->part_columns ? vector * s->of.held_columns
-                                                                               : a->part_columns;
+    const int64_t thread_columns = least(vector * s->of.held_columns, a->part_columns);
     /* Adding the nothing that other threads have rounds nothing; those of a row are adjacent. */
     const int64_t busy_rows = least(a->part_rows, s->down),
                   busy = busy_rows > 1 ? busy_rows * s->of.across : least(lanes, up(a->part_columns, vector));
-    const int64_t warps = up(busy, 32), of_block = levels(least(busy, 32)) + (warps <= 1     ? 0
-                                                                              : lanes <= 256 ? warps - 1
-                                                                                             : levels(warps));
+    const int64_t warps = up(busy, 32), of_warps = warps <= 1 ? 0 : lanes <= 256 ? warps - 1 : levels(warps);
+    const int64_t of_block = levels(least(busy, 32)) + of_warps;
     const int64_t at_once = INT64_C(1) << a->sample_bits;
     const int64_t samples = of_gradients ? up(a->samples, at_once * a->walkers) - 1 : 0;
     const bool by_row = s->of.parameters == NORMFUSE_PARAMETERS_OF_ROW,
@@ -308,8 +307,8 @@ static double longest_way_in_single(const struct single *s, bool of_gradients)
         return (double)(thread_rows + up(s->down, column_lanes) + levels(column_lanes) +
                         (s->of.shared_by_cluster ? a->parts : 0) + 6);
     }
-    /* Of a channel: its values in a thread, then the sums of samples; those of threads in double, but for lanes of a row
-     * and the threads of a group of one channel. */
+    /* A channel's additions: its values in a thread, then the sums of samples; those of threads in double, but for
+     * lanes of a row and the threads of a group of one channel. */
     if (of_gradients && (by_row || by_column))
         return (double)((by_row ? thread_columns + levels(s->of.across) : thread_rows) + samples + 6);
     /* Forward in two sums, which are then one. */
@@ -485,7 +484,8 @@ struct walk {
     int64_t batch, channel, position, extent; /* strides, and one past the last element */
 };
 
-/* A block and a thread of it; as `place` in device/walk.cuh. In later turns a block is as many further as the grid has. */
+/* A block and a thread of it; as `place` in device/walk.cuh. In later turns a block is as many further as the grid has.
+ * */
 struct walk_place {
     int64_t block, thread, part, wide, sample, slab, tx, ty, column;
     int64_t first_row, row_end, first_vector, vector_end, begin;
@@ -561,7 +561,8 @@ static bool note_written(const struct walk *w, struct written *to, int64_t index
                                 before - 1, (long long)block, what, (long long)index);
 }
 
-/* What a block leaves, of the slab that it has in a turn. `triples`, `pairs` and `gradients` may have no places. */
+/* The sums that a block leaves, of the slab that it has in a turn. `triples`, `pairs` and `gradients` may have no
+ * places. */
 struct left_by_walk {
     struct written triples, pairs, gradients;
 };
@@ -707,7 +708,7 @@ static void count_owners_of_walk(const struct walk *w, unsigned char *seen, stru
 #undef HOLDS
 }
 
-/* Whether a tensor is read beside x and dy: ahead of the activation. */
+/* True if a tensor is read beside x and dy: ahead of the activation. */
 static bool adds_post(const struct normfuse_cuda_signature *of)
 {
     return of->post_add && (!of->backward || of->activation != NORMFUSE_IDENTITY);
@@ -801,7 +802,7 @@ static double longest_way_in_walk(const struct walk *w)
     if (w->by_rows && w->of.backward) /* rows in a thread, then those of the part in double or one after the other */
         return (double)(a->steps * vector + levels(w->of.across < 32 ? w->of.across : 32) +
                         up(a->part_rows, w->of.threads) + of_block + of_parts + 6);
-    /* What a vector has of other rows counts as nothing. */
+    /* The elements of other rows in a vector count as nothing. */
     const int64_t values = rows * least(a->steps * vector, a->columns);
     const int64_t in_thread = w->of.backward ? values
                               : vector > 1   ? least(vectors * (vector / 2) + 1, values)
@@ -809,7 +810,7 @@ static double longest_way_in_walk(const struct walk *w)
     return (double)(in_thread + of_block + of_parts + 6);
 }
 
-/* What the last kernel with sums left for a later one: triples of a norm group; slots of a channel, of each sample. */
+/* The sums that the last kernel left for a later one: triples of a norm group; slots of a channel, of each sample. */
 static struct {
     int64_t triples, slots;
     bool of_samples;
@@ -1125,7 +1126,8 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     const int64_t of_positions[] = {test->positions > 0 ? sizes[0] / test->positions : 0, sizes[1], test->positions};
     const int64_t *const given = test->positions > 0 ? of_positions : sizes;
     snprintf(test->name, sizeof test->name, "%s %lldx%lldx%lld groups=%lld %s %s act=%d %s%s%s%s on %s by %s%s",
-             test->positions > 0 ? "positions" : problem_operator_name(test->op), (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
+             test->positions > 0 ? "positions" : problem_operator_name(test->op), (long long)sizes[0],
+             (long long)sizes[1], (long long)sizes[2],
              (long long)test->groups, types[test->type], test->channels_last ? "nhwc" : "nchw", (int)test->activation,
              test->backward ? "bwd" : "fwd", test->has_sync ? " sync" : "",
              test->misaligned ? " misaligned"
@@ -1234,8 +1236,9 @@ static void run_plan_case(struct plan_case *test, const struct normfuse_cuda_dev
     }
 }
 
-/* One copy of device/transpose.cuh: tiles that are all of the tensor, vectors that are aligned in memory, shared memory that
- * holds a tile, and memory that is no other copy's: of the call's scratch, or for an input that of one of `outputs`. */
+/* One copy of device/transpose.cuh: tiles that are all of the tensor, vectors that are aligned in memory, shared memory
+ * that holds a tile, and memory that is no other copy's: of the call's scratch, or for an input that of one of
+ * `outputs`. */
 static void check_copy(const char *name, const struct fake_launch *launch, const struct normfuse_transpose_copy *copy,
                        int64_t bytes, int64_t elements, bool is_output, uintptr_t outputs[2], size_t *scratch_used)
 {
@@ -1525,7 +1528,7 @@ static void use_gpu(int which)
 }
 enum { GPUS = 6, SMALL_H200 = 4 };
 
-static int cases_of_gpu = 2500;
+static int cases_of_gpu = 600;
 
 /* The planner's own choice. */
 static void test_plans(void)
@@ -1584,7 +1587,8 @@ static void test_plans_of_positions(void)
                                      .summed = i % 5 == 0,
                                      .positions = random_below(8) == 0 ? 1 : random_size(i % 3 == 0 ? 21 : 9),
                                      .groups = 1,
-                                     .activation = random_below(2) ? NORMFUSE_SILU : (int32_t)random_below(NORMFUSE_PRELU + 1),
+                                     .activation = random_below(2) ? NORMFUSE_SILU
+                                     : (int32_t)random_below(NORMFUSE_PRELU + 1),
                                      .statistics = random_below(3) ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE,
                                      .eps_kind = random_below(2) ? NORMFUSE_EPS_OF_NORM : NORMFUSE_EPS_ADDED};
             test.sizes[0] = samples * test.positions;
@@ -1604,7 +1608,7 @@ static void test_plans_of_positions(void)
           "%d mean squares, %d norms, %d too wide", squares, of_norm, too_wide);
 }
 
-/* What norm over channels has no kernels for, and neighbours that it has. */
+/* Problems that norm over channels has no kernels for, and neighbours that it has. */
 static void test_refused_positions(void)
 {
     static const struct {
@@ -1641,8 +1645,8 @@ static void test_refused_positions(void)
             normfuse_tensor *const of = k < 3 ? &big[k] : &small[k - 3];
             void *const data = (void *)(base + (uintptr_t)k * gap);
             if (k >= 3)
-                *of = normfuse_tensor_contiguous(data, NORMFUSE_F32, k == 3 ? 2 : 1, k == 3 ? sizes : k == 4 ? &sizes[1] : &sets,
-                                                 &axes[k]);
+                *of = normfuse_tensor_contiguous(data, NORMFUSE_F32, k == 3 ? 2 : 1,
+                                                 k == 3 ? sizes : k == 4 ? &sizes[1] : &sets, &axes[k]);
             else if (cases[i].channels_first)
                 *of = normfuse_tensor_contiguous(data, NORMFUSE_BF16, 3, sizes, &axes[k]);
             else
@@ -1655,7 +1659,8 @@ static void test_refused_positions(void)
         }
         if (cases[i].wide)
             big[1].dtype = small[1].dtype;
-        normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[1], .rstd = &small[3]};
+        normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &big[0], .weight = &small[1],
+                                    .rstd = &small[3]};
         tensors.mean = cases[i].squares ? NULL : &small[2];
         *(cases[i].backward ? &tensors.dy : &tensors.y) = &big[1];
         if (cases[i].backward)
@@ -1667,15 +1672,18 @@ static void test_refused_positions(void)
         const struct problem_line line = {.op = CHANNEL_NORM,
                                           .groups = cases[i].groups,
                                           .eps = 1e-5,
-                                          .statistics = cases[i].squares ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE};
-        normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = (void *)scratch_address, .scratch_bytes = SIZE_MAX / 4};
+                                          .statistics = cases[i].squares ? NORMFUSE_MEAN_SQUARE
+                                          : NORMFUSE_MEAN_AND_VARIANCE};
+        normfuse_exec exec = {.struct_bytes = sizeof exec, .scratch = (void *)scratch_address,
+                              .scratch_bytes = SIZE_MAX / 4};
         fake_driver.launches = 0;
         const normfuse_status status = operator_call(&line, cases[i].backward, &tensors, &exec, NULL);
         if (cases[i].reason == NULL)
             CHECK(status == NORMFUSE_OK && fake_driver.launches > 0, "case %zu: %s", i, normfuse_last_error());
         else
             CHECK(status == NORMFUSE_UNSUPPORTED && strstr(normfuse_last_error(), cases[i].reason) != NULL &&
-                      fake_driver.launches == 0, "case %zu, %s: %d %s", i, cases[i].reason, (int)status, normfuse_last_error());
+                      fake_driver.launches == 0, "case %zu, %s: %d %s", i, cases[i].reason, (int)status,
+                      normfuse_last_error());
     }
 }
 
@@ -1742,11 +1750,11 @@ static void test_long_strides(void)
 }
 
 
-/* test_cuda_plans [--fast]: a fifth of the problems, as sanitizers are slow. */
+/* test_cuda_plans [--problems N]: random problems of each GPU that the planner chooses for. */
 int main(int count, char **arguments)
 {
-    if (count > 1 && strcmp(arguments[1], "--fast") == 0)
-        cases_of_gpu /= 5;
+    if (count > 2 && strcmp(arguments[1], "--problems") == 0)
+        cases_of_gpu = atoi(arguments[2]);
     setenv("NORMFUSE_NVRTC", NORMFUSE_FAKE_NVRTC, 1);
     setenv("NORMFUSE_CACHE_DIR", "", 1);
     test_plans();

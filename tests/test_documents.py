@@ -4,12 +4,14 @@ site, built. The library is build/release, or what NORMFUSE_BUILD names.
 
 A fenced block says its language, and each language has a test:
   python   the blocks of a page run one after the other; <!-- python: ... --> holds what a page does not show
-  output   what the python blocks of the page print, all of it: numbers with a point within 2 % or both below 1e-4; "..."
+  output   what the python blocks of the page print, all of it: numbers with a point within 2 % or both below 1e-4;
+  "..."
            stands for anything in a line, alone for any lines
   c, cpp   a program (it has a main) is compiled and run, one that includes <cuda.h> on the stand-in for a GPU
            (fake_gpu.c), which computes nothing; anything else stands line for line in a file that the page links to
   cmake    stands line for line in a project of tests/consumers
-  sh       normfuse and python -m normfuse run (bench, check and compile as --list). A block with cc runs whole, in a home where the
+  sh       normfuse and python -m normfuse run (bench, check and compile as --list). A block with cc runs whole, in a
+  home where the
            library is installed, and so does what it compiled. make knows the target and files that are named exist;
            make, pip and cmake themselves run in the checks of wheels, of an installed tree and of a release
   console  lines after "$ " run, and print what follows; a line "..." stands for any lines
@@ -38,7 +40,7 @@ BUILD = pathlib.Path(os.environ.get("NORMFUSE_BUILD", ROOT / "build/release"))
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")] + \
     sorted((ROOT / "docs").rglob("*.md"))
 LANGUAGES = {"python", "output", "c", "cpp", "cmake", "sh", "console", "text"}
-# What begins a line that somebody would type.
+# Words that begin a line that somebody would type.
 COMMAND = re.compile(r"\s*(\$ |(build/)?normfuse (run|check|bench|compile|info)|make |pip |python3? |cmake |g?cc |cargo )")
 
 
@@ -76,7 +78,8 @@ def with_blocks(*languages):
 
 
 def sentences(*words):
-    process = subprocess.run([sys.executable, ROOT / "tests/check_sentences.py", *words], stdout=subprocess.PIPE, text=True)
+    process = subprocess.run([sys.executable, ROOT / "tests/check_sentences.py", *words], stdout=subprocess.PIPE,
+                             text=True)
     return process.returncode, process.stdout
 
 
@@ -98,7 +101,8 @@ def sentences(*words):
     ("1.5 of 2.0 are " + "word " * 35 + "end. " + "Two words. " * 4, True)])                        # a point in a number ends nothing
 def test_sentences_are_counted(tmp_path, text, passes):
     page = tmp_path / "page.md"
-    text = "\n".join(line if re.match(r"[|<]|    |output", line) else textwrap.fill(line, 100) for line in text.split("\n"))
+    text = "\n".join(line if re.match(r"[|<]|    |output", line) else textwrap.fill(line, 100)
+                     for line in text.split("\n"))
     page.write_text("# Title\n\n" + text + "\n")
     code, output = sentences(page)
     assert (code == 0) == passes, output
@@ -126,7 +130,8 @@ def test_prose_has_100_columns(tmp_path, line, passes):
 
 
 @pytest.mark.parametrize("line, passes", [
-    ("/* The place of a row. */", True), ("    /* Where a row is. */", False), (" * What it holds.", False), ("// Of a row.", False),
+    ("/* The place of a row. */", True), ("    /* Where a row is. */", False), (" * What it holds.", False),
+    ("// Of a row.", False),
     ("int whether;  // Whether", True), ("/* Offset of a row. */", True)])
 def test_comments_begin_with_a_noun(tmp_path, line, passes):
     (tmp_path / "file.c").write_text(line + "\n")
@@ -179,7 +184,8 @@ def test_links(page):
 # ---- code -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES if "history" not in page.parts])
+@pytest.mark.parametrize("page",
+                         [pytest.param(page, id=name_of(page)) for page in PAGES if "history" not in page.parts])
 def test_blocks_say_what_they_are(page):
     """A block of a language that no test runs, or a command in a block without one, would be code that nothing runs."""
     wrong = [language for language, _ in parts(page) if language is not None and language not in LANGUAGES]
@@ -197,7 +203,8 @@ def environment(tmp_path):
     tools.mkdir(exist_ok=True)
     if not (tools / "normfuse").exists():
         (tools / "normfuse").symlink_to(BUILD / "normfuse")
-    return {**os.environ, "NORMFUSE_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"), "PYTHONDONTWRITEBYTECODE": "1",
+    return {**os.environ, "NORMFUSE_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"),
+            "PYTHONDONTWRITEBYTECODE": "1",
             "PATH": f"{tools}:{os.environ['PATH']}", "NORMFUSE_NUM_THREADS": "2", "TMPDIR": str(tmp_path),
             "OMP_NUM_THREADS": "1"}  # on busy cores its threads wait for one another
 
@@ -294,7 +301,8 @@ def test_c(page, tmp_path):
         cuda = stand_in() if "#include <cuda.h>" in code else []
         if cuda:
             env["LD_LIBRARY_PATH"] = str(BUILD / "fake/gpu")
-        subprocess.run([compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", source, f"-I{ROOT / 'include'}", f"-L{BUILD}",
+        subprocess.run([compiler, f"-std={standard}", "-Wall", "-Wextra", "-Werror", source, f"-I{ROOT / 'include'}",
+                        f"-L{BUILD}",
                         f"-Wl,-rpath,{BUILD}", *cuda, "-lnormfuse", "-lm", "-o", program], check=True, timeout=120)
         subprocess.run([program], check=True, cwd=tmp_path, env=env, timeout=60)
 
@@ -339,14 +347,15 @@ def compiles(text, tmp_path):
     """Runs a block with cc as one who has done `make install PREFIX=$HOME/.local`, and the programs that it made."""
     home = tmp_path / "home"
     cmake = re.search(r"^CMAKE_COMMAND:INTERNAL=(.+)$", (BUILD / "CMakeCache.txt").read_text(), re.M).group(1)
-    subprocess.run([cmake, "--install", BUILD, "--prefix", home / ".local"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    subprocess.run([cmake, "--install", BUILD, "--prefix", home / ".local"], check=True, stdout=subprocess.DEVNULL,
+                   timeout=60)
     for name in ("app.c", "group_norm.c"):
         shutil.copy(ROOT / "examples/group_norm.c", tmp_path / name)
     programs = [words[words.index("-o") + 1] for words in commands(text) if words[0] == "cc"]
     script = "set -e\n" + text + "".join(f"\n./{program}" for program in programs)
     clean = {key: value for key, value in os.environ.items() if key not in ("PKG_CONFIG_PATH", "LD_LIBRARY_PATH")}
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**clean, "HOME": str(home)}, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**clean, "HOME": str(home)},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert done.returncode == 0 and "y = -0.2669" in done.stdout, done.stdout[-2000:]
 
 
@@ -377,7 +386,8 @@ def test_sh(page, tmp_path):
         if program in ("normfuse", "build/normfuse"):
             if "device=cuda" in rest and rest[0] == "run":
                 continue
-            rest = [word if not word.startswith("@") else f"@{ROOT / word[1:]}" for word in rest if not word.startswith(">")]
+            rest = [word if not word.startswith("@") else f"@{ROOT / word[1:]}" for word in rest
+                    if not word.startswith(">")]
             rest += ["--list"] if rest and rest[0] in ("bench", "check", "compile") else []
             done = subprocess.run(["normfuse", *rest], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, timeout=60)
@@ -391,13 +401,14 @@ def test_sh(page, tmp_path):
                 pytest.skip("not installed: numpy")
             if rest[1] == "normfuse.onnx":
                 onnx_model(tmp_path / "unet.onnx")
-            done = subprocess.run([sys.executable, *rest], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, timeout=120)
+            done = subprocess.run([sys.executable, *rest], cwd=tmp_path, env=environment(tmp_path),
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
             assert done.returncode == 0, f"{' '.join(words)}: {done.stdout[-500:]}"
         elif "/" in program:
             assert (ROOT / program).exists() or program.startswith("build/"), f"{program}: no such file"
         else:
-            assert program in ("cc", "cmake", "pip", "python", "python3", "man", "export", "cd", "git", "sha256sum", "tar"), f"{program} has no test"
+            assert program in ("cc", "cmake", "pip", "python", "python3", "man", "export", "cd", "git", "sha256sum",
+                               "tar"), f"{program} has no test"
 
 
 @pytest.mark.parametrize("page", with_blocks("console"))
@@ -406,9 +417,10 @@ def test_console(page, tmp_path):
     for text in blocks(page, "console"):
         for shown in re.split(r"^\$ ", text, flags=re.M)[1:]:
             command, _, expected = shown.partition("\n")
-            done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, timeout=60)
-            pattern = "\n".join(re.escape(line) if line.strip() != "..." else r"(?:.*\n?)*?" for line in expected.strip().split("\n"))
+            done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(tmp_path),
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+            pattern = "\n".join(re.escape(line) if line.strip() != "..." else r"(?:.*\n?)*?"
+                                for line in expected.strip().split("\n"))
             assert re.fullmatch(pattern, done.stdout.strip()), f"$ {command}\n{done.stdout}"
 
 
@@ -438,7 +450,8 @@ def test_figures_are_what_the_rows_give():
 
 
 def classes(svg):
-    return {name for element in xml.etree.ElementTree.fromstring(svg).iter() for name in element.get("class", "").split()}
+    return {name for element in xml.etree.ElementTree.fromstring(svg).iter()
+            for name in element.get("class", "").split()}
 
 
 def test_figures_are_read_in_both_schemes(plot):
@@ -455,7 +468,8 @@ def test_figures_are_read_in_both_schemes(plot):
 
     cards = re.findall(r"\.card { fill: (#\w{6}) }", plot.Drawing(1, 1, "").svg())
     assert len(cards) == 2
-    assert [(name, card) for name, both in plot.COLOURS.items() for colour, card in zip(both, cards) if contrast(colour, card) < 3] == []
+    assert [(name, card) for name, both in plot.COLOURS.items() for colour,
+            card in zip(both, cards) if contrast(colour, card) < 3] == []
     figures = sorted((ROOT / "docs/figures").glob("*.svg"))
     shown = "\n".join(page.read_text() for page in PAGES)
     assert len(figures) >= 8 and [path.name for path in figures if f"figures/{path.name})" not in shown] == []
@@ -469,8 +483,9 @@ def test_figures_are_read_in_both_schemes(plot):
 
 def test_figures_of_rows_to_come(plot, tmp_path):
     """Rows of times over sizes, and of errors: a mark a row, where its numbers are."""
-    rows = [{"problem": f"group_norm 1x256x{n}x{n} groups=32{words}", "shape": f"1x256x{n}x{n}", "dtype": "f32", "dir": direction,
-             "impl": name, "median_us": us * n, "floor_us": n} for n in (2, 16, 1024) for words, direction in (("", "fwd"), (" dir=bwd", "bwd"))
+    rows = [{"problem": f"group_norm 1x256x{n}x{n} groups=32{words}", "shape": f"1x256x{n}x{n}", "dtype": "f32",
+             "dir": direction, "impl": name, "median_us": us * n,
+             "floor_us": n} for n in (2, 16, 1024) for words, direction in (("", "fwd"), (" dir=bwd", "bwd"))
             for name, us in (("normfuse", 2), ("torch", 9))]
     path = tmp_path / "a-cpu-sizes.jsonl"
 
@@ -483,8 +498,10 @@ def test_figures_of_rows_to_come(plot, tmp_path):
     assert len(first) == len(rows) + 2 == len(set(first))  # two in the legend
     rows[5]["median_us"] *= 2
     assert len(set(first) ^ set(marks(plot.sizes, rows))) == 2
-    rows = [{"impl": name, "mean_over_sigma": mean, "y_error": error, "dx_error": None if name == "torch" else error / 2}
-            for name in ("normfuse", "torch") for mean, error in ((0, 1e-7), (1, 1e-6), (1000, 1e-3 if name == "normfuse" else "nan"))]
+    rows = [{"impl": name, "mean_over_sigma": mean, "y_error": error,
+             "dx_error": None if name == "torch" else error / 2}
+            for name in ("normfuse", "torch") for mean,
+            error in ((0, 1e-7), (1, 1e-6), (1000, 1e-3 if name == "normfuse" else "nan"))]
     assert len(marks(plot.errors, rows)) == 2 + 5 + 3 + 1  # the last beside the words of the NaN
     assert ">NaN from 1000<" in plot.errors("Title", path).svg()
 
@@ -527,8 +544,8 @@ def test_site(tmp_path):
     if subprocess.run([python, "-c", "import mkdocs, material"], stderr=subprocess.DEVNULL).returncode != 0:
         pytest.skip("MkDocs Material is not installed: docs/site/requirements.txt")
     site = tmp_path / "site"
-    done = subprocess.run([python, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", site], cwd=tmp_path,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+    done = subprocess.run([python, "-m", "mkdocs", "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", site],
+                          cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
                           env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"})
     assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout[-3000:]
     pages = {page: References(page.read_text()) for page in site.rglob("*.html")}
@@ -544,7 +561,8 @@ def test_site(tmp_path):
             path, _, anchor = target.partition("#")
             to = (page.parent / path.split("?")[0]).resolve() if path else page
             to = to / "index.html" if to.is_dir() else to
-            if not to.exists() or (anchor and to in pages and anchor not in pages[to].ids and not anchor.startswith("__")):
+            if not to.exists() or (anchor and to in pages and anchor not in pages[to].ids
+                                   and not anchor.startswith("__")):
                 wrong.append(f"{page.relative_to(site)}: {target}")
     assert not wrong
     # Nothing is fetched: no script, style or font of another place.
@@ -556,7 +574,8 @@ def test_site(tmp_path):
 
 
 def test_one_address():
-    """The repository's address is that of pyproject.toml wherever it stands, and an index can follow the links of its page."""
+    """The repository's address is that of pyproject.toml wherever it stands, and an index can follow the links of its
+    page."""
     spec = importlib.util.spec_from_file_location("description", ROOT / "cmake/description.py")
     description = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(description)
@@ -574,8 +593,8 @@ def test_one_address():
 
 def test_messages_are_those_of_the_code():
     """Each message of docs/errors.md is somewhere in the sources, but for what its <...> stand for."""
-    text = "\n".join(path.read_text() for folder in ("src", "cli", "python/normfuse") for path in sorted((ROOT / folder).rglob("*.*"))
-                     if path.suffix in (".c", ".h", ".py"))
+    text = "\n".join(path.read_text() for folder in ("src", "cli", "python/normfuse")
+                     for path in sorted((ROOT / folder).rglob("*.*")) if path.suffix in (".c", ".h", ".py"))
     text = re.sub(r'"\s*PRI\w+\s*"', "", text)
     text = re.sub(r'"\s*\+?\s*\n\s*f?"', "", text)  # literals that go on in the next line
     text = re.sub(r"%[a-z]+|%", "", text).replace('\\"', '"')
@@ -583,7 +602,8 @@ def test_messages_are_those_of_the_code():
     for message in re.findall(r"^\| `([^`]*)` \|", (ROOT / "docs/errors.md").read_text(), re.M):
         if message.startswith("NORMFUSE_") and " " not in message:
             continue
-        missing += [part for part in (part.strip() for part in re.split(r"<[^>]*>", message)) if len(part) > 6 and part not in text]
+        missing += [part for part in (part.strip() for part in re.split(r"<[^>]*>", message)) if len(part) > 6
+                    and part not in text]
     assert not missing
 
 
@@ -607,7 +627,8 @@ def test_environment_variables_are_on_their_page():
 
 def test_files_of_recipes():
     """Every file that a recipe's table names is there, with the words in the second column that are names of code."""
-    tables = re.findall(r"^### (.*?)\n(.*?)(?=^#|^\*\*|\Z)", (ROOT / "docs/developing/recipes.md").read_text(), re.M | re.S)
+    tables = re.findall(r"^### (.*?)\n(.*?)(?=^#|^\*\*|\Z)", (ROOT / "docs/developing/recipes.md").read_text(),
+                        re.M | re.S)
     assert {name for name, _ in tables} == {"An instruction set", "An operator", "An addition", "An activation"}
     for name, table in tables:
         rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.M)
@@ -630,8 +651,10 @@ def test_versions_agree():
     citation = dict(re.findall(r"^([\w-]+): (.*)$", (ROOT / "CITATION.cff").read_text(), re.M))
     assert date == "unreleased" or (citation["version"], citation["date-released"]) == (version, date)
     debian = (ROOT / "debian/changelog").read_text()
-    assert debian.startswith(f"normfuse ({version}-") and (date == "unreleased" or f"{date[8:]} " in debian.split("\n --")[1])
+    assert debian.startswith(f"normfuse ({version}-") and (date == "unreleased"
+                                                           or f"{date[8:]} " in debian.split("\n --")[1])
     assert f"**Status: {version}" in (ROOT / "README.md").read_text()
     assert f"version = {{{version}}}" in (ROOT / "docs/help.md").read_text()
     assert f'version = "{version}"' in (ROOT / "integrations/comfyui/pyproject.toml").read_text()
-    assert version in subprocess.run(["make", "-s", "version"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.split()
+    assert version in subprocess.run(["make", "-s", "version"], cwd=ROOT, stdout=subprocess.PIPE,
+                                     text=True).stdout.split()

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_failures.c - each allocation, file, thread and library that the library asks for is refused in turn, for each kind
- * of call: the call says so and writes nothing, or does without and writes the same; nothing leaks; the next call works.
- * The linker puts the functions below in the place of libc's (--wrap). A process of its own for each refusal, since much
- * is asked for once. */
+ * test_failures.c - each allocation, file, thread and library that the library asks for is refused in turn, for each
+ * kind of call: the call says so and writes nothing, or does without and writes the same; nothing leaks; the next call
+ * works. The linker puts the functions below in the place of libc's (--wrap). A process of its own for each refusal,
+ * since much is asked for once. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -119,7 +119,7 @@ int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*ch
 
 enum { N = 2, C = 64, S = 1024, VALUES = N * C * S, GROUPS = 8 };
 
-/* Of parent and children: what a call writes, and what it wrote when nothing was refused. */
+/* Memory that parent and children share: a call's outputs, and those of a call of which nothing was refused. */
 static struct shared {
     struct results {
         float y[VALUES], mean[C], rstd[C], dweight[C], dbias[C];
@@ -155,7 +155,8 @@ static void make_tensors(void)
         for (int k = 0; k < 2; k++)
             memcpy(shards[k][i], given_stats[i], sizeof given_stats[i]);
     }
-    const int64_t sizes[] = {N, C, S}, of_channels[] = {C}, of_stats[] = {C, 3}, of_sums[] = {C, 2}, of_shards[] = {2, C, 3};
+    const int64_t sizes[] = {N, C, S}, of_channels[] = {C}, of_stats[] = {C, 3}, of_sums[] = {C, 2},
+                            of_shards[] = {2, C, 3};
     tx = tdy = ty = normfuse_tensor_channels_last(x, NORMFUSE_F32, 3, sizes, &axes[0]);
     tdy.data = dy;
     ty.data = to->y;
@@ -206,7 +207,8 @@ static normfuse_status batch_stats(void)
 /* u is nowhere but in memory of the call. */
 static normfuse_status batch_stats_of_sum(void)
 {
-    return normfuse_batch_norm_stats(&batch, TENSORS(.pre_add = &tdy, .pre_bias = &channel[5], .stats = &tstats), &exec);
+    return normfuse_batch_norm_stats(&batch, TENSORS(.pre_add = &tdy, .pre_bias = &channel[5], .stats = &tstats),
+                                     &exec);
 }
 
 static normfuse_status batch_apply(void)
@@ -245,7 +247,8 @@ static normfuse_status fold(void)
     const int64_t sizes[] = {C, 1};
     normfuse_axes of_weight;
     const normfuse_tensor weight = normfuse_tensor_contiguous(saved_mean, NORMFUSE_F32, 2, sizes, &of_weight),
-                          new_weight = normfuse_tensor_contiguous(shared->results.dweight, NORMFUSE_F32, 2, sizes, &of_weight);
+                          new_weight = normfuse_tensor_contiguous(shared->results.dweight, NORMFUSE_F32, 2, sizes,
+                                                                  &of_weight);
     const normfuse_tensors tensors = {
         .struct_bytes = sizeof tensors, .running_mean = &channel[4], .running_var = &channel[5]};
     return normfuse_batch_norm_fold(&tensors, 1e-5, 0, &weight, NULL, &new_weight, &channel[3]);
@@ -254,8 +257,8 @@ static normfuse_status fold(void)
 static normfuse_status scratch_bytes(void)
 {
     return normfuse_batch_norm_backward_scratch_bytes(
-        &batch, TENSORS(.dy = &tdy, SAVED, .dx = &ty), &(const normfuse_exec){.struct_bytes = sizeof exec, .threads = 1},
-        &shared->results.bytes);
+        &batch, TENSORS(.dy = &tdy, SAVED, .dx = &ty),
+        &(const normfuse_exec){.struct_bytes = sizeof exec, .threads = 1}, &shared->results.bytes);
 }
 
 #ifdef NORMFUSE_FAKE_LIBCUDA
@@ -406,7 +409,7 @@ static int in_child(const struct call *call, int first, int last)
 }
 
 #ifdef NORMFUSE_FAKE_LIBCUDA
-/* What stays after CUDA calls of many shapes: docs/promises.md. */
+/* The memory that stays after CUDA calls of many shapes: docs/promises.md. */
 static void plans_stay_few(void)
 {
     enum { SHAPES = 4000 };
@@ -419,7 +422,8 @@ static void plans_stay_few(void)
         there.device = (normfuse_device){NORMFUSE_CUDA, 0};
         size_t bytes;
         good = good && normfuse_affine_forward_scratch_bytes(
-                           &affine, &(const normfuse_tensors){.struct_bytes = sizeof(normfuse_tensors), .x = &there, .y = &there},
+                           &affine, &(const normfuse_tensors){.struct_bytes = sizeof(normfuse_tensors), .x = &there,
+                                                     .y = &there},
                            &exec, &bytes) == NORMFUSE_OK;
     }
     const int kept = atomic_load(&live) - before;

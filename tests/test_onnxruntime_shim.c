@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_onnxruntime_shim.c - src/bindings/onnxruntime.c against a table of functions in the place of ONNX Runtime's: each call
- * that may fail fails once, for each operator. The error is passed on then, and nothing is left: no status, no shape.
- * Here functions are known by their numbers alone, so that the table that src/bindings/onnxruntime.c declares is tested too. */
+ * test_onnxruntime_shim.c - src/bindings/onnxruntime.c against a table of functions in the place of ONNX Runtime's:
+ * each call that may fail fails once, for each operator. The error is passed on then, and nothing is left: no status,
+ * no shape. Here functions are known by their numbers alone, so that the table that src/bindings/onnxruntime.c declares
+ * is tested too. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -480,7 +481,8 @@ static const struct attribute attributes[] = {{"groups", 'i', 2, 0, NULL}, {"num
                                               {"epsilon", 'f', 0, 1e-3F, NULL}, {NULL, 0, 0, 0, NULL}};
 static const struct attribute training[] = {{"training_mode", 'i', 1, 0, NULL}, {NULL, 0, 0, 0, NULL}};
 static const char *const names[] = {"GroupNorm", "SkipGroupNorm", "InstanceNorm", "BatchNorm", "ChannelNorm",
-                                    "ChannelAffine", "GroupNormalization", "InstanceNormalization", "BatchNormalization"};
+                                    "ChannelAffine", "GroupNormalization", "InstanceNormalization",
+                                        "BatchNormalization"};
 
 static struct value big(float *data)
 {

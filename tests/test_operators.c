@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_operators.c - every operator against the double reference, within the bounds of docs/numerics.md: the problems of
- * tests/cases, random ones from a printed seed, and what must be the same bits or exact.
+ * test_operators.c - every operator against the double reference, within the bounds of docs/numerics.md: the problems
+ * of tests/cases, random ones from a printed seed, and what must be the same bits or exact.
  *
  *   test_operators [--seed N] [--cases N] [--case "PROBLEM +OPTION..."] [--verbose] [FILE...]
  *   test_operators --jobs 8 --with "device=cuda +twice" [--random N] [FILE...]
  *
- * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may be
- * hundreds of cases. Cases come from FILE, --case, --random N and --drawn N, which are the problems of
- * `normfuse check --random N --max-bytes 128KiB`. --with and --seed hold for the arguments behind them: words that every
- * case gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first. --schedule NAME
+ * A case is a problem line with the options of cli/verify.c; {a,b} in it stands for either word, so that one line may
+ * be hundreds of cases. Cases come from FILE, --case, --random N and --drawn N, which are the problems of `normfuse
+ * check --random N --max-bytes 128KiB`. --with and --seed hold for the arguments behind them: words that every case
+ * gets, and the seed of the random ones. --jobs N runs the cases in N processes, the largest first. --schedule NAME
  * runs calls on a GPU by this schedule alone, where it takes them; NORMFUSE_VERBOSE=plan has the names. --geometry SEED
  * has schedules take any geometry they have, not the cheapest one.
- * --every N leaves out all but each N-th case of the arguments behind it.
- * --only TEST runs one of the other tests by the name that its line of times begins with, such as accumulation. --hashes
- * prints a hash of the outputs of each case in place of comparing them. */
+ * --every N runs one of N cases in a row, of the arguments behind it or of all case files: the last of the first N,
+ * then the one ahead of it, and so on, so that lists of N words have each word in its turn. --only TEST runs one of the
+ * other tests by the name that its line of times begins with, such as accumulation. --hashes prints a hash of the
+ * outputs of each case in place of comparing them. */
 #define _GNU_SOURCE
 #include <glob.h>
 #include <inttypes.h>
@@ -67,7 +68,7 @@ static void case_name(const struct test_case *test, char *name, size_t bytes)
     verify_options_name(&test->options, name + length, bytes - length);
 }
 
-/* What is no option is the problem's. */
+/* A word that is no option is the problem's. */
 static bool parse_case(const char *text, struct test_case *test, char *error, size_t error_bytes)
 {
     char copy[2 * CASE_BYTES], *words[64], *rest = copy;
@@ -115,8 +116,8 @@ static void run_case(const struct test_case *test)
     case VERIFY_PASSED: break;
     case VERIFY_NO_MEMORY: harness_skip("%s: %s", again, result.message); return;
     default:
-        /* docs/operators/channel-norm.md: a GPU holds norm groups of any number up to 1024, and refuses larger ones that it
-         * cannot hold. */
+        /* docs/operators/channel-norm.md: a GPU holds norm groups of any number up to 1024, and refuses larger ones
+         * that it cannot hold. */
         if (test->line.op == CHANNEL_NORM && test->line.device == NORMFUSE_CUDA && test->line.sizes[1] > 1024 &&
             strstr(result.message, "are too large to be held")) {
             harness_skip("%s: %s", again, result.message);
@@ -156,7 +157,7 @@ struct listed_case {
     double size;
 };
 
-/* What is given and has not run. */
+/* Cases that were given and have not run. */
 static struct {
     struct listed_case *cases;
     struct source *sources;
@@ -237,7 +238,8 @@ static void add_case(const char *text, const char *where)
     struct listed_case added = { .source = list.sources_count - 1, .size = 1 };
     char error[400], extended[2 * CASE_BYTES];
     static int64_t seen;
-    if (++seen % every != 0)
+    seen++;
+    if ((seen + seen / every) % every != 0)
         return;
     snprintf(extended, sizeof extended, "%s %s", text, with);
     if (!parse_case(extended, &added.test, error, sizeof error)) {
@@ -419,7 +421,8 @@ static struct test_case random_case(void)
     /* By what is drawn already, so that other cases stay as they are. */
     if (options->seed % 9 == 0) {
         line->op = CHANNEL_NORM;
-        line->evaluate = line->per_sample = options->evaluate = options->running = options->cumulative = options->sharded = false;
+        line->evaluate = line->per_sample = options->evaluate = options->running = options->cumulative =
+                         options->sharded = false;
         line->groups = options->seed / 9 % 2 || channels == 0 ? 1 : channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
         line->statistics = options->seed / 18 % 2 ? NORMFUSE_MEAN_SQUARE : NORMFUSE_MEAN_AND_VARIANCE;
         line->eps_kind = options->seed / 36 % 3 == 0 ? NORMFUSE_EPS_OF_NORM : NORMFUSE_EPS_ADDED;
@@ -468,7 +471,7 @@ static void add_drawn(int64_t count, uint64_t seed)
     }
 }
 
-/* Whether there is a schedule of this name, which then takes every call on a GPU that it can. */
+/* True if there is a schedule of this name, which then takes every call on a GPU that it can. */
 static bool use_schedule(const char *name)
 {
 #ifdef NORMFUSE_HAVE_CUDA
@@ -637,7 +640,8 @@ static void test_batch_independence(void)
     static const char *const cases[] = {
         "group_norm 5x12x29x3 groups=4 act=gelu", "group_norm 6x6x700 groups=3 dtype=bf16",
         "instance_norm 4x9x77", "group_norm 7x32x49 groups=2 +scale +pre_add",
-        "channel_norm 5x12x29x3 groups=4 act=gelu +scale", "channel_norm 6x40x700 stat=rms dtype=bf16", "channel_norm 9x300",
+        "channel_norm 5x12x29x3 groups=4 act=gelu +scale", "channel_norm 6x40x700 stat=rms dtype=bf16",
+            "channel_norm 9x300",
         "group_norm 3x2x70001 groups=1", "group_norm 7x12x5x3 groups=4 act=prelu",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -719,16 +723,29 @@ static void test_accumulated_bits(void)
         "batch_norm 70x5x11", "batch_norm 700x3", "batch_norm 9x33x65", "batch_norm 37x130x9 dtype=bf16",
         "batch_norm 3x2x40001", "batch_norm 4500x3x2 +pre_add +u",
         "batch_norm 70x5x11 dir=bwd", "batch_norm 9x33x65 dir=bwd act=silu", "batch_norm 701x3 dir=bwd",
-        "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd", "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
-        "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd", "group_norm 9000x1x11 groups=1 dir=bwd",
-        "batch_norm 70x5x11 mode=eval dir=bwd", "affine 120000x7 dtype=f64 dir=bwd act=silu", "batch_norm 270001x3 dtype=f64 dir=bwd", "batch_norm 30000x5x3 dtype=f64 mode=eval dir=bwd", "affine 120000x7 dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd +scale",
-        "group_norm 3000x1x100 groups=1 dir=bwd", "batch_norm 5000x1x64 dir=bwd dtype=f64", "batch_norm 20000x1x16 dtype=f64", "batch_norm 300x700x7 mode=eval dir=bwd", "batch_norm 40x5000 dir=bwd", "batch_norm 600x2000 dtype=f64", "batch_norm 600x3000 dir=bwd act=silu",
+        "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd",
+            "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
+        "instance_norm 33x5x100 dir=bwd", "affine 70x6x31 dir=bwd act=mish", "affine 900x7 dir=bwd",
+            "group_norm 9000x1x11 groups=1 dir=bwd",
+        "batch_norm 70x5x11 mode=eval dir=bwd", "affine 120000x7 dtype=f64 dir=bwd act=silu",
+            "batch_norm 270001x3 dtype=f64 dir=bwd", "batch_norm 30000x5x3 dtype=f64 mode=eval dir=bwd",
+            "affine 120000x7 dir=bwd", "group_norm 5x3x30000 groups=1 dir=bwd",
+            "group_norm 70x6x11 groups=2 dir=bwd +scale",
+        "group_norm 3000x1x100 groups=1 dir=bwd", "batch_norm 5000x1x64 dir=bwd dtype=f64",
+            "batch_norm 20000x1x16 dtype=f64", "batch_norm 300x700x7 mode=eval dir=bwd", "batch_norm 40x5000 dir=bwd",
+            "batch_norm 600x2000 dtype=f64", "batch_norm 600x3000 dir=bwd act=silu",
         "affine 600x2000 dir=bwd", "group_norm 300x24 groups=2 dir=bwd",
-        "batch_norm 70x5x11 dir=bwd act=prelu", "batch_norm 37x130x9 dtype=bf16 dir=bwd act=prelu", "batch_norm 3x2x40001 dir=bwd act=prelu",
-        "group_norm 70x6x11 groups=2 dir=bwd act=prelu", "group_norm 9x32x300 groups=8 dir=bwd act=prelu +scale +one_slope",
-        "group_norm 300x24 groups=2 dir=bwd act=prelu +one_slope", "affine 900x7 dir=bwd act=prelu", "affine 120000x7 dtype=f64 dir=bwd act=prelu",
-        "channel_norm 70x6x11 groups=2 dir=bwd", "channel_norm 9x32x300 dir=bwd act=gelu stat=rms", "channel_norm 900x7 dir=bwd", "channel_norm 600x2000 dir=bwd",
-        "channel_norm 5x40x9000 dir=bwd act=prelu", "channel_norm 70x24x11 groups=3 dir=bwd act=prelu +scale +one_slope", "channel_norm 37x130x9 dtype=bf16 dir=bwd",
+        "batch_norm 70x5x11 dir=bwd act=prelu", "batch_norm 37x130x9 dtype=bf16 dir=bwd act=prelu",
+            "batch_norm 3x2x40001 dir=bwd act=prelu",
+        "group_norm 70x6x11 groups=2 dir=bwd act=prelu",
+            "group_norm 9x32x300 groups=8 dir=bwd act=prelu +scale +one_slope",
+        "group_norm 300x24 groups=2 dir=bwd act=prelu +one_slope", "affine 900x7 dir=bwd act=prelu",
+            "affine 120000x7 dtype=f64 dir=bwd act=prelu",
+        "channel_norm 70x6x11 groups=2 dir=bwd", "channel_norm 9x32x300 dir=bwd act=gelu stat=rms",
+            "channel_norm 900x7 dir=bwd", "channel_norm 600x2000 dir=bwd",
+        "channel_norm 5x40x9000 dir=bwd act=prelu",
+            "channel_norm 70x24x11 groups=3 dir=bwd act=prelu +scale +one_slope",
+            "channel_norm 37x130x9 dtype=bf16 dir=bwd",
         "channel_norm 3x7x20011 dir=bwd +scale",
         "batch_norm 300x700x7 mode=eval dir=bwd act=prelu", "instance_norm 33x5x100 dir=bwd act=prelu",
     };
@@ -779,7 +796,8 @@ static void test_exact_sums(void)
                                           : normfuse_tensor_contiguous(x, NORMFUSE_F32, 3, sizes, &axes);
             normfuse_tensor mean_tensor = normfuse_tensor_contiguous(mean, NORMFUSE_F64, 1, &sets, &mean_axes);
             normfuse_tensor rstd_tensor = normfuse_tensor_contiguous(rstd, NORMFUSE_F32, 1, &sets, &rstd_axes);
-            normfuse_tensors tensors = { .struct_bytes = sizeof tensors, .x = &tensor, .mean = &mean_tensor, .rstd = &rstd_tensor };
+            normfuse_tensors tensors = { .struct_bytes = sizeof tensors, .x = &tensor, .mean = &mean_tensor,
+                                         .rstd = &rstd_tensor };
             normfuse_group_norm_options group = { .struct_bytes = sizeof group, .groups = groups, .eps = 0.75 };
             normfuse_batch_norm_options own = { .struct_bytes = sizeof own, .eps = 0.75 };
             normfuse_status status = batch ? normfuse_batch_norm_forward(&own, &tensors, NULL)
@@ -787,7 +805,8 @@ static void test_exact_sums(void)
             bool exact = status == NORMFUSE_OK;
             for (int64_t k = 0; k < sets; k++)
                 exact = exact && mean[k] == 4 && rstd[k] == 1;
-            CHECK(exact, "mean and variance of %s %" PRId64 "x%" PRId64 "x%" PRId64 " groups=%" PRId64 " %s are not exact (%s): %.17g, %.9g",
+            CHECK(exact,
+                  "mean and variance of %s %" PRId64 "x%" PRId64 "x%" PRId64 " groups=%" PRId64 " %s are not exact (%s): %.17g, %.9g",
                   batch ? "batch_norm" : "group_norm", n, c, s, groups, last ? "nhwc" : "nchw",
                   normfuse_status_text(status), mean[0], (double)rstd[0]);
             free(x);
@@ -802,8 +821,10 @@ static void test_exact_sums(void)
  * above every bound, and far below what a derivative from a kink's other side or inf * 0 makes. */
 static void test_points(void)
 {
-    static const double points[] = {-1e30, -1000, -745, -710, -709, -707.5, -110, -89.5, -88.5, -88, -87.2, -38, -26, -12, -10,
-                                    -9.5, -6, -3, -0.0, 0, 1e-40, 3, 6, 20, 40, 87.2, 88.5, 89.5, 708, 709.5, 1000, 1e30};
+    static const double points[] = {-1e30, -1000, -745, -710, -709, -707.5, -110, -89.5, -88.5, -88, -87.2, -38, -26,
+                                    -12, -10,
+                                    -9.5, -6, -3, -0.0, 0, 1e-40, 3, 6, 20, 40, 87.2, 88.5, 89.5, 708, 709.5, 1000,
+                                        1e30};
     enum { POINTS = sizeof points / sizeof *points, COUNT = 5 * POINTS + 3 }; /* whole vectors and an end */
     static const double slopes[] = {0.3, 1.5};
     double memory[4][COUNT];
@@ -829,7 +850,8 @@ static void test_points(void)
             normfuse_axes slope_axes;
             const normfuse_tensor slope_tensor = normfuse_tensor_contiguous(&given, NORMFUSE_F64, 1, &one, &slope_axes),
                                   *const prelu = activation == NORMFUSE_PRELU ? &slope_tensor : NULL;
-            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensors[0], .y = &tensors[2], .slope = prelu},
+            const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tensors[0], .y = &tensors[2],
+                                              .slope = prelu},
                                    backward = {.struct_bytes = sizeof backward, .x = &tensors[0], .dy = &tensors[1],
                                                .dx = &tensors[3], .slope = prelu};
             if (!CHECK(normfuse_affine_forward(&options, &forward, NULL) == NORMFUSE_OK &&
@@ -1012,7 +1034,8 @@ int main(int count, char **arguments)
             add_file(arguments[i]);
             given = true;
         } else {
-            fprintf(stderr, "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] [--jobs N] "
+            fprintf(stderr,
+                    "usage: test_operators [--seed N] [--cases N] [--case CASE] [--verbose] [--with WORDS] [--jobs N] "
                             "[--every N] [--random N] [--drawn N] [--schedule NAME] [--geometry SEED] [--only TEST] [--hashes] [FILE...]\n");
             return 2;
         }

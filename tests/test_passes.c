@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_passes.c - every table this CPU can run gives the bits of the scalar table in every pass, for every dtype and
- * activation, at lengths 1 to 200 and odd large ones, at unaligned addresses, between guard pages; and the f32 activations
- * keep their published bounds. */
+ * activation, at lengths 1 to 200 and odd large ones, at unaligned addresses, between guard pages; and the f32
+ * activations keep their published bounds. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdint.h>
@@ -42,7 +42,8 @@ static struct guarded guarded_new(size_t bytes, bool at_end)
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), inside = (bytes + page - 1) / page * page;
     struct guarded g = {.map_bytes = inside + 2 * page};
     g.map = mmap(NULL, g.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (g.map == MAP_FAILED || mprotect(g.map, page, PROT_NONE) || mprotect((char *)g.map + page + inside, page, PROT_NONE)) {
+    if (g.map == MAP_FAILED || mprotect(g.map, page, PROT_NONE) ||
+        mprotect((char *)g.map + page + inside, page, PROT_NONE)) {
         perror("guard pages");
         exit(1);
     }
@@ -102,8 +103,8 @@ static normfuse_pass_function pass_of(const struct normfuse_table *table, int ty
 }
 
 /* One pass on both tables over the same inputs. `extras`: with every addition; 2: a backward whose post_add is y. */
-static void compare(const struct normfuse_table *table, int type, int pass, struct shape shape, int32_t activation, int extras,
-                    bool stream, bool at_end)
+static void compare(const struct normfuse_table *table, int type, int pass, struct shape shape, int32_t activation,
+                    int extras, bool stream, bool at_end)
 {
     const size_t bytes = (shape.rows > 0 ? (shape.rows - 1) * shape.stride + shape.n : 0) * type_bytes[type];
     const bool columns = strstr(pass_names[pass], "columns") != NULL;
@@ -139,24 +140,29 @@ static void compare(const struct normfuse_table *table, int type, int pass, stru
     for (int side = 0; side < 2; side++) {
         const ptrdiff_t stride = (ptrdiff_t)shape.stride;
         const struct normfuse_pass s = {
-            .x = in.x.data, .dy = in.dy.data, .post_add = extras ? in.post_add.data : NULL, .du = extras ? in.du.data : NULL,
+            .x = in.x.data, .dy = in.dy.data, .post_add = extras ? in.post_add.data : NULL,
+            .du = extras ? in.du.data : NULL,
             .y = in.y[side].data, .dpost_add = extras ? in.dpost_add[side].data : NULL,
             .x_stride = stride, .dy_stride = stride, .post_add_stride = stride, .du_stride = stride, .y_stride = stride,
             .dpost_add_stride = stride, .rows = shape.rows / sets, .n = shape.n,
             .sets = sets, .set_stride = (ptrdiff_t)(shape.rows / sets) * stride,
-            .k = in.coefficients[0], .a = from_y ? NULL : in.coefficients[1], .b = in.coefficients[2], .p = in.coefficients[3],
-            .q = extras && activation % 2 ? NULL : in.coefficients[4], .r = in.coefficients[5],
+            .k = in.coefficients[0], .a = from_y ? NULL : in.coefficients[1], .b = in.coefficients[2],
+            .p = in.coefficients[3], .q = extras && activation % 2 ? NULL : in.coefficients[4], .r = in.coefficients[5],
             .coefficient_step = columns ? 0 : shape.rows % 2, .sum_per_row = shape.rows % 2,
             .sum = in.sums[side][0], .square = in.sums[side][1],
             .slope = activation == NORMFUSE_PRELU ? in.coefficients[6] : NULL,
             .slope_sum = activation == NORMFUSE_PRELU && extras < 2 ? in.sums[side][2] : NULL,
-            .activation = activation, .act_param = 0.25, .stream = stream, .kept = keeps ? in.kept[side].data : NULL, .kept_stride = stride};
+            .activation = activation, .act_param = 0.25, .stream = stream, .kept = keeps ? in.kept[side].data : NULL,
+            .kept_stride = stride};
         pass_of(side ? table : &normfuse_table_scalar, type, pass)(&s);
         (side ? table : &normfuse_table_scalar)->fence();
     }
-    CHECK(memcmp(in.y[0].data, in.y[1].data, bytes) == 0 && memcmp(in.dpost_add[0].data, in.dpost_add[1].data, bytes) == 0 &&
-              memcmp(in.sums[0], in.sums[1], sizeof in.sums[0]) == 0 && memcmp(in.kept[0].data, in.kept[1].data, kept_bytes) == 0,
-          "%s %s %s: rows %zu, n %zu, stride %zu, activation %d, extras %d, stream %d, at the %s of its pages", table->isa,
+    CHECK(memcmp(in.y[0].data, in.y[1].data, bytes) == 0 &&
+          memcmp(in.dpost_add[0].data, in.dpost_add[1].data, bytes) == 0 &&
+              memcmp(in.sums[0], in.sums[1], sizeof in.sums[0]) == 0 &&
+              memcmp(in.kept[0].data, in.kept[1].data, kept_bytes) == 0,
+          "%s %s %s: rows %zu, n %zu, stride %zu, activation %d, extras %d, stream %d, at the %s of its pages",
+          table->isa,
           type_names[type], pass_names[pass], shape.rows, shape.n, shape.stride, (int)activation, extras, stream,
           at_end ? "end" : "start");
     for (int i = 0; i < 4; i++)
@@ -178,7 +184,8 @@ static void compare_all(const struct normfuse_table *table)
                         n % 4 == 3 ? 1 + (int)n / 4 % 2 : 0, n % 5 == 1, n % 2);
             for (int32_t activation = 0; activation < ACTIVATIONS; activation++)
                 for (int options = 0; options < 12; options++)
-                    compare(table, type, pass, (struct shape){7, 77, 80}, activation, options % 3, options / 3 & 1, options / 6);
+                    compare(table, type, pass, (struct shape){7, 77, 80}, activation, options % 3, options / 3 & 1,
+                            options / 6);
             if (!columns) {
                 compare(table, type, pass, (struct shape){1, 4096, 4096}, 0, false, true, true);
                 compare(table, type, pass, (struct shape){2, 12345, 12345}, 3, false, true, true);
@@ -224,13 +231,16 @@ static void compare_columns(const struct normfuse_table *table)
                         put((char *)square[side] + (columns - 1) * bytes, type, 1e300);
                     const struct normfuse_column_functions *f = &(side ? table : &normfuse_table_scalar)->columns[wide];
                     f->accumulate(sum[side], to[side], columns, rows);
-                    joined[side] = f->join(shift[side], sum[side], square[side], mean[side], m2[side], columns, rows, 128, before);
+                    joined[side] = f->join(shift[side], sum[side], square[side], mean[side], m2[side], columns, rows,
+                                           128, before);
                 }
-                CHECK(joined[0] == joined[1] && joined[0] == (wide || !(options & 2)), "%s %s: %zu columns in %zu rows, joined: %d, %d",
+                CHECK(joined[0] == joined[1] && joined[0] == (wide || !(options & 2)),
+                      "%s %s: %zu columns in %zu rows, joined: %d, %d",
                       table->isa, type_names[type], columns, rows, joined[0], joined[1]);
                 CHECK(memcmp(to[0], to[1], columns * 8) == 0 && memcmp(mean[0], mean[1], columns * 8) == 0 &&
                           memcmp(m2[0], m2[1], columns * 8) == 0 && memcmp(shift[0], shift[1], columns * bytes) == 0,
-                      "%s %s: %zu columns in %zu rows, %g rows before", table->isa, type_names[type], columns, rows, before);
+                      "%s %s: %zu columns in %zu rows, %g rows before", table->isa, type_names[type], columns, rows,
+                      before);
             }
 }
 
@@ -246,7 +256,8 @@ static void compare_moves(const struct normfuse_table *table)
                 const bool at_end = options & 1, second = options & 2; /* onto, and past the cache */
                 static double real[2][ROOM];
                 const size_t bytes = n * type_bytes[type], real_bytes = type == NORMFUSE_F64 ? 8 : 4;
-                struct guarded from = guarded_new(bytes, at_end), to[2] = {guarded_new(bytes, at_end), guarded_new(bytes, at_end)};
+                struct guarded from = guarded_new(bytes, at_end),
+                                      to[2] = {guarded_new(bytes, at_end), guarded_new(bytes, at_end)};
                 fill(from.data, type, n, 0, 3);
                 real_fill(real[0], type, ROOM, 1, 1);
                 memcpy(real[1], real[0], sizeof real[0]);
@@ -258,27 +269,33 @@ static void compare_moves(const struct normfuse_table *table)
                 }
                 CHECK(memcmp(real[0], real[1], n * real_bytes) == 0 && memcmp(to[0].data, to[1].data, bytes) == 0,
                       "%s %s: %zu values moved, options %d", table->isa, type_names[type], n, options);
-                CHECK(second || memcmp(from.data, to[1].data, bytes) == 0, "%s %s: %zu values do not come back", table->isa, type_names[type], n);
+                CHECK(second || memcmp(from.data, to[1].data, bytes) == 0, "%s %s: %zu values do not come back",
+                      table->isa, type_names[type], n);
                 guarded_free(from);
                 guarded_free(to[0]);
                 guarded_free(to[1]);
             }
 }
 
-enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 10, SMALL_COLUMNS = 6, SMALL_PER_SET = 7, SMALL_ROOM = 16 };
+enum { SMALL_VALUES = 20000, SMALL_SETS = 40, SMALL_ARRAYS = 10, SMALL_COLUMNS = 6, SMALL_PER_SET = 7,
+       SMALL_ROOM = 16 };
 
-/* What lies behind the values differs and must not matter. */
+/* The bytes behind the values differ and must not matter. */
 static void compare_small_sets(const struct normfuse_table *table)
 {
     static const struct {
         size_t samples, rows, sets, n;
-    } shapes[] = {{3, 1, 4, 1}, {2, 1, 3, 5}, {5, 1, 1, 16}, {2, 1, 2, 17}, {1, 1, 3, 31}, {2, 1, 2, 33}, {1, 1, 1, 300}, {2, 3, 3, 24},
-                  {1, 2, 2, 40}, {1, 7, 5, 8}, {2, 5, 20, 1}, {3, 4, 6, 3}, {1, 6, 1, 300}, {1, 1, 2, 4097}, {1, 1, 1, 9000}, {2, 1, 1, 8192}};
-    static double values[2][SMALL_ARRAYS][SMALL_VALUES + SMALL_ROOM], per_set[2][SMALL_PER_SET][SMALL_SETS + SMALL_ROOM], room[3][SMALL_VALUES + SMALL_ROOM];
+    } shapes[] = {{3, 1, 4, 1}, {2, 1, 3, 5}, {5, 1, 1, 16}, {2, 1, 2, 17}, {1, 1, 3, 31}, {2, 1, 2, 33},
+                  {1, 1, 1, 300}, {2, 3, 3, 24},
+                  {1, 2, 2, 40}, {1, 7, 5, 8}, {2, 5, 20, 1}, {3, 4, 6, 3}, {1, 6, 1, 300}, {1, 1, 2, 4097},
+                      {1, 1, 1, 9000}, {2, 1, 1, 8192}};
+    static double values[2][SMALL_ARRAYS][SMALL_VALUES + SMALL_ROOM],
+        per_set[2][SMALL_PER_SET][SMALL_SETS + SMALL_ROOM], room[3][SMALL_VALUES + SMALL_ROOM];
     for (int wide = 0; wide < 2; wide++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             const int type = wide ? NORMFUSE_F64 : NORMFUSE_F32;
-            const size_t bytes = wide ? 8 : 4, columns = shapes[i].sets * shapes[i].n, all = shapes[i].samples * shapes[i].rows * columns;
+            const size_t bytes = wide ? 8 : 4, columns = shapes[i].sets * shapes[i].n,
+                                 all = shapes[i].samples * shapes[i].rows * columns;
             const size_t sets = shapes[i].samples * shapes[i].sets;
             for (int side = 0; side < 2; side++) {
                 const uint64_t seed = random_state;
@@ -298,9 +315,10 @@ static void compare_small_sets(const struct normfuse_table *table)
                     .samples = shapes[i].samples, .rows = shapes[i].rows, .sets = shapes[i].sets, .n = shapes[i].n,
                     .u = v[0], .gradient = v[1], .normalized = v[2], .z = v[3], .dx = v[0],
                     .weight = v[4], .bias = v[5], .sum_bias = v[6], .sum_weight = v[7],
-                    .shift = p[0], .sum = p[1], .square = p[2], .rstd = p[3], .rest = p[4], .slope = p[5], .offset = p[6],
-                    .columns = {room[0], room[1], room[2]}};
-                const struct normfuse_small_set_functions *f = &(side ? table : &normfuse_table_scalar)->small_sets[wide];
+                    .shift = p[0], .sum = p[1], .square = p[2], .rstd = p[3], .rest = p[4], .slope = p[5],
+                    .offset = p[6], .columns = {room[0], room[1], room[2]}};
+                const struct normfuse_small_set_functions *f = &(side ? table
+                                                                 : &normfuse_table_scalar)->small_sets[wide];
                 const size_t whole = (all + 15) / 16 * 16;
                 f->moments(&s);
                 f->normalize(&s);
@@ -314,11 +332,13 @@ static void compare_small_sets(const struct normfuse_table *table)
                 f->dx(&s);
             }
             for (int j = 0; j < SMALL_ARRAYS; j++)
-                CHECK(memcmp(values[0][j], values[1][j], (j < SMALL_ARRAYS - SMALL_COLUMNS ? all : columns) * bytes) == 0,
-                      "%s %s: %zu x %zu x %zu x %zu, array %d", table->isa, type_names[type], shapes[i].samples, shapes[i].rows,
-                      shapes[i].sets, shapes[i].n, j);
+                CHECK(memcmp(values[0][j], values[1][j],
+                             (j < SMALL_ARRAYS - SMALL_COLUMNS ? all : columns) * bytes) == 0,
+                      "%s %s: %zu x %zu x %zu x %zu, array %d", table->isa, type_names[type], shapes[i].samples,
+                      shapes[i].rows, shapes[i].sets, shapes[i].n, j);
             for (int j = 0; j < SMALL_PER_SET; j++)
-                CHECK(memcmp(per_set[0][j], per_set[1][j], sets * bytes) == 0, "%s %s: %zu x %zu x %zu x %zu, of sets %d", table->isa,
+                CHECK(memcmp(per_set[0][j], per_set[1][j], sets * bytes) == 0,
+                      "%s %s: %zu x %zu x %zu x %zu, of sets %d", table->isa,
                       type_names[type], shapes[i].samples, shapes[i].rows, shapes[i].sets, shapes[i].n, j);
         }
 }
@@ -327,13 +347,15 @@ enum { LANES_MOST = 512, ROWS_MOST = 130, CHANNEL_VALUES = ROWS_MOST * 128, LANE
 
 /* A tile of norm over channels, on one side. */
 struct channel_arrays {
-    struct guarded tensors[4];                       /* x, post_add, y, of the dtype: nothing is behind their last value */
+    /* x, post_add, y, of the dtype: nothing is behind their last value */
+    struct guarded tensors[4];
     double reals[CHANNEL_REALS][CHANNEL_VALUES + 16]; /* gradient, tile, z */
     double per_channel[4][ROWS_MOST + 16], per_set[LANE_ARRAYS][LANES_MOST + 16];
 };
 
 /* Every pass over positions (columns: rows are channels of `groups` norm groups), or over channels (rows). */
-static void run_channels(const struct normfuse_table *table, int type, struct channel_arrays *a, struct normfuse_channels s, bool columns)
+static void run_channels(const struct normfuse_table *table, int type, struct channel_arrays *a,
+                         struct normfuse_channels s, bool columns)
 {
     const struct normfuse_passes *const pass = table->of[type];
     const struct normfuse_channel_functions *const f = &table->channels[type == NORMFUSE_F64];
@@ -391,14 +413,16 @@ static void compare_channels(const struct normfuse_table *table)
     static const struct {
         size_t channels, groups, positions;
         bool columns;
-    } shapes[] = {{1, 1, 1, false}, {3, 1, 5, false}, {5, 1, 16, false}, {2, 1, 17, false}, {96, 1, 48, false}, {7, 1, 33, false},
-                  {128, 1, 80, false}, {130, 1, 100, false}, {4, 1, 511, false}, {3, 1, 512, false},
-                  {1, 1, 3, true}, {3, 2, 5, true}, {16, 1, 7, true}, {24, 3, 11, true}, {31, 1, 9, true}, {32, 4, 3, true},
+    } shapes[] = {{1, 1, 1, false}, {3, 1, 5, false}, {5, 1, 16, false}, {2, 1, 17, false}, {96, 1, 48, false},
+                  {7, 1, 33, false}, {128, 1, 80, false}, {130, 1, 100, false}, {4, 1, 511, false}, {3, 1, 512, false},
+                  {1, 1, 3, true}, {3, 2, 5, true}, {16, 1, 7, true}, {24, 3, 11, true}, {31, 1, 9, true},
+                      {32, 4, 3, true},
                   {33, 1, 6, true}, {96, 1, 20, true}, {130, 1, 5, true}, {48, 2, 9, true}};
     static struct channel_arrays arrays[2];
     for (int type = 0; type < 4; type++)
         for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
-            const size_t channels = shapes[i / 2].channels, groups = shapes[i / 2].groups, positions = shapes[i / 2].positions;
+            const size_t channels = shapes[i / 2].channels, groups = shapes[i / 2].groups,
+                                    positions = shapes[i / 2].positions;
             const bool columns = shapes[i / 2].columns, second = i % 2;
             const int real = type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
             const size_t bytes = type_bytes[type], real_bytes = type_bytes[real], all = channels * groups * positions;
@@ -415,11 +439,13 @@ static void compare_channels(const struct normfuse_table *table)
                     for (size_t r = 0; r < rows; r++) {
                         char *const to = (char *)a->reals[j] + r * apart * real_bytes;
                         real_fill(to, real, row, 0.5, 2);
-                        memset(to + row * real_bytes, side ? 0xff : 0, (apart - row + (columns ? 16 : 0)) * real_bytes); /* NaN or 0 */
+                        /* NaN or 0 */
+                        memset(to + row * real_bytes, side ? 0xff : 0, (apart - row + (columns ? 16 : 0)) * real_bytes);
                     }
                 for (int j = 0; j < 4; j++) {
                     real_fill(a->per_channel[j], real, channels * groups, 0.5, 1);
-                    memset((char *)a->per_channel[j] + channels * groups * real_bytes, side && j < 2 ? 0xff : 0, 16 * real_bytes);
+                    memset((char *)a->per_channel[j] + channels * groups * real_bytes, side && j < 2 ? 0xff : 0,
+                           16 * real_bytes);
                 }
                 for (int j = 0; j < LANE_ARRAYS; j++) {
                     real_fill(a->per_set[j], real, sets, 0.5, 1);
@@ -428,32 +454,39 @@ static void compare_channels(const struct normfuse_table *table)
                 if (!side)
                     random_state = seed;
                 const ptrdiff_t stride = (ptrdiff_t)(columns ? channels * groups : positions);
-                const bool lines = !columns || ((channels * groups * bytes) % 64 == 0 && (uintptr_t)a->tensors[2].data % 64 == 0 &&
+                const bool lines = !columns ||
+                                   ((channels * groups * bytes) % 64 == 0 && (uintptr_t)a->tensors[2].data % 64 == 0 &&
                                                 (uintptr_t)a->tensors[3].data % 64 == 0);
                 run_channels(side ? table : &normfuse_table_scalar, type, a,
-                             (struct normfuse_channels){.positions = positions, .groups = groups, .channels = channels, .x_stride = stride,
+                             (struct normfuse_channels){.positions = positions, .groups = groups, .channels = channels,
+                                                        .x_stride = stride,
                                                         .post_add_stride = stride, .y_stride = stride,
-                                                        .gradient_stride = (ptrdiff_t)(columns ? channels * groups : pitch), .pitch = pitch,
+                                                        .gradient_stride =
+                                                            (ptrdiff_t)(columns ? channels * groups : pitch),
+                                                        .pitch = pitch,
                                                         .centred = !second || !columns, .stream = second && lines,
-                                                        .ahead = second ? 512 : 0, .activation = second ? NORMFUSE_SILU : NORMFUSE_IDENTITY},
+                                                        .ahead = second ? 512 : 0,
+                                                        .activation = second ? NORMFUSE_SILU : NORMFUSE_IDENTITY},
                              columns);
             }
             for (int j = 0; j < 4; j++)
-                CHECK(memcmp(arrays[0].tensors[j].data, arrays[1].tensors[j].data, all * bytes) == 0, "%s %s: %zu x %zu channels, %zu positions, %s, tensor %d",
+                CHECK(memcmp(arrays[0].tensors[j].data, arrays[1].tensors[j].data, all * bytes) == 0,
+                      "%s %s: %zu x %zu channels, %zu positions, %s, tensor %d",
                       table->isa, type_names[type], groups, channels, positions, columns ? "columns" : "rows", j);
             for (int j = 0; j < CHANNEL_REALS; j++)
                 for (size_t r = 0; r < rows; r++)
-                    CHECK(memcmp((char *)arrays[0].reals[j] + r * apart * real_bytes, (char *)arrays[1].reals[j] + r * apart * real_bytes, row * real_bytes) == 0,
-                          "%s %s: %zu x %zu channels, %zu positions, %s, reals %d, row %zu", table->isa, type_names[type], groups, channels, positions,
-                          columns ? "columns" : "rows", j, r);
+                    CHECK(memcmp((char *)arrays[0].reals[j] + r * apart * real_bytes,
+                                 (char *)arrays[1].reals[j] + r * apart * real_bytes, row * real_bytes) == 0,
+                          "%s %s: %zu x %zu channels, %zu positions, %s, reals %d, row %zu", table->isa,
+                          type_names[type], groups, channels, positions, columns ? "columns" : "rows", j, r);
             for (int j = 0; j < 4; j++)
                 CHECK(memcmp(arrays[0].per_channel[j], arrays[1].per_channel[j], channels * groups * real_bytes) == 0,
-                      "%s %s: %zu x %zu channels, %zu positions, %s, of channels %d", table->isa, type_names[type], groups, channels, positions,
-                      columns ? "columns" : "rows", j);
+                      "%s %s: %zu x %zu channels, %zu positions, %s, of channels %d", table->isa, type_names[type],
+                      groups, channels, positions, columns ? "columns" : "rows", j);
             for (int j = 0; j < LANE_ARRAYS; j++)
                 CHECK(memcmp(arrays[0].per_set[j], arrays[1].per_set[j], sets * real_bytes) == 0,
-                      "%s %s: %zu x %zu channels, %zu positions, %s, of sets %d", table->isa, type_names[type], groups, channels, positions,
-                      columns ? "columns" : "rows", j);
+                      "%s %s: %zu x %zu channels, %zu positions, %s, of sets %d", table->isa, type_names[type], groups,
+                      channels, positions, columns ? "columns" : "rows", j);
             for (int side = 0; side < 2; side++)
                 for (int j = 0; j < 4; j++)
                     guarded_free(arrays[side].tensors[j]);
@@ -462,8 +495,8 @@ static void compare_channels(const struct normfuse_table *table)
 
 /* ---- conversions ---- */
 
-/* Every 16-bit value through load and store comes back (a NaN quiet), and f32 values around every rounding border of f16
- * and bf16 are rounded alike by all tables. */
+/* Every 16-bit value through load and store comes back (a NaN quiet), and f32 values around every rounding border of
+ * f16 and bf16 are rounded alike by all tables. */
 static void compare_conversions(const struct normfuse_table *table)
 {
     enum { COUNT = 65536 };
@@ -473,10 +506,12 @@ static void compare_conversions(const struct normfuse_table *table)
         for (int i = 0; i < COUNT; i++)
             from[i] = (uint16_t)i;
         for (int side = 0; side < 2; side++) {
-            const struct normfuse_pass s = {.x = from, .y = to[side], .rows = 1, .n = COUNT, .k = &zero, .a = &one, .b = &zero};
+            const struct normfuse_pass s = {.x = from, .y = to[side], .rows = 1, .n = COUNT, .k = &zero, .a = &one,
+                                            .b = &zero};
             (side ? table : &normfuse_table_scalar)->of[type]->affine_rows(&s);
         }
-        CHECK(memcmp(to[0], to[1], sizeof to[0]) == 0, "%s %s: every value converted alike", table->isa, type_names[type]);
+        CHECK(memcmp(to[0], to[1], sizeof to[0]) == 0, "%s %s: every value converted alike", table->isa,
+              type_names[type]);
         int wrong = 0;
         for (int i = 0; i < COUNT; i++) {
             const bool nan = (i & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80);
@@ -488,7 +523,8 @@ static void compare_conversions(const struct normfuse_table *table)
             static uint16_t other[COUNT];
             for (int i = 0; i < COUNT; i++) {
                 other[i] = (uint16_t)((unsigned)i * 40503u + (unsigned)round * 977u);
-                if ((other[i] & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80) || (i & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80))
+                if ((other[i] & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80) ||
+                    (i & 0x7fff) > (type == NORMFUSE_F16 ? 0x7c00 : 0x7f80))
                     other[i] = 0;
             }
             for (int side = 0; side < 2; side++) {
@@ -523,8 +559,10 @@ static void check_fma(void)
             }
             a[i] = normfuse_bits_f32(bits[0]);
             b[i] = normfuse_bits_f32(bits[1]);
-            c[i] = round % 4 == 2 ? -a[i] * b[i] : round % 4 == 3 ? (float)ldexp((double)a[i] * (double)b[i], (int)(bits[2] % 27)) : normfuse_bits_f32(bits[2]);
-            if (round % 8 == 5) { /* (1 + s)(1 - s)/2 of c's last digit: next to the middle, nearer than a double tells */
+            c[i] = round % 4 == 2 ? -a[i] * b[i] : round % 4 == 3
+                   ? (float)ldexp((double)a[i] * (double)b[i], (int)(bits[2] % 27)) : normfuse_bits_f32(bits[2]);
+            /* (1 + s)(1 - s)/2 of c's last digit: next to the middle, nearer than a double tells */
+            if (round % 8 == 5) {
                 const float least = 0x1p-23f * (float)(1 + bits[0] % 64);
                 a[i] = 0x1p-12f * (1 + least);
                 b[i] = 0x1p-12f * (1 - least);
@@ -560,7 +598,8 @@ static long double exact(int32_t activation, long double z)
 static const struct {
     int32_t activation;
     double relative, absolute;
-} bounds[] = {{NORMFUSE_SILU, 5, 0}, {NORMFUSE_GELU, 8, 0}, {NORMFUSE_GELU_TANH, 5, 6}, {NORMFUSE_HARDSWISH, 2, 1}, {NORMFUSE_ELU, 6, 0}, {NORMFUSE_MISH, 8, 0},
+} bounds[] = {{NORMFUSE_SILU, 5, 0}, {NORMFUSE_GELU, 8, 0}, {NORMFUSE_GELU_TANH, 5, 6}, {NORMFUSE_HARDSWISH, 2, 1},
+              {NORMFUSE_ELU, 6, 0}, {NORMFUSE_MISH, 8, 0},
              {NORMFUSE_RELU6, 0, 0}};
 
 static void check_activations(void)
@@ -585,7 +624,8 @@ static void check_activations(void)
                 at = z[i];
             }
         }
-        CHECK(worst <= 1, "activation %d: %.0f %% of its error budget at %a", (int)bounds[b].activation, 100 * worst, (double)at);
+        CHECK(worst <= 1, "activation %d: %.0f %% of its error budget at %a", (int)bounds[b].activation, 100 * worst,
+              (double)at);
         printf("activation %d: %.0f %% of its error budget\n", (int)bounds[b].activation, 100 * worst);
     }
 }

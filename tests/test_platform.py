@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The program built for another platform, NORMFUSE_OTHER_PROGRAM, beside this machine's, NORMFUSE_PROGRAM: from the same
-files both write the same bytes, whatever the byte order of file and machine, the instruction set and the C library.
+"""The program built for another platform, NORMFUSE_OTHER_PROGRAM, beside this machine's, NORMFUSE_PROGRAM: from the
+same files both write the same bytes, whatever the byte order of file and machine, the instruction set and the C
+library.
 Only f64 activations that go through libm are left out: C libraries round those differently."""
 import itertools
 import os

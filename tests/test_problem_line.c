@@ -49,7 +49,8 @@ static const struct {
     { "instance_norm 3x8x5 +adagn", "instance_norm 3x8x5 +scale" },
     { "affine 3x8x5 +pre_add +u", "affine 3x8x5 +pre_add +u" },
     { "batch_norm 3x8x5 act=prelu dir=bwd", "batch_norm 3x8x5 act=prelu dir=bwd" },
-    { "group_norm 3x8x5 +one_slope act=prelu groups=2 +scale", "group_norm 3x8x5 groups=2 act=prelu +scale +one_slope" },
+    { "group_norm 3x8x5 +one_slope act=prelu groups=2 +scale",
+      "group_norm 3x8x5 groups=2 act=prelu +scale +one_slope" },
     { "affine 3x8x5 +pre_bias +u", "affine 3x8x5 +pre_bias +u" },
     { "batch_norm 3x8x5 +pre_bias=sample +pre_add", "batch_norm 3x8x5 +pre_add +pre_bias=sample" },
     { "batch_norm 3x8x5 +mixed +post_add", "batch_norm 3x8x5 +post_add +mixed" },
@@ -61,7 +62,8 @@ static const struct {
     { "channel_norm 7x16 y_dtype=f32 dtype=bf16", "channel_norm 7x16 dtype=bf16 y_dtype=f32" },
     { "channel_norm 7x16 y_dtype=f32", "channel_norm 7x16" },
     { "affine 3x8x5 +mixed=outputs dir=bwd", "affine 3x8x5 dir=bwd +mixed=outputs" },
-    { "affine 2x8x3 dtype=float16 layout=NHWC act=swish dir=backward", "affine 2x8x3 dtype=f16 layout=nhwc act=silu dir=bwd" },
+    { "affine 2x8x3 dtype=float16 layout=NHWC act=swish dir=backward",
+      "affine 2x8x3 dtype=f16 layout=nhwc act=silu dir=bwd" },
     { "affine 2x8x3 dtype=BF16 act=SiLU device=GPU layout=channels_last",
       "affine 2x8x3 dtype=bf16 layout=nhwc act=silu device=cuda" },
     { "affine 2x8x3 act=LeakyReLU dtype=double", "affine 2x8x3 dtype=f64 act=leaky_relu" },
@@ -317,8 +319,8 @@ static void test_random_pre_bias(void)
     check(misshapen == 0, "pre_bias", "the problem is another one");
 }
 
-/* 10 % of 10,000 draws that have enough channels are channel norms, with the shares that random.c says; the others, and the rest of
- * those, are what they were. */
+/* 10 % of 10,000 draws that have enough channels are channel norms, with the shares that random.c says; the others, and
+ * the rest of those, are what they were. */
 static void test_random_channel_norm(void)
 {
     enum { DRAWS = 10000 };
@@ -341,11 +343,12 @@ static void test_random_channel_norm(void)
                    line.type != before.type || line.activation != before.activation || line.backward != before.backward;
     }
     char text[120];
-    snprintf(text, sizeof text, "%d of %d, %d stat=rms, %d eps_kind=norm, %d of groups", (int)drawn, (int)may, (int)of_squares,
-             (int)of_norm, (int)grouped);
+    snprintf(text, sizeof text, "%d of %d, %d stat=rms, %d eps_kind=norm, %d of groups", (int)drawn, (int)may,
+             (int)of_squares, (int)of_norm, (int)grouped);
     const double wide = 4 * sqrt(0.09 * (double)may);
     check(fabs((double)drawn - 0.1 * (double)may) < wide && of_squares > drawn * 2 / 5 && of_squares < drawn * 3 / 5 &&
-              of_norm > drawn / 4 && of_norm < drawn * 2 / 5 && grouped > drawn / 10 && grouped < drawn * 3 / 10, "channel_norm", text);
+              of_norm > drawn / 4 && of_norm < drawn * 2 / 5 && grouped > drawn / 10 && grouped < drawn * 3 / 10,
+              "channel_norm", text);
     check(changed == 0, "channel_norm", "the problem is another one");
 }
 

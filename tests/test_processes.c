@@ -41,7 +41,7 @@ static void end_at_once(int64_t task)
     raise(SIGKILL);
 }
 
-/* What a call prints, and counts: out of this program's own. */
+/* The output and the counts of a call, kept out of this program's own. */
 struct report {
     char text[8192];
     int passed, failed, skipped;
@@ -74,7 +74,8 @@ static struct report report_of(int processes, const struct tasks *tasks)
 static void test_endings(void)
 {
     static const char *const lines[ENDINGS] = {
-        "FAIL a process ended, signal 9 (Killed): task 50\n", "FAIL a process ended, signal 15 (Terminated): task 120\n",
+        "FAIL a process ended, signal 9 (Killed): task 50\n",
+            "FAIL a process ended, signal 15 (Terminated): task 120\n",
         "FAIL a process ended, exit status 3: task 250\n", "FAIL a process ended, more than 1 s: task 399\n"};
     const struct tasks tasks = {TASKS, run_one, name_task, 1};
     const struct report report = report_of(PROCESSES, &tasks);
@@ -114,7 +115,8 @@ static void test_one_process(void)
 {
     const struct tasks tasks = {10, run_in_order, name_task, 1};
     const struct report report = report_of(1, &tasks);
-    CHECK(report.passed == 10 && report.failed == 0 && tasks_run == 10, "%d passed, %d failed", report.passed, report.failed);
+    CHECK(report.passed == 10 && report.failed == 0 && tasks_run == 10, "%d passed, %d failed", report.passed,
+          report.failed);
 }
 
 int main(void)

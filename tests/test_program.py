@@ -75,7 +75,8 @@ def failing(tmp_path_factory):
     if not compiler:
         pytest.skip("no C compiler is installed")
     source = os.path.join(ROOT, "tests", "fail_calls.c")
-    made = subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], capture_output=True, text=True)
+    made = subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], capture_output=True,
+                          text=True)
     if made.returncode != 0:
         pytest.skip(f"fail_calls.c needs glibc: {made.stderr.strip()}")
 
@@ -153,7 +154,8 @@ def activation(name, z):
         return z * cdf, cdf + z * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
     if name == "gelu_tanh":
         t = np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
-        return 0.5 * z * (1 + t), 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 0.134145 * z * z)
+        slope = math.sqrt(2 / math.pi) * (1 + 0.134145 * z * z)
+        return 0.5 * z * (1 + t), 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * slope
     if name == "hardswish":
         return z * np.clip(z + 3, 0, 6) / 6, np.where(z <= -3, 0, np.where(z >= 3, 1, (2 * z + 3) / 6))
     if name == "elu":
@@ -232,7 +234,8 @@ class Reference:
         axes = 2 if per_sample else (0, 2)
         weight_dtype = weight_dtype or self.dtype
         centred = g * self.factor
-        for name, term, weight in (("dweight", centred * self.xhat, np.abs(self.factor * self.xhat) + np.abs(self.factor)),
+        for name, term, weight in (("dweight", centred * self.xhat,
+                                    np.abs(self.factor * self.xhat) + np.abs(self.factor)),
                                    ("dbias", centred, np.abs(self.factor) + 0 * self.xhat)):
             value = term.sum(axes)
             out[name] = value, STATISTICS_U * self.u * (size * weight).sum(axes) + self.stored(value, weight_dtype)
@@ -297,8 +300,8 @@ class Case:
             array = pack(raw, dtype)
             np.save(f"{name}.npy", array)
             self.values[name] = to_ncs(unpack(array, dtype), layout)
-        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c), "pre_bias": (c,), "sample_bias": (n, c),
-                 "slope": (c,), "one_slope": (1,)}
+        small = {"weight": (c,), "bias": (c,), "scale": (n, c), "shift": (n, c), "pre_bias": (c,),
+                 "sample_bias": (n, c), "slope": (c,), "one_slope": (1,)}
         if op == "affine_sample":
             small.update(weight=(n, c), bias=(n, c))
         for name, shape in small.items():
@@ -354,7 +357,8 @@ SIZES = {2: (5, 12), 3: (3, 12, 17), 4: (2, 12, 5, 7), 5: (2, 12, 3, 2, 5)}
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
+@pytest.mark.parametrize("op",
+                         ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
 def test_operators_forward_and_backward(folder, op, layout, dtype):
     op, *evaluate = op.split()
     for rank, sizes in SIZES.items():
@@ -413,8 +417,8 @@ def test_everything_fused(folder, op, dtype, layout, bias):
     adagn = op != "batch_norm"
     words = ["groups=4"] if op == "group_norm" else []
     words += ["act=silu", "-o", "y.npy", "--pre-add", "pre_add.npy", "--pre-bias", f"{bias}.npy", "--sum-out", "u.npy",
-              "--post-add", "post_add.npy", "--du", "du.npy", "--dpost-add", "dpost_add.npy", "--dpre-bias", "dpre_bias.npy",
-              *PARAMETERS, *ALL_BACKWARD]
+              "--post-add", "post_add.npy", "--du", "du.npy", "--dpost-add", "dpost_add.npy", "--dpre-bias",
+              "dpre_bias.npy", *PARAMETERS, *ALL_BACKWARD]
     if adagn:
         words += ["--scale", "scale.npy", "--shift", "shift.npy", "--dscale", "dscale.npy", "--dshift", "dshift.npy"]
     succeed(*case.words, *words)
@@ -440,19 +444,22 @@ def test_everything_fused(folder, op, dtype, layout, bias):
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
 @pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "affine", "affine_sample"])
 def test_prelu(folder, op, dtype, slope):
-    """Slopes between 0.5 and 1.5; the sum of dy * z where z is below 0 has the bound of dbias with dy * z in dy's place."""
+    """Slopes between 0.5 and 1.5; the sum of dy * z where z is below 0 has the bound of dbias with dy * z in dy's
+    place."""
     case = Case(op, (4, 8, 5, 6), dtype)
     v = case.values
     words = ["groups=4"] if op == "group_norm" else []
-    words += ["act=prelu", "--slope", f"{slope}.npy", "--dslope", "dslope.npy", "-o", "y.npy", *PARAMETERS, *ALL_BACKWARD]
+    words += ["act=prelu", "--slope", f"{slope}.npy", "--dslope", "dslope.npy", "-o", "y.npy", *PARAMETERS,
+              *ALL_BACKWARD]
     succeed(*case.words, *words)
-    reference = make_reference(op.removesuffix("_sample"), v["x"], dtype, groups=4 if op == "group_norm" else 8, act=v[slope],
-                               weight=v["weight"], bias=v["bias"])
+    reference = make_reference(op.removesuffix("_sample"), v["x"], dtype, groups=4 if op == "group_norm" else 8,
+                               act=v[slope], weight=v["weight"], bias=v["bias"])
     check("y", case.load_big("y"), reference.y)
     check("dx", case.load_big("dx"), reference.backward(v["dy"])["dx"])
     axes = (0, 2) if slope == "slope" else None
     terms = np.where(reference.z > 0, 0, reference.z * v["dy"])
-    error = (np.abs(v["dy"]) * reference.z_tolerance * (reference.z <= reference.z_tolerance) + 64 * reference.u * np.abs(terms))
+    error = (np.abs(v["dy"]) * reference.z_tolerance * (reference.z <= reference.z_tolerance) + 64 * reference.u
+             * np.abs(terms))
     want = terms.sum(axes).reshape(v[slope].shape)
     got = case.load("dslope")
     assert got.shape == v[slope].shape
@@ -491,11 +498,13 @@ def test_running_statistics(folder):
         for keys, momentum in ((["momentum=0.1"], 0.1), ([], 1.0), (["seen=4"], 0.2)):
             for block in ([], ["--block-bytes", "1"]):
                 succeed("run", op, "x.npy", *keys, *block, "--running-mean", "running_mean.npy", "--running-var",
-                        "running_var.npy", "--new-running-mean", "new_mean.npy", "--new-running-var", "new_var.npy", "-o",
-                        "y.npy")
-                for name, old, value in (("new_mean", v["running_mean"], new[0]), ("new_var", v["running_var"], new[1])):
+                        "running_var.npy", "--new-running-mean", "new_mean.npy", "--new-running-var", "new_var.npy",
+                        "-o", "y.npy")
+                for name, old, value in (("new_mean", v["running_mean"], new[0]),
+                                         ("new_var", v["running_var"], new[1])):
                     expected = (1 - momentum) * old + momentum * value
-                    check(f"{op} {name}", case.load(name, "f32"), (expected, STATISTICS_U * 2.0**-24 * (1 + np.abs(expected))))
+                    check(f"{op} {name}", case.load(name, "f32"),
+                          (expected, STATISTICS_U * 2.0**-24 * (1 + np.abs(expected))))
     # In place of the old ones, and one of the two alone.
     succeed("run", "batch_norm", "x.npy", "momentum=1", "--running-mean", "running_mean.npy", "--running-var",
             "running_var.npy", "--new-running-mean", "running_mean.npy")
@@ -506,8 +515,8 @@ def test_running_statistics(folder):
 def test_instance_norm_evaluation(folder):
     case = Case("instance_norm", (3, 8, 20))
     v = case.values
-    check_plain(case, ["mode=eval", "--running-mean", "running_mean.npy", "--running-var", "running_var.npy"], "relu", 8,
-                (v["running_mean"], v["running_var"]))
+    check_plain(case, ["mode=eval", "--running-mean", "running_mean.npy", "--running-var", "running_var.npy"], "relu",
+                8, (v["running_mean"], v["running_var"]))
 
 
 def test_large_mean_keeps_its_digits(folder):
@@ -535,7 +544,8 @@ def test_nan_stays_in_its_group(folder):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("words", [[], ["stat=rms"], ["stat=rms", "eps_kind=norm"], ["groups=3"], ["stat=rms", "groups=3"],
+@pytest.mark.parametrize("words",
+                         [[], ["stat=rms"], ["stat=rms", "eps_kind=norm"], ["groups=3"], ["stat=rms", "groups=3"],
                                    ["stat=rms", "eps_kind=norm", "eps=5"]], ids=" ".join)
 def test_channel_norm(folder, words, layout):
     """f64 against NumPy, and by finite differences of its own; in one block of samples and in many."""
@@ -545,7 +555,8 @@ def test_channel_norm(folder, words, layout):
     x, dy = rng.normal(0.5, 1, (2, n, c, *spatial))
     weight, bias = rng.normal(1, 0.3, (2, c))
     scale, shift = rng.normal(0, 0.3, (2, n, c))
-    for name, value in (("x", x.transpose(axes)), ("dy", dy.transpose(axes)), ("weight", weight), ("bias", bias), ("scale", scale), ("shift", shift)):
+    for name, value in (("x", x.transpose(axes)), ("dy", dy.transpose(axes)), ("weight", weight), ("bias", bias),
+                        ("scale", scale), ("shift", shift)):
         np.save(f"{name}.npy", value)
     keys = dict(word.split("=") for word in words)
     groups, eps = int(keys.get("groups", 1)), float(keys.get("eps", 1e-5))
@@ -556,7 +567,8 @@ def test_channel_norm(folder, words, layout):
         mean = values.mean(2, keepdims=True) * (keys.get("stat") != "rms")
         squares = ((values - mean) ** 2).sum(2, keepdims=True)
         d = c // groups
-        rstd = math.sqrt(d) / np.maximum(np.sqrt(squares), eps) if keys.get("eps_kind") == "norm" else 1 / np.sqrt(squares / d + eps)
+        rstd = math.sqrt(d) / np.maximum(np.sqrt(squares),
+                                         eps) if keys.get("eps_kind") == "norm" else 1 / np.sqrt(squares / d + eps)
         return ((values - mean) * rstd).reshape(u.shape), mean[:, :, 0], rstd[:, :, 0]
 
     def forward(u, weight, bias, scale, shift):
@@ -566,8 +578,8 @@ def test_channel_norm(folder, words, layout):
     inputs = {"x": x, "weight": weight, "bias": bias, "scale": scale, "shift": shift}
     names = ["dx", "dweight", "dbias", "dscale", "dshift", "rstd"] + ["mean"] * (keys.get("stat") != "rms")
     for block in ([], ["--block-bytes", "8K"]):
-        succeed("run", "channel_norm", "x.npy", *words, "act=silu", f"layout={layout}", "-o", "y.npy", "--backward", "dy.npy", *block,
-                *(word for name in inputs if name != "x" for word in (f"--{name}", f"{name}.npy")),
+        succeed("run", "channel_norm", "x.npy", *words, "act=silu", f"layout={layout}", "-o", "y.npy", "--backward",
+                "dy.npy", *block, *(word for name in inputs if name != "x" for word in (f"--{name}", f"{name}.npy")),
                 *(word for name in names for word in (f"--{name}", f"{name}.npy")))
         back = np.argsort(axes)
         # a few hundred roundings of values of order 10
@@ -585,7 +597,8 @@ def test_channel_norm(folder, words, layout):
             assert abs((above - below) / (2 * step) - np.sum(gradient * direction)) < 1e-6, name
     if "stat=rms" in words:
         refuse(2, "stat=rms has no mean", "run", "channel_norm", "x.npy", *words, "--mean", "mean.npy")
-    refuse(3, "not divisible by groups=5", "run", "channel_norm", "x.npy", "groups=5", f"layout={layout}", "-o", "y.npy")
+    refuse(3, "not divisible by groups=5", "run", "channel_norm", "x.npy", "groups=5", f"layout={layout}", "-o",
+           "y.npy")
 
 
 @pytest.mark.parametrize("x_type, y_type", [("f16", "f32"), ("bf16", "f32"), ("f32", "f16"), ("f32", "bf16")])
@@ -598,20 +611,23 @@ def test_y_of_another_dtype(folder, x_type, y_type):
         np.save(f"{name}64.npy", unpack(value, dtype))
     outputs = [("output", y_type), ("dpost-add", y_type), ("dx", x_type)]
     for wide, words in (("", [f"dtype={x_type}", f"y_dtype={y_type}"]), ("64", [])):
-        succeed("run", "channel_norm", f"x{wide}.npy", "act=silu", *words, "--post-add", f"post{wide}.npy", "--backward", f"dy{wide}.npy",
+        succeed("run", "channel_norm", f"x{wide}.npy", "act=silu", *words, "--post-add", f"post{wide}.npy",
+                "--backward", f"dy{wide}.npy",
                 *(word for name, _ in outputs for word in (f"--{name}", f"{name}{wide}.npy")))
     for name, dtype in outputs:
         got, want = np.load(f"{name}.npy"), np.load(f"{name}64.npy")
         assert got.dtype == np.dtype(NUMPY_TYPE[dtype]), name
         assert np.abs(unpack(got, dtype) - want).max() < ROUNDOFF[dtype] * np.abs(want).max() + 100 * 2.0**-24, name
-    refuse(3, "--backward: the file holds f64, y_dtype is", "run", "channel_norm", "x.npy", *([f"dtype={x_type}", f"y_dtype={y_type}"]),
-           "--backward", "dy64.npy", "--dx", "dx.npy")
+    refuse(3, "--backward: the file holds f64, y_dtype is", "run", "channel_norm", "x.npy",
+           *([f"dtype={x_type}", f"y_dtype={y_type}"]), "--backward", "dy64.npy", "--dx", "dx.npy")
     refuse(3, "not timed", "bench", "channel_norm", "2x16x9", f"dtype={x_type}", f"y_dtype={y_type}")
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=str)
-@pytest.mark.parametrize("words", [["group_norm", "groups=2"], ["instance_norm"], ["instance_norm", "running"], ["affine"],
-                                   ["channel_norm"], ["channel_norm", "stat=rms"], ["batch_norm"], ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],
+@pytest.mark.parametrize("words",
+                         [["group_norm", "groups=2"], ["instance_norm"], ["instance_norm", "running"], ["affine"],
+                                   ["channel_norm"], ["channel_norm", "stat=rms"], ["batch_norm"],
+                                   ["batch_norm", "running"], ["batch_norm", "mode=eval", "running"]],
                          ids=" ".join)
 def test_empty(folder, words, shape):
     np.save("x.npy", np.zeros(shape, np.float32))
@@ -622,8 +638,8 @@ def test_empty(folder, words, shape):
         words.remove("running")
         words += ["--running-mean", "mean.npy", "--running-var", "var.npy"]
     for block in ([], ["--block-bytes", "1"]):
-        succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx", "dx.npy",
-                *block)
+        succeed("run", op, "x.npy", *words, "-o", "y.npy", "--backward", "x.npy", "--dweight", "dw.npy", "--dx",
+                "dx.npy", *block)
         assert np.load("y.npy").shape == np.load("dx.npy").shape == shape
         assert np.array_equal(np.load("dw.npy"), np.zeros(shape[1], np.float32))
         assert (np.load("mean.npy") == 0).all() and (np.load("var.npy") == 1).all()
@@ -634,7 +650,8 @@ def write_empty(shape):
 
 
 @pytest.mark.parametrize("shape", [(2**36, 4, 0), (2**50, 0, 4), (2**62 - 1, 0), (0, 4096)], ids=str)
-@pytest.mark.parametrize("op", [["affine"], ["group_norm", "groups=1"], ["instance_norm"], ["batch_norm"], ["channel_norm"]],
+@pytest.mark.parametrize("op",
+                         [["affine"], ["group_norm", "groups=1"], ["instance_norm"], ["batch_norm"], ["channel_norm"]],
                          ids=" ".join)
 def test_many_samples_without_elements(folder, op, shape):
     """128 bytes, whose samples are too many to look at one by one."""
@@ -649,8 +666,8 @@ def test_many_samples_without_elements(folder, op, shape):
 
 
 def test_sizes_beyond_any_memory(folder):
-    """Files of 128 bytes without elements, whose sums of bytes, statistics or gradients pass 2^63. Refused, all of them,
-    but what passes depends on the sizes; a sanitizer's build sees the sums that overflow."""
+    """Files of 128 bytes without elements, whose sums of bytes, statistics or gradients pass 2^63. Refused, all of
+    them, but what passes depends on the sizes; a sanitizer's build sees the sums that overflow."""
     for shape, words in [((0, 2**62 - 1), ["affine", "-o", "z.npy", "--pre-add", "x.npy", "--post-add", "x.npy"]),
                          ((0, 1, 2**60 - 1), ["group_norm", "groups=1", "-o", "z.npy", "--pre-add", "x.npy",
                                               "--post-add", "x.npy", "--backward", "x.npy", "--dx", "dx.npy"]),
@@ -812,7 +829,8 @@ def test_hostile_beginnings(folder):
 
 def test_odd_headers_that_numpy_reads(folder):
     for header in ('{"shape":(2,3),"fortran_order":False,"descr":"<f4"}', GOOD.replace("(2, 3)", "(2L, 3L,)"),
-                   GOOD.replace("<f4", "=f4"), "  {  'descr' : '<f4' , 'fortran_order':False,\n'shape':( 2 , 3 ) } \n\n"):
+                   GOOD.replace("<f4", "=f4"),
+                   "  {  'descr' : '<f4' , 'fortran_order':False,\n'shape':( 2 , 3 ) } \n\n"):
         data = np.arange(6, dtype="<f4").tobytes()
         write_npy("x.npy", header, data)
         succeed("run", "affine", "x.npy", "-o", "y.npy")
@@ -838,7 +856,8 @@ def test_shapes_that_contradict(folder):
     np.save("vector.npy", np.zeros(5, np.float32))
     np.save("double.npy", np.zeros((2, 6, 5)))
     words = ["run", "group_norm", "x.npy", "groups=3", "-o", "y.npy"]
-    refuse(3, r"wrong.npy: --pre-add: the shape is \(2, 6, 4\), it must be \(2, 6, 5\)", *words, "--pre-add", "wrong.npy")
+    refuse(3, r"wrong.npy: --pre-add: the shape is \(2, 6, 4\), it must be \(2, 6, 5\)", *words, "--pre-add",
+           "wrong.npy")
     refuse(3, r"vector.npy: --weight: the shape is \(5,\), it must be \(6,\)", *words, "--weight", "vector.npy")
     refuse(3, r"vector.npy: --scale: the shape is \(5,\), it must be \(2, 6\)", *words, "--scale", "vector.npy")
     refuse(3, "double.npy: --post-add: the file holds f64, x holds f32", *words, "--post-add", "double.npy")
@@ -847,7 +866,8 @@ def test_shapes_that_contradict(folder):
     refuse(3, "x.npy: x: the file holds f32 .*, dtype=f64", *words, "dtype=f64")
     refuse(3, "weight.npy: --weight: the file holds f32 .*, weight_dtype=f16", *words, "weight_dtype=f16", *PARAMETERS)
     np.save("one.npy", np.zeros((1, 4), np.float32))
-    refuse(3, "one.npy: x: batch_norm in training needs more than one value", "run", "batch_norm", "one.npy", "-o", "y.npy")
+    refuse(3, "one.npy: x: batch_norm in training needs more than one value", "run", "batch_norm", "one.npy", "-o",
+           "y.npy")
     refuse(2, "eps=0: batch_norm in training needs eps above 0", "run", "batch_norm", "x.npy", "eps=0", "-o", "y.npy")
     assert not os.path.exists("y.npy")
 
@@ -860,7 +880,8 @@ def outputs_of(names):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("op", ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
+@pytest.mark.parametrize("op",
+                         ["group_norm", "instance_norm", "batch_norm", "batch_norm eval", "affine", "affine_sample"])
 def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
     op, *evaluate = op.split()
     # 128 * 128 positions are so many that sums over samples may be cut after every few of them; with fewer positions
@@ -871,13 +892,14 @@ def test_blocks_and_threads_give_the_same_bits(folder, op, layout):
         case = Case(op, sizes, dtype, layout)
         names = ["y", "dx", "dweight", "dbias", "dpost_add"]
         words = [*case.words, *PARAMETERS, *ALL_BACKWARD, "-o", "y.npy", "--post-add", "post_add.npy", "--dpost-add",
-                 "dpost_add.npy", "--pre-bias", "sample_bias.npy" if op.endswith("sample") else "pre_bias.npy", "--dpre-bias",
-                 "dpre_bias.npy"]
+                 "dpost_add.npy", "--pre-bias", "sample_bias.npy" if op.endswith("sample") else "pre_bias.npy",
+                 "--dpre-bias", "dpre_bias.npy"]
         names += ["dpre_bias"]
         if dtype == "bf16":
             words += ["act=silu"]
         else:
-            words += ["act=prelu", "--slope", "slope.npy" if dtype == "f32" else "one_slope.npy", "--dslope", "dslope.npy"]
+            words += ["act=prelu", "--slope", "slope.npy" if dtype == "f32" else "one_slope.npy", "--dslope",
+                      "dslope.npy"]
             names += ["dslope"]
         if op == "group_norm":
             words += ["groups=2", "--scale", "scale.npy", "--dscale", "dscale.npy"]
@@ -968,7 +990,8 @@ def test_symbolic_links_are_followed(folder):
             succeed("run", "affine", "x.npy", "-o", link)
             assert os.path.islink(link) and os.path.islink("link.npy")
             assert open("there/y.npy", "rb").read() == x and os.listdir("there") == ["y.npy"]
-    refuse(3, "round.npy: cannot be written: (Too many levels|Symbolic link loop)", "run", "affine", "x.npy", "-o", "round.npy")
+    refuse(3, "round.npy: cannot be written: (Too many levels|Symbolic link loop)", "run", "affine", "x.npy", "-o",
+           "round.npy")
     refuse(3, "lost.npy: cannot be written: No such file", "run", "affine", "x.npy", "-o", "lost.npy")
     refuse(3, "there/: cannot be written: is a directory", "run", "affine", "x.npy", "-o", "there/")
     assert os.path.islink("round.npy") and os.path.islink("lost.npy")
@@ -1057,7 +1080,8 @@ def test_sync(folder, failing, calls):
         os.remove("y.npy")
     refuse(3, "y.npy: cannot be written: Input/output error", *words, "--sync", env=failing("flush:1:5"))
     assert not os.path.exists("y.npy") and not [name for name in os.listdir() if "normfuse" in name]
-    refuse(3, "y.npy: is written, but may not be on the disk yet: Input/output", *words, "--sync", env=failing("flush:3:5"))
+    refuse(3, "y.npy: is written, but may not be on the disk yet: Input/output", *words, "--sync",
+           env=failing("flush:3:5"))
     result = subprocess.run([PROGRAM, "run", "affine", "x.npy", "--sync", "-o", "/dev/stdout"], stdout=subprocess.PIPE)
     assert result.returncode == 0 and result.stdout == open("x.npy", "rb").read()
 
@@ -1081,7 +1105,8 @@ def test_the_last_steps_fail(folder, failing, calls):
 
 def test_an_output_to_a_pipe(folder):
     Case("affine", (2, 4, 3))
-    result = subprocess.run([PROGRAM, "run", "affine", "x.npy", "-o", "/dev/stdout"], stdout=subprocess.PIPE, timeout=20)
+    result = subprocess.run([PROGRAM, "run", "affine", "x.npy", "-o", "/dev/stdout"], stdout=subprocess.PIPE,
+                            timeout=20)
     assert result.returncode == 0
     assert result.stdout == open("x.npy", "rb").read()
 
@@ -1091,7 +1116,8 @@ def test_outputs_appear_whole_or_not_at_all(folder):
     os.mkdir("full")
     before = sorted(os.listdir())
     words = ["run", "group_norm", "x.npy", "groups=2", "-o", "y.npy"]
-    refuse(3, "nowhere/dx.npy: cannot be written: No such file", *words, "--backward", "dy.npy", "--dx", "nowhere/dx.npy")
+    refuse(3, "nowhere/dx.npy: cannot be written: No such file", *words, "--backward", "dy.npy", "--dx",
+           "nowhere/dx.npy")
     refuse(3, "full: cannot be written: is a directory", *words, "--mean", "full")
     refuse(3, "/dev/full: cannot be written: No space left", *words, "--mean", "/dev/full")
     refuse(3, "post_add", *words, "--post-add", "absent_post_add.npy")
@@ -1113,7 +1139,8 @@ def test_a_file_size_limit(folder):
 
 def test_a_full_disk(folder, failing):
     os.mkdir("disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", "disk"], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", "disk"], capture_output=True,
+                             text=True)
     if mounted.returncode != 0:
         pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
     try:
@@ -1211,8 +1238,10 @@ def test_options_and_words_in_any_order(folder):
     expected = open("y.npy", "rb").read()
     for words in (["run", "--weight=weight.npy", "act=silu", "x.npy", "-oz.npy", "groups=2", "group_norm"],
                   ["--output=z.npy", "run", "groups=2", "--wei", "weight.npy", "group_norm", "act=silu", "--", "x.npy"],
-                  ["run", "-w", "weight.npy", "-o", "z.npy", "--threads=2", "--", "group_norm", "x.npy", "groups=2", "act=silu"],
-                  ["run", "group_norm", "./x.npy", "groups=2", "act=silu", "--output", "z.npy", "--weight", "weight.npy", "-q"]):
+                  ["run", "-w", "weight.npy", "-o", "z.npy", "--threads=2", "--", "group_norm", "x.npy", "groups=2",
+                   "act=silu"],
+                  ["run", "group_norm", "./x.npy", "groups=2", "act=silu", "--output", "z.npy", "--weight",
+                   "weight.npy", "-q"]):
         if os.path.exists("z.npy"):
             os.remove("z.npy")
         succeed(*words)
@@ -1439,15 +1468,20 @@ SMALL = ["--min-bytes", "16KiB", "--max-bytes", "64k"]
 
 
 def test_random_lists(folder):
-    """One list for both commands, but for pre_bias, which check alone draws, on every instruction set; the longer begins
-    as the shorter does, and it is the same for each device, but for norms over
-    more than 1024 channels, which are the CPU's."""
+    """One list for both commands, but for pre_bias, which check alone draws, on every instruction set; the longer
+    begins as the shorter does, and it is the same for each device, but for norms over more than 1024 channels, which
+    are the CPU's."""
     listed, checked = (succeed(command, "--random", "50", "--list") for command in ("bench", "check"))
-    assert checked == succeed("check", "--random", "50", "--seed", "1", "--list", env={**os.environ, "NORMFUSE_MAX_ISA": "scalar"})
+    assert checked == succeed("check", "--random", "50", "--seed", "1", "--list",
+                              env={**os.environ, "NORMFUSE_MAX_ISA": "scalar"})
     more = [set(words.split()) - set(line.split()) for line, words in zip(listed.splitlines(), checked.splitlines())]
-    assert [line for line, words in zip(listed.splitlines(), checked.splitlines()) if not set(line.split()) <= set(words.split())] == []
-    assert {word for words in more for word in words} == {"+pre_bias", "+pre_bias=sample", "+u"} and "+pre_bias" not in listed
-    assert all(len(words & {"+pre_bias", "+pre_bias=sample"}) == 1 for words in more if words) and 3 <= len([*filter(None, more)]) <= 15
+    assert [line for line,
+            words in zip(listed.splitlines(), checked.splitlines())
+            if not set(line.split()) <= set(words.split())] == []
+    assert {word for words in more for word in words} == {"+pre_bias", "+pre_bias=sample",
+                                                          "+u"} and "+pre_bias" not in listed
+    assert all(len(words & {"+pre_bias", "+pre_bias=sample"}) == 1 for words in more
+               if words) and 3 <= len([*filter(None, more)]) <= 15
     assert succeed("bench", "--random", "80", "--list").startswith(listed)
     assert not succeed("bench", "--random", "50", "--seed", "2", "--list").startswith(listed[:40])
     every, on_device = (succeed("bench", "--random", "200", *words, "--list").splitlines() for words in ([], ["device=cuda"]))
@@ -1480,7 +1514,8 @@ def test_random_bench(folder):
         assert summary["p90"] == pytest.approx(np.quantile(ratios, 0.9), rel=1e-3)
         assert summary["worst"] == pytest.approx(worst["ratio"], rel=1e-3)
         assert summary["worst_problem"] == worst["problem"]
-        assert summary["over_us"] == pytest.approx(max(row["median_us"] - 4 * row["floor_us"] for row in mine), abs=0.05)
+        assert summary["over_us"] == pytest.approx(max(row["median_us"] - 4 * row["floor_us"] for row in mine),
+                                                   abs=0.05)
         for row in mine:
             item = {"f64": 8, "f32": 4}.get(row["dtype"], 2)
             elements = math.prod(map(int, row["shape"].split("x")))
@@ -1490,14 +1525,16 @@ def test_random_bench(folder):
 
 
 def page_tables(path):
-    """{id: rows of cells} of the tables of a page of bench --html, which is well-formed, fetches nothing and has no program."""
+    """{id: rows of cells} of the tables of a page of bench --html, which is well-formed, fetches nothing and has no
+    program."""
     text = open(path, encoding="utf-8").read()
     page = xml.etree.ElementTree.fromstring(text)
     assert not {element.tag.split("}")[1] for element in page.iter()} & {"script", "link", "img", "iframe", "object"}
     assert not re.search(r"\b(href|src|on\w+)=|url\(|@import", text) and set(re.findall(r"https?://[^\"]+", text)) == {
         "http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}
     assert "prefers-color-scheme: dark" in text
-    return {table.get("id"): [["".join(cell.itertext()) for cell in row] for row in table.iter("{http://www.w3.org/1999/xhtml}tr")]
+    return {table.get("id"): [["".join(cell.itertext()) for cell in row]
+                              for row in table.iter("{http://www.w3.org/1999/xhtml}tr")]
             for table in page.iter("{http://www.w3.org/1999/xhtml}table")}, page
 
 
@@ -1513,9 +1550,10 @@ def compare_page(path, lines):
     head, *body = tables["rows"]
     assert body == [[row.get(name, "") for name in head] for row in rows]
     assert set(head) >= {"problem", "median_us", "p10_us", "p90_us", "floor_us", "ratio", "gbps", "bytes", "samples"}
-    assert page_points(page) == [(row["problem"], row["dir"]) for device in ("cpu", "cuda") for row in rows if row["device"] == device]
+    assert page_points(page) == [(row["problem"], row["dir"]) for device in ("cpu", "cuda") for row in rows
+                                 if row["device"] == device]
     facts = dict(tables["machine"])
-    assert facts["CPU"] == rows[0]["cpu"] and facts["compiler"] == rows[0]["compiler"] and facts["caches"] == rows[0]["cache"]
+    assert [facts[name] for name in ("CPU", "compiler", "caches")] == [rows[0][key] for key in ("cpu", "compiler", "cache")]
     assert facts["normfuse"] == f"{rows[0]['version']}, commit {rows[0]['commit']}"
     return tables, facts, rows
 
@@ -1523,8 +1561,8 @@ def compare_page(path, lines):
 def test_bench_page(folder):
     name = "a <b>&\"c\"'d'é\udcff\x01.txt"  # a byte that is no UTF-8, and one that no page may hold
     open(name, "w").write("batch_norm 4x8x10 dir=bwd dtype=bf16\naffine 2x8x5 act=leaky_relu act_param=0.25\n")
-    lines = succeed("bench", "@" + name, "group_norm 2x8x4x4 groups=2 act=silu", "--json", "--samples", "3", "--threads", "2", "--warm",
-                    "--html", "report.html").splitlines()
+    lines = succeed("bench", "@" + name, "group_norm 2x8x4x4 groups=2 act=silu", "--json", "--samples", "3",
+                    "--threads", "2", "--warm", "--html", "report.html").splitlines()
     tables, facts, rows = compare_page("report.html", lines)
     assert facts["instruction set"] == f"{rows[0]['isa']}, 2 threads"
     assert facts["command"] == ("normfuse bench '@a <b>&\"c\"'\\''d'\\''é\ufffd\ufffd.txt' 'group_norm 2x8x4x4 groups=2 act=silu' "
@@ -1532,7 +1570,8 @@ def test_bench_page(folder):
     ratios = [float(row["ratio"]) for row in rows if row["dir"] == "fwd"]
     forward, backward = tables["summary"][1:]
     assert forward[:3] == ["cpu", "fwd", "2"] and backward[:3] == ["cpu", "bwd", "1"]
-    assert float(forward[3]) == pytest.approx(math.prod(ratios)**0.5, rel=1e-3) and backward[3] == backward[5] == rows[0]["ratio"]
+    assert float(forward[3]) == pytest.approx(math.prod(ratios)**0.5,
+                                              rel=1e-3) and backward[3] == backward[5] == rows[0]["ratio"]
     # The table of the terminal is the same with a page and without; tensors without elements are in no roofline.
     table = succeed("bench", "affine 2x0x3", "affine 2x8x5", "--samples", "3", "--html", "report.html").splitlines()
     assert len(table) == 3 and table[2].endswith("affine 2x8x5")
@@ -1541,7 +1580,8 @@ def test_bench_page(folder):
 
 
 def test_bench_page_of_random_problems(folder):
-    lines = succeed("bench", "--random", "6", "--seed", "4", "--warm", *SMALL, "--json", "--samples", "3", "--html", "report.html").splitlines()
+    lines = succeed("bench", "--random", "6", "--seed", "4", "--warm", *SMALL, "--json", "--samples", "3", "--html",
+                    "report.html").splitlines()
     tables, facts, _ = compare_page("report.html", lines)
     summaries = [json.loads(line, parse_float=str, parse_int=str) for line in lines[6:]]
     head, *body = tables["summary"]
@@ -1550,8 +1590,10 @@ def test_bench_page_of_random_problems(folder):
 
 
 def test_bench_page_on_a_stand_in_for_a_gpu(folder):
-    problems = ["group_norm 2x32x16x16 groups=8 dtype=f16 layout=nhwc act=silu device=cuda", "affine 3x8x7", "batch_norm 4x8x10 dir=bwd device=cuda"]
-    lines = succeed("bench", *problems, "--json", "--samples", "1", "--html", "report.html", env=stand_in()).splitlines()
+    problems = ["group_norm 2x32x16x16 groups=8 dtype=f16 layout=nhwc act=silu device=cuda", "affine 3x8x7",
+                "batch_norm 4x8x10 dir=bwd device=cuda"]
+    lines = succeed("bench", *problems, "--json", "--samples", "1", "--html", "report.html",
+                    env=stand_in()).splitlines()
     tables, facts, rows = compare_page("report.html", lines)
     assert facts["GPU"] == rows[0]["gpu"] == "NVIDIA H200" and facts["driver"] == rows[0]["driver"]
     assert facts["compute capability"] == rows[0]["cc"] and tables["rows"][2][-3:] == ["", "", ""]
@@ -1560,7 +1602,8 @@ def test_bench_page_on_a_stand_in_for_a_gpu(folder):
 def test_bench_page_appears_whole_or_not_at_all(folder):
     os.mkdir("taken")
     for path, message in (("absent/report.html", "absent/report.html: cannot be written: No such file"),
-                          ("taken", "taken: cannot be written: is a directory"), ("/dev/full", "/dev/full: cannot be written: No space left")):
+                          ("taken", "taken: cannot be written: is a directory"),
+                          ("/dev/full", "/dev/full: cannot be written: No space left")):
         result = run("bench", "affine", "2x8x5", "--samples", "1", "--html", path)
         assert result.returncode == 3 and f"normfuse: {message}" in result.stderr
         # A path that cannot be opened is refused before anything is timed.
@@ -1568,24 +1611,29 @@ def test_bench_page_appears_whole_or_not_at_all(folder):
     refuse(2, "needs a value: FILE", "bench", "affine", "2x8x5", "--html")
     open("report.html", "w").write("before")
     with open("/dev/full", "w") as full:
-        result = subprocess.run([PROGRAM, "bench", "affine", "2x8x5", "--html", "report.html"], stdout=full, stderr=subprocess.PIPE)
+        result = subprocess.run([PROGRAM, "bench", "affine", "2x8x5", "--html", "report.html"], stdout=full,
+                                stderr=subprocess.PIPE)
     assert result.returncode == 3
-    child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 2x64x64x64 groups=8", "--samples", "1000000", "--html", "report.html"],
+    child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 2x64x64x64 groups=8", "--samples",
+                              "1000000", "--html", "report.html"],
                              stdout=subprocess.DEVNULL, preexec_fn=lambda: default_signal(signal.SIGINT))
     time.sleep(0.3)
     child.send_signal(signal.SIGINT)
     assert child.wait(20) == -signal.SIGINT
     assert open("report.html").read() == "before" and sorted(os.listdir()) == ["report.html", "taken"]
     # One that is interrupted after its first problem writes the page of that one.
-    child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 4x64x256x256 groups=8", "--samples", "2000", "--html", "part.html"],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: default_signal(signal.SIGINT))
+    child = subprocess.Popen([PROGRAM, "bench", "affine 2x8x5", "group_norm 4x64x256x256 groups=8", "--samples", "2000",
+                              "--html", "part.html"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             preexec_fn=lambda: default_signal(signal.SIGINT))
     assert "median" in child.stdout.readline() and "affine 2x8x5" in child.stdout.readline()
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
     _, error = child.communicate(timeout=60)
     assert child.returncode == -signal.SIGINT and error == "normfuse bench: interrupted, 1 of 2 problems are timed\n"
     page = open("part.html").read()
-    assert "affine 2x8x5" in page and page.rstrip().endswith("</html>") and sorted(os.listdir()) == ["part.html", "report.html", "taken"]
+    assert "affine 2x8x5" in page and page.rstrip().endswith("</html>")
+    assert sorted(os.listdir()) == ["part.html", "report.html", "taken"]
     succeed("bench", "affine", "2x8x5", "--list", "--html", "report.html")
     assert open("report.html").read() == "before"
 
@@ -1646,12 +1694,13 @@ def test_compile(folder):
                 "affine 2x8x16 layout=nhwc"]
 
     def counts(*words, env=environment):
-        found = re.fullmatch(r"(\S+) holds (\d+) kernels, (\d+) of them new, \S+ MiB\n", succeed("compile", *words, env=env))
+        found = re.fullmatch(r"(\S+) holds (\d+) kernels, (\d+) of them new, \S+ MiB\n",
+                             succeed("compile", *words, env=env))
         return found[1], int(found[2]), int(found[3])
 
     where, kernels, new = counts(*problems, "--gpu", "9.0", "-o", "here")
     assert where == "here" and kernels == new == len(list(pathlib.Path("here").glob("*.kernel")))
-    # What is there is not compiled again, and needs no NVRTC.
+    # A kernel that is there is not compiled again, and needs no NVRTC.
     assert counts(*problems, "--gpu", "9.0", "-o", "here", env={"NORMFUSE_NVRTC": ""}) == ("here", kernels, 0)
     where, of_another, new = counts(*problems, "--gpu", "8.0", "-o", "here")
     assert of_another == kernels + new
@@ -1664,7 +1713,8 @@ def test_compile(folder):
     assert f"NVRTC          NVRTC 13.0, {NVRTC}\n" in succeed("info", env=environment)
     os.mkdir("open")
     os.chmod("open", 0o777)
-    refuse(3, "open: can be written by other users", "compile", *problems, "--gpu", "9.0", "-o", "open", env=environment)
+    refuse(3, "open: can be written by other users", "compile", *problems, "--gpu", "9.0", "-o", "open",
+           env=environment)
     assert "can be written by other users" in succeed("info", env={**environment, "NORMFUSE_CACHE_DIR": "open"})
     refuse(3, "NORMFUSE_CACHE_DIR: there is none", "compile", *problems, "--gpu", "9.0",
            env={**environment, "NORMFUSE_CACHE_DIR": ""})
@@ -1782,12 +1832,14 @@ def test_a_file_size_limit_of_standard_output(folder, words):
 
 @pytest.mark.parametrize("trap", ["", "trap '' PIPE;"], ids=["SIGPIPE", "ignored"])
 def test_a_reader_that_stops(folder, trap):
-    """normfuse ... | head -1: the command ends at its next line, with a message and a code, not with all its work done."""
+    """normfuse ... | head -1: the command ends at its next line, with a message and a code, not with all its work
+    done."""
     open("problems.txt", "w").write("affine 1x4\n" * 2 + "group_norm 4x64x64x64 groups=8\n" * 1000)
     np.save("x.npy", np.zeros((64, 64, 50), np.float32))
     for words, reader, least in ((["check", "@problems.txt"], "head -1", 1),
                                  (["bench", "@problems.txt", "--warm", "--samples", "3"], "head -1", 1),
-                                 (["info"], "true", 0), (["run", "affine", "x.npy", "-o", "/dev/stdout"], "head -c 100", 1)):
+                                 (["info"], "true", 0),
+                                 (["run", "affine", "x.npy", "-o", "/dev/stdout"], "head -c 100", 1)):
         script = f'{trap} {{ "$@"; echo $? >&2; }} | {reader}'
         result = subprocess.run(["sh", "-c", script, "sh", PROGRAM, *words], capture_output=True, timeout=20)
         lines = result.stderr.decode().splitlines()
@@ -1806,10 +1858,11 @@ WITHOUT_MEMORY = {
     "batch_norm": ["run", "batch_norm", "x.npy", "-o", "y.npy", "--running-mean", "weight.npy", "--running-var",
                    "weight.npy", "--new-running-mean", "new.npy", "--backward", "fortran.npy", "--dbias", "dbias.npy",
                    "--block-bytes", "1"],
-    "instance_norm": ["run", "instance_norm", "x.npy", "-o", "link.npy", "--running-mean", "weight.npy", "--running-var",
-                      "weight.npy", "--new-running-var", "new.npy", "--block-bytes", "1"],
+    "instance_norm": ["run", "instance_norm", "x.npy", "-o", "link.npy", "--running-mean", "weight.npy",
+                      "--running-var", "weight.npy", "--new-running-var", "new.npy", "--block-bytes", "1"],
     "check": ["check", "affine", "2x4x3", "@problems.txt", "--threads", "3", "--json"],
-    "bench": ["bench", "affine", "2x4x3", "@problems.txt", "--warm", "--samples", "1", "--threads", "2", "--html", "page.html"],
+    "bench": ["bench", "affine", "2x4x3", "@problems.txt", "--warm", "--samples", "1", "--threads", "2", "--html",
+              "page.html"],
 }
 
 
@@ -1817,7 +1870,8 @@ def same_files(name, new, made):
     """The page of bench has other times in it, but is whole."""
     if name != "bench":
         return new == made
-    return sorted(new) == sorted(made) and all(xml.etree.ElementTree.fromstring(page) is not None for page in new.values())
+    return sorted(new) == sorted(made) and all(xml.etree.ElementTree.fromstring(page) is not None
+                                               for page in new.values())
 
 
 def write_without_memory():
@@ -1827,7 +1881,8 @@ def write_without_memory():
     np.save("swapped.npy", x.astype(">f4"))
     np.save("weight.npy", np.ones(16, np.float32))
     os.symlink("behind.npy", "link.npy")
-    open("problems.txt", "w").write("group_norm 2x8x64x64 groups=2 dir=bwd # " + "longer than the first memory for a line " * 9)
+    open("problems.txt",
+         "w").write("group_norm 2x8x64x64 groups=2 dir=bwd # " + "longer than the first memory for a line " * 9)
 
 
 @pytest.mark.parametrize("name", WITHOUT_MEMORY)
@@ -1855,7 +1910,9 @@ def test_every_allocation_fails(folder, failing, name):
             if result.returncode == 0:
                 assert same_files(name, new, made), where
                 lines = len(good.splitlines())
-                assert result.stdout == good if name not in ("info", "bench") else len(result.stdout.splitlines()) == lines, where
+                same = result.stdout == good if name not in ("info", "bench") else \
+                    len(result.stdout.splitlines()) == lines
+                assert same, where
             else:
                 refused += 1
                 assert result.returncode == 3 and not new, where
@@ -1900,7 +1957,8 @@ def test_a_closed_pipe_as_an_output_file(folder):
     case = Case("affine", (64, 4, 500))
     read, write = os.pipe()
     os.close(read)
-    result = subprocess.run([PROGRAM, *case.words, "-o", "/dev/stdout"], stdout=write, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run([PROGRAM, *case.words, "-o", "/dev/stdout"], stdout=write, stderr=subprocess.PIPE,
+                            text=True)
     os.close(write)
     assert result.returncode == 3
     assert "/dev/stdout: cannot be written: Broken pipe" in result.stderr

@@ -62,12 +62,14 @@ static void test_elements(void)
           0.333251953125);
     check(reference_load(&brain, NORMFUSE_BF16) == 3.140625, "bf16 0x4049", reference_load(&brain, NORMFUSE_BF16),
           3.140625);
-    check(reference_round(65519.9, NORMFUSE_F16) == 65504, "f16 largest", reference_round(65519.9, NORMFUSE_F16), 65504);
+    check(reference_round(65519.9, NORMFUSE_F16) == 65504, "f16 largest", reference_round(65519.9, NORMFUSE_F16),
+          65504);
     check(isinf(reference_round(65520, NORMFUSE_F16)), "f16 overflow", reference_round(65520, NORMFUSE_F16), INFINITY);
     check(reference_round(0.1, NORMFUSE_F32) == (double)0.1f, "f32", reference_round(0.1, NORMFUSE_F32), (double)0.1f);
     /* 1 + 2^-8 is a tie in bf16 and goes to even; the float sum of 1 + 2^-8 and 2^-30 is that tie again. */
     check(reference_add(1 + 0x1p-7, 0, 0x1p-8, true, NORMFUSE_BF16) == 1 + 0x1p-6, "bf16 sum", 0, 0);
-    check(reference_add(1, 0x1p-9, 0x1p-9 + 0x1p-20, true, NORMFUSE_BF16) == 1 + 0x1p-7, "bf16 sum of three, rounded once", 0, 0);
+    check(reference_add(1, 0x1p-9, 0x1p-9 + 0x1p-20, true, NORMFUSE_BF16) == 1 + 0x1p-7,
+          "bf16 sum of three, rounded once", 0, 0);
     check(reference_add(1, 0, 0x1p-60, true, NORMFUSE_F64) == 1, "f64 sum", 0, 0);
     check(reference_add(1, 0x1p-30, 0x1p-30, true, NORMFUSE_F32) == 1, "f32 sum", 0, 0);
 }
@@ -111,7 +113,8 @@ static void test_activations(void)
 {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         double got = reference_activation(table[i].activation, table[i].parameter, table[i].z);
-        check(fabs(got - table[i].value) <= 1e-15 * fmax(1e-3, fabs(table[i].value)), "activation", got, table[i].value);
+        check(fabs(got - table[i].value) <= 1e-15 * fmax(1e-3, fabs(table[i].value)), "activation", got,
+              table[i].value);
     }
     /* Derivatives away from kinks. Central differences err by step^2/6 * |third derivative| (below 3) and
      * 2^-53 * |z| / step. */
@@ -242,7 +245,8 @@ static void compare(struct trial *trial, double *values, int64_t count, const do
         double below = loss(trial);
         values[i] = value;
         double quotient = (above - below) / (2 * step);
-        /* step^2 times third derivatives (below 1e3 here) and the rounding of losses of order 10 divided by the step. */
+        /* step^2 times third derivatives (below 1e3 here) and the rounding of losses of order 10 divided by the step.
+         * */
         double bound = 1e3 * step * step + 100 * 0x1p-53 / step + 1e-9;
         char name[80];
         snprintf(name, sizeof name, "%s[%lld] of %s", what, (long long)i,
@@ -252,7 +256,7 @@ static void compare(struct trial *trial, double *values, int64_t count, const do
     set_statistics(trial);
 }
 
-/* What a norm group is normalized with. */
+/* The mean and rstd that a norm group is normalized with. */
 enum kind { GIVEN, MEAN_AND_VARIANCE, MEAN_SQUARE, NORM, NORM_OF_CENTRED, CLAMPED, CLAMPED_CENTRED, KINDS };
 
 static void test_gradients(int64_t rows, int64_t channels, int64_t positions, int activation, enum kind kind,

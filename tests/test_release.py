@@ -19,7 +19,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-VERSION = ".".join(re.findall(r"#define NORMFUSE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", (ROOT / "include/normfuse.h").read_text()))
+VERSION = ".".join(re.findall(r"#define NORMFUSE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)",
+                              (ROOT / "include/normfuse.h").read_text()))
 ARCHIVE_LIMIT = 6_000_000  # unpacked
 WHEEL_LIMIT = 3 * 1024 * 1024
 LIBRARY_LIMIT = 5 * 512 * 1024
@@ -40,7 +41,8 @@ print(normfuse.__version__, _library.library.path)
 
 def run(command, folder, timeout=900, **environment):
     """With nothing of this tree in the environment; the output, or a failure that shows it."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("NORMFUSE", "PYTHONPATH", "MAKE", "MFLAGS"))}
+    clean = {key: value for key,
+             value in os.environ.items() if not key.startswith(("NORMFUSE", "PYTHONPATH", "MAKE", "MFLAGS"))}
     done = subprocess.run([str(word) for word in command], cwd=folder, env={**clean, **environment}, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-6000:]}"
@@ -80,7 +82,8 @@ def tree(archive, tmp_path):
 
 
 def test_archive_is_the_commit(archive, tree):
-    wanted = {name for name in git("ls-files").split("\n") if name and not name.startswith("bench/results/")} | {"PKG-INFO"}
+    wanted = {name for name in git("ls-files").split("\n") if name
+              and not name.startswith("bench/results/")} | {"PKG-INFO"}
     assert sum(path.stat().st_size for path in tree.rglob("*") if path.is_file()) <= ARCHIVE_LIMIT
     assert {str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir()} == wanted
     sums = (archive.parent / "SHA256SUMS").read_text().split()
@@ -120,7 +123,8 @@ def test_archive_installs_by_pip_offline(archive, tmp_path):
     """The source distribution: pip builds and installs it where scikit-build-core and NumPy are there already."""
     plain = ["NORMFUSE_CUDA", "NORMFUSE_ENABLE_AVX2", "NORMFUSE_ENABLE_AVX512"]
     run([*without_network(), BUILD / "venv-release/bin/python", "-m", "pip", "install", "--no-index", "--no-deps",
-         "--no-build-isolation", "--target", tmp_path / "site", *(f"-Ccmake.define.{name}=OFF" for name in plain), archive], tmp_path)
+         "--no-build-isolation", "--target", tmp_path / "site", *(f"-Ccmake.define.{name}=OFF" for name in plain),
+         archive], tmp_path)
     first = run([sys.executable, "-c", USE], tmp_path, PYTHONPATH=str(tmp_path / "site")).split()
     assert first[0] == VERSION and first[1].startswith(str(tmp_path / "site"))
 
@@ -152,7 +156,8 @@ def test_wheel_is_manylinux(machine):
         for name in LIBRARIES:
             assert files.read(name)[18:20] == {"x86_64": b"\x3e\x00", "aarch64": b"\xb7\x00"}[machine]
         record = files.read(f"normfuse-{VERSION}.dist-info/WHEEL").decode()
-    assert f"Tag: py3-none-manylinux_2_17_{machine}" in record and "linux_" + machine not in record.replace("manylinux", "")
+    assert f"Tag: py3-none-manylinux_2_17_{machine}" in record
+    assert "linux_" + machine not in record.replace("manylinux", "")
 
 
 def test_wheel_has_a_page(machine):
@@ -211,7 +216,8 @@ def aarch64(tmp_path_factory):
     try:
         run(["apt-get", "-q", *words, "update"], folder, 300)
         # libstdc++6: NumPy's.
-        run(["apt-get", "-q", *words, "--download-only", "-y", "install", "python3-minimal", "libpython3-stdlib", "libstdc++6"],
+        run(["apt-get", "-q", *words, "--download-only", "-y", "install", "python3-minimal", "libpython3-stdlib",
+             "libstdc++6"],
             folder, 300)
     except (AssertionError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"apt-get gives no Python of aarch64: {str(error)[-200:]}")
@@ -243,7 +249,8 @@ def test_wheel_of_aarch64(aarch64, tmp_path):
 
 @pytest.fixture(scope="module")
 def packages():
-    found = {path.name.split("_")[0]: path for path in (BUILD / "deb").glob(f"*_{VERSION}-*.deb") if "dbgsym" not in path.name}
+    found = {path.name.split("_")[0]: path for path in (BUILD / "deb").glob(f"*_{VERSION}-*.deb")
+             if "dbgsym" not in path.name}
     if not found:
         pytest.skip("no Debian packages were made")
     return found

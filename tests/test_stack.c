@@ -33,9 +33,11 @@ static bool call(int operator, normfuse_type type, bool channels_last, const int
     normfuse_axes axes[BIG + SMALL];
     normfuse_tensor big[BIG], channels[SMALL];
     for (int i = 0; i < BIG; i++)
-        big[i] = (channels_last ? normfuse_tensor_channels_last : normfuse_tensor_contiguous)(calloc(values, 8), type, 4, sizes, &axes[i]);
+        big[i] = (channels_last ? normfuse_tensor_channels_last
+                                : normfuse_tensor_contiguous)(calloc(values, 8), type, 4, sizes, &axes[i]);
     for (int i = 0; i < SMALL; i++)
-        channels[i] = normfuse_tensor_contiguous(calloc((size_t)sizes[1], 8), i < 2 ? statistics : NORMFUSE_F32, 1, sizes + 1, &axes[BIG + i]);
+        channels[i] = normfuse_tensor_contiguous(calloc((size_t)sizes[1], 8), i < 2 ? statistics : NORMFUSE_F32, 1,
+                                                 sizes + 1, &axes[BIG + i]);
     if (operator == 0) { /* mean and rstd of group norm */
         const int64_t groups[] = {sizes[0], GROUPS};
         for (int i = 0; i < 2; i++)
@@ -43,8 +45,10 @@ static bool call(int operator, normfuse_type type, bool channels_last, const int
     }
     normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &big[0], .pre_add = &big[1], .post_add = &big[2],
         .weight = &channels[2], .bias = &channels[3], .y = &big[3], .u = &big[4]};
-    normfuse_tensors backward = {.struct_bytes = sizeof backward, .x = &big[4], .post_add = &big[2], .weight = &channels[2],
-        .bias = &channels[3], .dy = &big[5], .dx = &big[6], .dpost_add = &big[7], .dweight = &channels[4], .dbias = &channels[5]};
+    normfuse_tensors backward = {.struct_bytes = sizeof backward, .x = &big[4], .post_add = &big[2],
+                                 .weight = &channels[2],
+        .bias = &channels[3], .dy = &big[5], .dx = &big[6], .dpost_add = &big[7], .dweight = &channels[4],
+        .dbias = &channels[5]};
     if (operator < 2) {
         forward.mean = backward.mean = &channels[0];
         forward.rstd = backward.rstd = &channels[1];
@@ -56,11 +60,13 @@ static bool call(int operator, normfuse_type type, bool channels_last, const int
     const normfuse_exec exec = {.struct_bytes = sizeof exec, .parallel_for = run_here, .threads = 4};
     normfuse_status status;
     if (operator == 0) {
-        const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = GROUPS, .eps = 1e-5, .activation = activation};
+        const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = GROUPS, .eps = 1e-5,
+                                                     .activation = activation};
         status = normfuse_group_norm_forward(&options, &forward, &exec);
         status = status ? status : normfuse_group_norm_backward(&options, &backward, &exec);
     } else if (operator == 1) {
-        const normfuse_batch_norm_options options = {.struct_bytes = sizeof options, .eps = 1e-5, .activation = activation};
+        const normfuse_batch_norm_options options = {.struct_bytes = sizeof options, .eps = 1e-5,
+                                                     .activation = activation};
         status = normfuse_batch_norm_forward(&options, &forward, &exec);
         status = status ? status : normfuse_batch_norm_backward(&options, &backward, &exec);
     } else {
@@ -85,7 +91,9 @@ static void *all_calls(void *result)
         for (int type = NORMFUSE_F64; type <= NORMFUSE_BF16; type++)
             for (int channels_last = 0; channels_last < 2; channels_last++)
                 for (size_t shape = 0; shape < sizeof shapes / sizeof *shapes; shape++)
-                    good = good && call(operator, (normfuse_type)type, channels_last != 0, shapes[shape], NORMFUSE_SILU + (int32_t)shape % 2);
+                    good = good &&
+                           call(operator, (normfuse_type)type, channels_last != 0, shapes[shape],
+                                NORMFUSE_SILU + (int32_t)shape % 2);
     for (int32_t activation = NORMFUSE_IDENTITY; activation <= NORMFUSE_PRELU; activation++)
         for (int type = NORMFUSE_F64; type <= NORMFUSE_BF16; type++)
             good = good && call(0, (normfuse_type)type, type % 2 != 0, shapes[0], activation);
@@ -105,7 +113,8 @@ static void *nothing(void *result)
 /* Bytes of stack that a thread of this function touched, the C library's own part included; 0: it failed. */
 static size_t touched(void *(*function)(void *))
 {
-    unsigned char *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    unsigned char *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1,
+                                0);
     if (stack == MAP_FAILED)
         return 0;
     memset(stack, PAINT, STACK_BYTES);
@@ -113,7 +122,8 @@ static size_t touched(void *(*function)(void *))
     pthread_attr_t attributes;
     pthread_t thread;
     pthread_attr_init(&attributes);
-    if (pthread_attr_setstack(&attributes, stack, STACK_BYTES) == 0 && pthread_create(&thread, &attributes, function, &good) == 0)
+    if (pthread_attr_setstack(&attributes, stack, STACK_BYTES) == 0 &&
+        pthread_create(&thread, &attributes, function, &good) == 0)
         pthread_join(thread, NULL);
     pthread_attr_destroy(&attributes);
     size_t untouched = 0;
@@ -148,7 +158,8 @@ int main(void)
         close(used[1]);
         const bool received = child > 0 && read(used[0], &bytes, sizeof bytes) == sizeof bytes;
         close(used[0]);
-        CHECK(received && waitpid(child, NULL, 0) == child && bytes > 0, "%s: every call succeeds", normfuse_tables[i]->isa);
+        CHECK(received && waitpid(child, NULL, 0) == child && bytes > 0, "%s: every call succeeds",
+              normfuse_tables[i]->isa);
         CHECK(bytes <= PROMISED_BYTES, "%s: calls need %zu bytes of stack", normfuse_tables[i]->isa, bytes);
         printf("%s: %zu bytes of stack\n", normfuse_tables[i]->isa, bytes);
     }

@@ -2,8 +2,8 @@
  *
  * test_threads.c - the built-in pool: every task runs once, from several callers at once, after fork and in the child;
  * and a call through the public interface gives the same bits in all of these. What calls leave alone, in processes
- * whose first calls they are: signals of the pool's threads, the floating-point environment, errno; and how many threads
- * a call has by default. */
+ * whose first calls they are: signals of the pool's threads, the floating-point environment, errno; and how many
+ * threads a call has by default. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fenv.h>
@@ -48,7 +48,8 @@ static bool normalizes(int32_t threads)
     const normfuse_tensor tx = normfuse_tensor_channels_last(x, NORMFUSE_F32, 4, sizes, &axes);
     normfuse_tensor ty = tx;
     ty.data = y;
-    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5, .activation = NORMFUSE_SILU};
+    const normfuse_group_norm_options options = {.struct_bytes = sizeof options, .groups = 8, .eps = 1e-5,
+                                                 .activation = NORMFUSE_SILU};
     const normfuse_tensors tensors = {.struct_bytes = sizeof tensors, .x = &tx, .y = &ty};
     const normfuse_exec exec = {.struct_bytes = sizeof exec, .threads = threads};
     bool same = normfuse_group_norm_forward(&options, &tensors, &exec) == NORMFUSE_OK;
@@ -92,7 +93,8 @@ static double seconds(clockid_t clock)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- signals ------------------------------------------------------------------------------------------------------ */
+/* ---- signals ------------------------------------------------------------------------------------------------------
+ * */
 
 enum { PAGE = 65536 }; /* a multiple of every page size */
 static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
@@ -161,7 +163,8 @@ static bool masks_signals(void)
     return true;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting ------------------------------------------------------------------------------------------------------
+ * */
 
 static void sleep_in_second_task(void *context, int64_t i)
 {
@@ -178,7 +181,8 @@ static bool waits_asleep(void)
     return seconds(CLOCK_THREAD_CPUTIME_ID) - start < 0.15;
 }
 
-/* One set, cut in pieces; a thread that faults in its piece is held up in the handler, and the other one waits for it. */
+/* One set, cut in pieces; a thread that faults in its piece is held up in the handler, and the other one waits for it.
+ * */
 static bool waits_asleep_for_pieces(void)
 {
     enum { LENGTH = 1 << 18 };
@@ -198,7 +202,8 @@ static bool waits_asleep_for_pieces(void)
            seconds(CLOCK_PROCESS_CPUTIME_ID) - start < 0.15;
 }
 
-/* ---- the floating-point environment ------------------------------------------------------------------------------- */
+/* ---- the floating-point environment -------------------------------------------------------------------------------
+ * */
 
 enum environment { STANDARD, UPWARD, FLUSHING, TRAPPING, ENVIRONMENTS };
 
@@ -220,7 +225,7 @@ static void set_environment(enum environment environment)
 #endif
 }
 
-/* What would differ if a call changed it. */
+/* State of the thread that a call must not change. */
 static bool is_environment(enum environment environment, int flags)
 {
     bool flushes = false;
@@ -253,7 +258,8 @@ static void fill_small(void)
 static bool compute(float *results, const normfuse_exec *exec)
 {
     static float mean[SAMPLES * 2], rstd[SAMPLES * 2];
-    const int64_t sizes[] = {SAMPLES, CHANNELS, SMALL / SAMPLES / CHANNELS}, groups[] = {SAMPLES, 2}, channels[] = {CHANNELS};
+    const int64_t sizes[] = {SAMPLES, CHANNELS, SMALL / SAMPLES / CHANNELS}, groups[] = {SAMPLES, 2},
+                            channels[] = {CHANNELS};
     normfuse_axes axes, of_groups, of_channels;
     const normfuse_tensor tx = normfuse_tensor_contiguous(small[0], NORMFUSE_F32, 3, sizes, &axes),
                           tm = normfuse_tensor_contiguous(mean, NORMFUSE_F32, 2, groups, &of_groups),
@@ -273,14 +279,18 @@ static bool compute(float *results, const normfuse_exec *exec)
         .struct_bytes = sizeof group, .groups = 2, .eps = 1e-7, .activation = NORMFUSE_GELU};
     const normfuse_affine_options affine = {.struct_bytes = sizeof affine, .activation = NORMFUSE_SILU};
     const normfuse_batch_norm_options batch = {.struct_bytes = sizeof batch, .eps = 1e-7};
-    const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tx, .weight = &tw, .y = &ty[0], .mean = &tm, .rstd = &tr};
-    const normfuse_tensors backward = {.struct_bytes = sizeof backward, .x = &tx, .dy = &tdy, .weight = &tw, .mean = &tm,
-                                       .rstd = &tr, .dx = &ty[1], .dweight = &tg[0], .dbias = &tg[1]};
-    const normfuse_tensors scaled = {.struct_bytes = sizeof scaled, .x = &tx, .pre_add = &tdy, .weight = &tw, .y = &ty[2]};
+    const normfuse_tensors forward = {.struct_bytes = sizeof forward, .x = &tx, .weight = &tw, .y = &ty[0], .mean = &tm,
+                                      .rstd = &tr};
+    const normfuse_tensors backward = {.struct_bytes = sizeof backward, .x = &tx, .dy = &tdy, .weight = &tw,
+                                       .mean = &tm, .rstd = &tr, .dx = &ty[1], .dweight = &tg[0], .dbias = &tg[1]};
+    const normfuse_tensors scaled = {.struct_bytes = sizeof scaled, .x = &tx, .pre_add = &tdy, .weight = &tw,
+                                     .y = &ty[2]};
     const normfuse_tensors plain = {.struct_bytes = sizeof plain, .x = &tx, .weight = &tw, .y = &ty[3]};
     const normfuse_tensors added = {.struct_bytes = sizeof added, .x = &tx, .post_add = &tdy, .y = &ty[4]};
-    double shards[2][3] = {{3, 0x1p-1030, 0x1.1p-1040}, {5, 0x1.7p-1028, 0.1}}, sums[2][2] = {{0.1, 0x1p-1060}, {0.3, 0x1p-1070}};
-    const int64_t of_shards[] = {2, 1, 3}, of_sums[] = {2, 1, 2}, of_stats[] = {1, 3}, of_sum[] = {1, 2}, of_weight[] = {CHANNELS, 1};
+    double shards[2][3] = {{3, 0x1p-1030, 0x1.1p-1040}, {5, 0x1.7p-1028, 0.1}},
+                          sums[2][2] = {{0.1, 0x1p-1060}, {0.3, 0x1p-1070}};
+    const int64_t of_shards[] = {2, 1, 3}, of_sums[] = {2, 1, 2}, of_stats[] = {1, 3}, of_sum[] = {1, 2},
+                                of_weight[] = {CHANNELS, 1};
     normfuse_axes folded[8];
     float *const rest = results + 5 * SMALL + 2 * CHANNELS; /* 3 + 2 doubles, then two of CHANNELS floats */
     const normfuse_tensor shards_in = normfuse_tensor_contiguous(shards, NORMFUSE_F64, 3, of_shards, &folded[0]),
@@ -289,12 +299,14 @@ static bool compute(float *results, const normfuse_exec *exec)
                           sum = normfuse_tensor_contiguous(rest + 6, NORMFUSE_F64, 2, of_sum, &folded[3]),
                           weights = normfuse_tensor_contiguous(weight, NORMFUSE_F32, 2, of_weight, &folded[4]),
                           new_weight = normfuse_tensor_contiguous(rest + 10, NORMFUSE_F32, 2, of_weight, &folded[5]),
-                          new_bias = normfuse_tensor_contiguous(rest + 10 + CHANNELS, NORMFUSE_F32, 1, channels, &folded[6]);
+                          new_bias = normfuse_tensor_contiguous(rest + 10 + CHANNELS, NORMFUSE_F32, 1, channels,
+                                                                &folded[6]);
     const normfuse_tensors fold = {.struct_bytes = sizeof fold, .running_mean = &tw, .running_var = &tw};
     return normfuse_group_norm_forward(&group, &forward, exec) == NORMFUSE_OK &&
            normfuse_group_norm_backward(&group, &backward, exec) == NORMFUSE_OK &&
            normfuse_affine_forward(&affine, &scaled, exec) == NORMFUSE_OK &&
-           normfuse_affine_forward(&(const normfuse_affine_options){.struct_bytes = sizeof affine}, &plain, exec) == NORMFUSE_OK &&
+           normfuse_affine_forward(&(const normfuse_affine_options){.struct_bytes = sizeof affine}, &plain,
+                                   exec) == NORMFUSE_OK &&
            normfuse_batch_norm_forward(&batch, &added, exec) == NORMFUSE_OK &&
            normfuse_stats_merge(&shards_in, &stats, NULL) == NORMFUSE_OK &&
            normfuse_sums_merge(&sums_in, &sum, NULL) == NORMFUSE_OK &&
@@ -349,7 +361,8 @@ static bool computes_alike_in_two(void)
         caller_environment = (enum environment)(((int)first + i) % ENVIRONMENTS);
         set_environment(caller_environment);
         bool good = true;
-        const normfuse_exec pool = {.struct_bytes = sizeof pool, .threads = 2}, alone = {.struct_bytes = sizeof alone, .threads = 1},
+        const normfuse_exec pool = {.struct_bytes = sizeof pool, .threads = 2},
+                                   alone = {.struct_bytes = sizeof alone, .threads = 1},
                             host = {.struct_bytes = sizeof host, .threads = 2, .parallel_for = host_for, .pool = &good};
         if (!computes_alike(&pool) || !computes_alike(&alone) || !computes_alike(&host) || !good)
             return false;
@@ -357,7 +370,8 @@ static bool computes_alike_in_two(void)
     return true;
 }
 
-/* ---- errno -------------------------------------------------------------------------------------------------------- */
+/* ---- errno --------------------------------------------------------------------------------------------------------
+ * */
 
 static bool keeps_errno_of_info(void)
 {
@@ -415,9 +429,11 @@ static bool keeps_errno_of_refusals(void)
     return errno == 77 && normfuse_info(NULL) == NORMFUSE_BAD_ARGUMENT && errno == 77;
 }
 
-/* ---- how many threads ---------------------------------------------------------------------------------------------- */
+/* ---- how many threads ----------------------------------------------------------------------------------------------
+ * */
 
-/* What the first call of a process finds. The linker puts the functions below in the place of libc's (--wrap). */
+/* The machine that the first call of a process finds. The linker puts the functions below in the place of libc's
+ * (--wrap). */
 static struct machine {
     size_t possible_cpus; /* sets of fewer bits are refused; 0: the machine as it is */
     int allowed_cpus;
@@ -431,7 +447,8 @@ int __wrap_sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set);
 
 FILE *__wrap_fopen(const char *path, const char *mode)
 {
-    if (machine.possible_cpus == 0 || (strncmp(path, "/sys/fs/cgroup", 14) != 0 && strcmp(path, "/proc/self/cgroup") != 0))
+    if (machine.possible_cpus == 0 ||
+        (strncmp(path, "/sys/fs/cgroup", 14) != 0 && strcmp(path, "/proc/self/cgroup") != 0))
         return __real_fopen(path, mode);
     for (size_t i = 0; i < sizeof machine.files / sizeof *machine.files; i++)
         if (machine.files[i][0] && strcmp(machine.files[i][0], path) == 0)
@@ -499,7 +516,8 @@ static void test_counts(void)
         {"v2: a path with colons and spaces", 4,
          {64, 40, {{SELF, "0::/a:b c/d\n"}, {ROOT "/a:b c/d/cpu.max", "400000 100000\n"}}}},
         {"v2 beside v1", 6, {64, 40, {{SELF, "3:memory:/m\n0::/a\n"}, {ROOT "/unified/a/cpu.max", "600000 100000\n"}}}},
-        {"v1: the mount", 2, {64, 40, {{ROOT "/cpu/cpu.cfs_quota_us", "200000\n"}, {ROOT "/cpu/cpu.cfs_period_us", "100000\n"}}}},
+        {"v1: the mount", 2,
+         {64, 40, {{ROOT "/cpu/cpu.cfs_quota_us", "200000\n"}, {ROOT "/cpu/cpu.cfs_period_us", "100000\n"}}}},
         {"v1: below the mount", 3,
          {64, 40, {{SELF, "5:cpuset:/a\n4:cpu,cpuacct:/user.slice/job\n0::/\n"},
                    {ROOT "/cpu/user.slice/job/cpu.cfs_quota_us", "300000\n"},
@@ -513,9 +531,11 @@ static void test_counts(void)
         {"v1: of cpuset and cpuacct", 40,
          {64, 40, {{SELF, "4:cpuset:/a\n3:cpuacct:/a\n"}, {ROOT "/cpu/a/cpu.cfs_quota_us", "100000\n"},
                    {ROOT "/cpu/a/cpu.cfs_period_us", "100000\n"}}}},
-        {"v1: no period", 40, {64, 40, {{ROOT "/cpu/cpu.cfs_quota_us", "200000\n"}, {ROOT "/cpu/cpu.cfs_period_us", "0\n"}}}},
+        {"v1: no period", 40,
+         {64, 40, {{ROOT "/cpu/cpu.cfs_quota_us", "200000\n"}, {ROOT "/cpu/cpu.cfs_period_us", "0\n"}}}},
         {"lines that are none", 2,
-         {64, 40, {{SELF, "nothing\n7:cpu\n:\n0::/a"}, {ROOT "/a/cpu.max", "200000 100000"}, {ROOT "/cpu.max", "words\n"}}}},
+         {64, 40,
+          {{SELF, "nothing\n7:cpu\n:\n0::/a"}, {ROOT "/a/cpu.max", "200000 100000"}, {ROOT "/cpu.max", "words\n"}}}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         machine = cases[i].machine;
@@ -629,7 +649,8 @@ int main(void)
     if (child == 0)
         _exit(each_runs_once(3) && normalizes(3) && normalizes(2) ? 0 : 1);
     int status = 0;
-    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child of a fork");
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+          "the child of a fork");
     CHECK(normalizes(3), "the parent after the fork");
 #if defined(__SANITIZE_ADDRESS__)
     harness_skip("a fork beside calls: AddressSanitizer's allocator may stay locked in the child");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_torch_shim.c - src/bindings/torch.c against a libtorch without torch: each call of it that may fail fails once in each
- * operator. The operator raises that error then, and neither an output nor anything else is left. */
+ * test_torch_shim.c - src/bindings/torch.c against a libtorch without torch: each call of it that may fail fails once
+ * in each operator. The operator raises that error then, and neither an output nor anything else is left. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static uint64_t big(void)
     return as_value(tensor(4, (const int64_t[]){N, C, H, W}, FAKE_F32));
 }
 
-/* What the library does not walk, and is copied. */
+/* Tensors that the library does not walk are copied. */
 static uint64_t transposed(void)
 {
     void *const made = tensor(4, (const int64_t[]){N, C, H, W}, FAKE_F32);
@@ -90,7 +90,7 @@ static void group_norm(uint64_t *s)
     *s = 0;
 }
 
-/* Of x, pre_bias and slope. */
+/* The arguments x, pre_bias and slope. */
 static void group_norm_backward(uint64_t *s)
 {
     *s++ = big();
@@ -155,7 +155,7 @@ static void native_group_norm_backward(uint64_t *s)
     *s = as_value(torch->mask(true, true, false));
 }
 
-/* Where aten takes what the library refuses: eps of 0, and one value a channel. */
+/* aten takes what the library refuses: eps of 0, and one value a channel. */
 static void native_batch_norm(uint64_t *s)
 {
     *s++ = big();
@@ -192,7 +192,7 @@ static void batch_norm_apply(uint64_t *s)
     *s = number(0.0);
 }
 
-/* Of x, weight, bias and pre_bias. */
+/* The arguments x, weight, bias and pre_bias. */
 static void batch_norm_backward_apply(uint64_t *s)
 {
     *s++ = big();
@@ -256,7 +256,7 @@ static void test_every_failure(void)
                 CHECK(state->raised == 1 && state->failed != NULL && strstr(state->message, state->failed) != NULL,
                       "%s: %s failed, call %d: raised %d times, %s", operators[i].name, state->failed, fails_at,
                       state->raised, state->message);
-                /* What a call that failed unseen gave. */
+                /* The result of a call that failed unseen. */
                 for (int k = 0; state->raised == 0 && k < operators[i].outputs; k++)
                     torch->release((void *)(uintptr_t)stack[k]);
             }
@@ -307,7 +307,7 @@ static void test_groups_without_channels(void)
     }
 }
 
-/* What an error of torch's threads left undefined: y is what they compute where there is none. */
+/* Values that an error of torch's threads left undefined: y is what they compute where there is none. */
 static void test_values(void)
 {
     uint64_t stack[MAX_ARGUMENTS];

@@ -29,7 +29,8 @@ def default_device():
 
 @pytest.fixture(autouse=True)
 def seeded_f64():
-    """Of the modules that import this: each test begins with one seed, and makes tensors of f64 unless it says otherwise."""
+    """Of the modules that import this: each test begins with one seed, and makes tensors of f64 unless it says
+    otherwise."""
     import torch
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)

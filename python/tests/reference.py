@@ -5,8 +5,8 @@ cases over all roundings (on the CPU without the drift of the data, which tests/
 the library gives.
 
 A Problem has its arrays as float64 in the axes N, C, S; forward() and backward() return {output: (want, error)}, where
-error is that before the result is stored in its dtype; compare() does the storing. A channel norm is computed as what it
-is, the group norm of tensors without positions: each position is a sample.
+error is that before the result is stored in its dtype; compare() does the storing. A channel norm is computed as what
+it is, the group norm of tensors without positions: each position is a sample.
 """
 import dataclasses
 import math
@@ -26,8 +26,8 @@ DEFAULT_PARAMETER = {"leaky_relu": 0.01, "elu": 1.0}
 
 @dataclasses.dataclass
 class Problem:
-    """kind: "group" (statistics over a group of a sample), "batch" (over a channel), "channel" (over a group of a position)
-    or "affine"."""
+    """kind: "group" (statistics over a group of a sample), "batch" (over a channel), "channel" (over a group of a
+    position) or "affine"."""
     kind: str
     dtype: str                    # of x
     x: numpy.ndarray              # [N, C, S]
@@ -245,7 +245,8 @@ _CHANGE = {"silu": 0.5, "gelu": 0.7979, "gelu_tanh": 0.7979, "hardswish": 1 / 3,
 
 def _computed_on_cuda(name, z, y, derivative, half):
     unit, size = 2.0**-24, numpy.maximum(abs(y), abs(z * derivative))
-    roundings = {"leaky_relu": 1, "prelu": 1, "silu": 8, "gelu": 12, "gelu_tanh": 14, "hardswish": 4, "elu": 4}.get(name)
+    roundings = {"leaky_relu": 1, "prelu": 1, "silu": 8, "gelu": 12, "gelu_tanh": 14, "hardswish": 4,
+                 "elu": 4}.get(name)
     if name == "mish":
         roundings = 16 + half * (4 + 2.4 * numpy.minimum(abs(z), 100))
     return unit * roundings * size + (half * 2.0**-12 * abs(z) if name in ("silu", "gelu_tanh") else 0)
@@ -578,8 +579,8 @@ def _running(problem, mean, variance, mean_error, variance_error):
 
 
 def backward(problem, dy, mean=None, rstd=None, du=None):
-    """dx, dweight, dbias, dscale, dshift, dpost_add, dslope, given the statistics ([N, groups], [C] or [N, groups, S]; mean
-    None for 0) that the library is."""
+    """dx, dweight, dbias, dscale, dshift, dpost_add, dslope, given the statistics ([N, groups], [C] or [N, groups, S];
+    mean None for 0) that the library is."""
     if problem.kind != "channel":
         return _backward(problem, dy, mean, rstd, du)
     mean = numpy.zeros_like(rstd) if mean is None else mean
@@ -671,7 +672,8 @@ def _backward(problem, dy, mean, rstd, du):
         terms = numpy.where(z > 0, 0, dy * z)
         error_of_z = numpy.where(z > z_error, 0, abs(dy) * z_error) + tiny
         pair_size = abs(terms).sum(axis=2)
-        pair_error = 1.01 * (grown * pair_size + error_of_z.sum(axis=2)) + (noise + problem.samples * DOUBLE) * pair_size
+        pair_error = 1.01 * (grown * pair_size + error_of_z.sum(axis=2))
+        pair_error = pair_error + (noise + problem.samples * DOUBLE) * pair_size
         axes = 0 if len(problem.slope) == problem.channels else None
         if axes is None:
             pair_error = pair_error + problem.channels * DOUBLE * pair_size

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`make bench-peers` at a small size: its rows, its table, what it leaves out and why, its progress bar, and what is left of
-it when it is interrupted. Times mean nothing here."""
+"""`make bench-peers` at a small size: its rows, its table, what it leaves out and why, its progress bar, and what is
+left of it when it is interrupted. Times mean nothing here."""
 import json
 import os
 import pathlib
@@ -56,13 +56,15 @@ def test_steps_write_rows_and_a_table(tmp_path):
         assert f" {row.get('ratio', '-')} |" in line
     assert not any("failed" in row for row in rows_of(tmp_path, "torch_operators"))
     medians = {(row["problem"], row["variant"]): row["median_us"] for row in rows_of(tmp_path, "torch_operators")}
-    assert {variant for _, variant in medians} == {"eager", "normfuse"} and all(f" {median} |" in table for median in medians.values())
+    assert {variant for _, variant in medians} == {"eager", "normfuse"}
+    assert all(f" {median} |" in table for median in medians.values())
     left_out = table.split("## Left out")[1]
     for name, packages in (("jax_operators", ("jax", "flax")), ("onnx_operators", ("onnx", "onnxruntime"))):
         if (tmp_path / f"{name}.jsonl").exists():
             assert all(f"`{row['problem']}" in table and row["tiny"] for row in rows_of(tmp_path, name))
         else:
-            assert any(f"{name}: " in line and package in line for line in left_out.splitlines() for package in packages)
+            assert any(f"{name}: " in line and package in line for line in left_out.splitlines()
+                       for package in packages)
     assert "apex is left out: apex is not installed" in left_out or [row for row in rows if row["impl"] == "apex"]
 
 
@@ -74,11 +76,13 @@ def test_synchronized_batch_norm():
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(row["direction"], row["how"]) for row in rows] == [("forward", "eager"), ("step", "eager")]
-    assert all(row["processes"] == 2 and row["local_us"] > 0 and row["sync_us"] > 0 and "failed" not in row for row in rows)
+    assert all(row["processes"] == 2 and row["local_us"] > 0 and row["sync_us"] > 0 and "failed" not in row
+               for row in rows)
 
 
 def test_what_is_not_installed_is_named(tmp_path, bare):
-    done = subprocess.run(words(tmp_path, "--samples", "3", PROBLEMS[0], python=bare), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words(tmp_path, "--samples", "3", PROBLEMS[0], python=bare), capture_output=True, text=True,
+                          timeout=60)
     assert done.returncode == 0, done.stderr
     assert [row["impl"] for row in rows_of(tmp_path, "peers")] == ["normfuse"]
     for reason in ("torch_operators: numpy, torch not installed", "jax_operators: numpy, jax, flax not installed",
@@ -89,7 +93,8 @@ def test_what_is_not_installed_is_named(tmp_path, bare):
 
 
 def test_a_terminal_has_a_bar(tmp_path, bare):
-    status, shown = on_a_terminal(words(tmp_path, "--samples", "3", *PROBLEMS, python=bare), 60, stdout=subprocess.DEVNULL)
+    status, shown = on_a_terminal(words(tmp_path, "--samples", "3", *PROBLEMS, python=bare), 60,
+                                  stdout=subprocess.DEVNULL)
     assert status == 0
     lines = shown.decode().split("\r\x1b[K")
     assert f"[{' ' * 20}] peers 0/2 " in lines and f"[{'#' * 20}] peers 2/2" in lines[-2] and lines[-1] == "", lines
@@ -98,20 +103,22 @@ def test_a_terminal_has_a_bar(tmp_path, bare):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_keeps_the_rows(tmp_path, bare, number):
-    child = subprocess.Popen(words(tmp_path, f"@{ROOT / 'bench/bars.txt'}", python=bare), stdout=subprocess.PIPE,
+    problems = tmp_path / "problems.txt"
+    problems.write_text("".join(f"group_norm {n}x64x32x32 groups=32\n" for n in range(1, 400)))
+    child = subprocess.Popen(words(tmp_path / "rows", f"@{problems}", python=bare), stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True, start_new_session=True,
                              preexec_fn=lambda: default_signal(number))
-    log, end = tmp_path / "peers.log", time.monotonic() + 60
+    log, end = tmp_path / "rows/peers.log", time.monotonic() + 60
     while not log.exists() or log.read_text().count("groups=32") < 2:  # lines of two problems that are measured
         assert child.poll() is None and time.monotonic() < end
         time.sleep(0.05)
-    assert (tmp_path / "peers.jsonl").read_text().count("\n") >= 2
+    assert (tmp_path / "rows/peers.jsonl").read_text().count("\n") >= 2
     child.send_signal(number)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 130 and "Traceback" not in errors, errors
-    rows = rows_of(tmp_path, "peers")
+    rows = rows_of(tmp_path / "rows", "peers")
     assert len(rows) >= 2 and all(f"`{row['problem']}` | {row['ratio']} |" in output for row in rows)
-    assert "- peers: interrupted, and the steps behind it" in (tmp_path / "table.md").read_text()
+    assert "- peers: interrupted, and the steps behind it" in (tmp_path / "rows/table.md").read_text()
     with pytest.raises(ProcessLookupError):  # no process of it is left
         for _ in range(100):
             os.killpg(child.pid, 0)
@@ -188,8 +195,11 @@ def test_pre_bias_is_read(word, says, additions):
         peers.parse("batch_norm 4x8x5x5 +pre_bias=channel", additions)
 
 
-@pytest.mark.parametrize("line", ["group_norm 3x8x5x7 groups=2 +pre_bias", "group_norm 3x8x5x7 groups=2 layout=nhwc +pre_bias=sample",
-                                  "affine 3x8x5x7 layout=nhwc +pre_bias", "batch_norm 3x8x5x7 act=silu +pre_bias=sample"])
+@pytest.mark.parametrize("line",
+                         ["group_norm 3x8x5x7 groups=2 +pre_bias",
+                          "group_norm 3x8x5x7 groups=2 layout=nhwc +pre_bias=sample",
+                                  "affine 3x8x5x7 layout=nhwc +pre_bias",
+                                  "batch_norm 3x8x5x7 act=silu +pre_bias=sample"])
 @pytest.mark.parametrize("peer", ["torch", "jax"])
 def test_peers_add_pre_bias(peer, line):
     """dx, dweight, dbias, dpre_bias; the last one is the sum of dx over what shares the bias."""
@@ -200,7 +210,8 @@ def test_peers_add_pre_bias(peer, line):
     dx, _, _, dpre_bias = (numpy.asarray(t, float) for t in makers[peer]()[0](0))
     channel = dx.ndim - 1 if peer == "jax" and problem["layout"] == "nhwc" else 1
     shared = tuple(a for a in range(dx.ndim) if a != channel and (a > 0 or problem["pre_bias"] == "channel"))
-    assert numpy.abs(dx.sum(shared, keepdims=True) - dpre_bias).max() < 1e-4 and dpre_bias.size == (24 if "sample" in line else 8)
+    assert numpy.abs(dx.sum(shared, keepdims=True) - dpre_bias).max() < 1e-4
+    assert dpre_bias.size == (24 if "sample" in line else 8)
 
 
 @pytest.mark.parametrize("word, shape", [("+pre_bias", (1, 8, 1, 1)), ("+pre_bias=sample", (3, 8, 1, 1))])
@@ -213,11 +224,14 @@ def test_onnxruntime_adds_pre_bias(word, shape):
     run(0)
     _, x, y = run.arrays[0]
     random = numpy.random.default_rng(0)
-    weight, bias, pre_bias = (random.random(sizes, dtype=numpy.float32) + 0.5 for sizes in ((1, 8, 1, 1), (1, 8, 1, 1), shape))
+    weight, bias, pre_bias = (random.random(sizes, dtype=numpy.float32) + 0.5
+                              for sizes in ((1, 8, 1, 1), (1, 8, 1, 1), shape))
     assert numpy.abs(weight * (x.numpy() + pre_bias) + bias - y.numpy()).max() < 1e-5
 
 
-@pytest.mark.parametrize("line", ["group_norm 3x8x5x7 groups=2", "group_norm 3x8x5x7 groups=2 layout=nhwc", "instance_norm 3x8x5x7",
+@pytest.mark.parametrize("line",
+                         ["group_norm 3x8x5x7 groups=2", "group_norm 3x8x5x7 groups=2 layout=nhwc",
+                          "instance_norm 3x8x5x7",
                                   "batch_norm 3x8x5x7 layout=nhwc", "batch_norm 3x8x5x7 dir=bwd"])
 def test_onednn_computes_the_problem(line):
     numpy = pytest.importorskip("numpy")
@@ -240,10 +254,13 @@ def test_onednn_computes_the_problem(line):
     def sets(array):
         values = array.reshape(3, 5, 7, 8).transpose(0, 3, 1, 2) if last else array.reshape(3, 8, 5, 7)
         values = values.astype(float)
-        return values.transpose(1, 0, 2, 3).reshape(8, -1)[None] if problem["op"] == "batch_norm" else values.reshape(3, problem["groups"], -1)
+        if problem["op"] == "batch_norm":
+            return values.transpose(1, 0, 2, 3).reshape(8, -1)[None]
+        return values.reshape(3, problem["groups"], -1)
 
     def per_channel(array):
-        return sets(numpy.broadcast_to(array, (3, 5, 7, 8)) if last else numpy.broadcast_to(array[:, None, None], (3, 8, 5, 7)))
+        return sets(numpy.broadcast_to(array, (3, 5, 7, 8)) if last
+                    else numpy.broadcast_to(array[:, None, None], (3, 8, 5, 7)))
 
     if not problem["backward"]:
         d = sets(x) - sets(x).mean(2, keepdims=True)

@@ -175,7 +175,8 @@ def test_dtypes(dtype, of_y, parameters):
         y, u = nft.channel_norm(x, **leaves, **words, return_sum=True, dtype=of_y)
         assert (y.dtype, u.dtype, y.stride()) == (of_y, dtype, x.stride())
         summed = exact["x"] + exact["pre_bias"][..., None, None] + exact["pre_add"]
-        torch.testing.assert_close(u.double(), summed, rtol=2 * UNIT[dtype], atol=8 * UNIT[dtype if dtype == F64 else F32])
+        torch.testing.assert_close(u.double(), summed, rtol=2 * UNIT[dtype],
+                                   atol=8 * UNIT[dtype if dtype == F64 else F32])
         exact["x"] = u.detach().double().requires_grad_()  # as it was rounded
         summed = {name: t for name, t in exact.items() if name not in ("pre_bias", "pre_add")}
         want, _ = stock(**summed, **words)
@@ -208,8 +209,8 @@ def test_dtypes_that_are_refused(dtype):
 
 
 def test_autocast():
-    """torch's rules: where layer_norm and rms_norm are f32 under autocast, results are f32 of 16-bit inputs. The input is
-    not converted, and u and the input's gradient keep its dtype."""
+    """torch's rules: where layer_norm and rms_norm are f32 under autocast, results are f32 of 16-bit inputs. The input
+    is not converted, and u and the input's gradient keep its dtype."""
     assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::layer_norm", "AutocastCUDA")
     for device in ("CPU", "CUDA", "XPU", "MTIA", "MAIA"):
         for name in ("layer_norm", "rms_norm"):
@@ -247,7 +248,7 @@ def test_autocast_to_float32(dtype, monkeypatch):
     assert nft.channel_norm(x, weight).dtype == dtype
 
 
-# ---- modules -------------------------------------------------------------------------------------------------------------
+# ---- modules --------------------------------------------------------------------------------------------------------
 
 
 def test_layers():
@@ -266,21 +267,25 @@ def test_layers():
     torch.testing.assert_close(norm(x), F.layer_norm(last, (6,), norm.weight, norm.bias, 1e-6).permute(0, 3, 1, 2))
     torch.testing.assert_close(rms(x), F.rms_norm(last, (6,), rms.weight, 1e-6).permute(0, 3, 1, 2))
     assert repr(norm) == "LayerNorm2d(6, eps=1e-06, affine=True)"
-    assert repr(nft.RMSNorm2d(6, 1e-5, False, activation="silu")) == "RMSNorm2d(6, eps=1e-05, affine=False, activation='silu')"
+    assert repr(nft.RMSNorm2d(6, 1e-5, False,
+                              activation="silu")) == "RMSNorm2d(6, eps=1e-05, affine=False, activation='silu')"
     layer = nft.ChannelNorm(6, groups=2, statistics="mean_square", eps_kind="of_norm", dim=-1, bias=False)
     assert repr(layer) == ("ChannelNorm(6, eps=1e-05, affine=True, groups=2, statistics='mean_square', eps_kind='of_norm', "
                            "dim=-1, bias=False)")
     for made in (norm, rms, layer.to(DEVICE)):
         for copied in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-            assert repr(copied) == repr(made) and torch.equal(copied(last), made(last)) if made is layer else torch.equal(
+            assert repr(copied) == repr(made) and torch.equal(copied(last),
+                                                              made(last)) if made is layer else torch.equal(
                 copied(x), made(x))
 
 
 @pytest.mark.parametrize("arguments, message", [
     ({"groups": 4}, "groups must divide num_channels, but got 4 and 6"), ({"groups": 0}, "groups must divide"),
     ({"statistics": "rms"}, "statistics must be one of mean_and_variance, mean_square, but got 'rms'"),
-    ({"eps_kind": None}, "eps_kind must be one of added, of_norm, but got None"), ({"dim": 2}, "dim must be 1 or -1, but got 2"),
-    ({"activation": "swish"}, "activation must be None or one of"), ({"num_parameters": 6}, "num_parameters is prelu's"),
+    ({"eps_kind": None}, "eps_kind must be one of added, of_norm, but got None"),
+    ({"dim": 2}, "dim must be 1 or -1, but got 2"),
+    ({"activation": "swish"}, "activation must be None or one of"),
+    ({"num_parameters": 6}, "num_parameters is prelu's"),
 ])
 def test_constructors_refuse(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -292,13 +297,15 @@ REFUSED = [
     ({"groups": 4}, RuntimeError, "groups must be greater than 0 and divide the number of channels, but are 4 of 6"),
     ({"groups": 2**40}, RuntimeError, "groups must be greater than 0 and divide"),
     ({"groups": -1}, RuntimeError, "groups must be greater than 0"),
-    ({"weight": torch.zeros(5)}, RuntimeError, "Expected weight to be a vector of size equal to the number of channels"),
+    ({"weight": torch.zeros(5)}, RuntimeError,
+     "Expected weight to be a vector of size equal to the number of channels"),
     ({"bias": torch.zeros(6, 1)}, RuntimeError, "Expected bias to be a vector"),
     ({"scale": torch.zeros(6)}, RuntimeError, r"Expected scale to be of shape \[N, C\] = \[2, 6\], but got \[6\]"),
     ({"pre_bias": torch.zeros(3, 6)}, RuntimeError, "Expected pre_bias to be of shape"),
     ({"pre_add": torch.zeros(2, 6, 4)}, RuntimeError, "Expected pre_add to have the shape of input"),
     ({"post_add": torch.zeros(2, 6)}, RuntimeError, "Expected post_add to have the shape of input"),
-    ({"weight": torch.zeros(6, dtype=torch.int64)}, NotImplementedError, '"channel_norm" not implemented for \'int64\''),
+    ({"weight": torch.zeros(6, dtype=torch.int64)}, NotImplementedError,
+     '"channel_norm" not implemented for \'int64\''),
     ({"statistics": "rms"}, ValueError, "statistics must be one of mean_and_variance, mean_square, but got 'rms'"),
     ({"eps_kind": 1}, ValueError, "eps_kind must be one of added, of_norm, but got 1"),
     ({"eps_kind": "of_norm", "eps": -1.0}, RuntimeError, "eps"),
@@ -349,13 +356,14 @@ def test_zeros_and_norms_at_eps():
         y = nft.channel_norm(x, statistics="mean_square", eps_kind="of_norm", eps=eps)
         want = F.normalize(x, dim=1, eps=eps) * 2
         torch.testing.assert_close(y, want, rtol=1e-14, atol=0)
-        gradients = [torch.autograd.grad(each.square().sum() + each.sum(), x, retain_graph=True)[0] for each in (y, want)]
+        gradients = [torch.autograd.grad(each.square().sum() + each.sum(), x, retain_graph=True)[0]
+                     for each in (y, want)]
         torch.testing.assert_close(*gradients, rtol=1e-14, atol=1e-14)
     y = nft.channel_norm(x.detach(), statistics="mean_square", eps_kind="of_norm", eps=0.0)
     assert y[0, :, 0].isnan().all() and not y[0, :, 1].isnan().any()
 
 
-# ---- torch.compile, export, transformations ------------------------------------------------------------------------------
+# ---- torch.compile, export, transformations -------------------------------------------------------------------------
 
 
 def layers(x, weight, bias, of_sample, other):
@@ -364,7 +372,8 @@ def layers(x, weight, bias, of_sample, other):
     y = nft.channel_norm(y, weight, statistics="mean_square", eps_kind="of_norm", groups=2, post_add=u,
                          activation="relu")
     y = nft.channel_norm(y.movedim(1, -1), weight, bias, dim=-1, channels_last=True, dtype=BF16)
-    return nft.channel_norm(y, weight, dim=-1, dtype=F32, activation="prelu", slope=weight[:1], statistics="mean_square")
+    return nft.channel_norm(y, weight, dim=-1, dtype=F32, activation="prelu", slope=weight[:1],
+                            statistics="mean_square")
 
 
 def run(function, n=2, positions=5):

@@ -37,7 +37,8 @@ class Draw:
         self.words = {"groups": self.groups, "statistics": draw(["mean_and_variance", "mean_square"]),
                       "eps_kind": draw(["added", "of_norm"]), "eps": draw([1e-12, 1e-6, 1e-5, 0.1, 3.0]),
                       "activation": draw(ACTIVATIONS)}
-        self.words["act_param"] = {"leaky_relu": 0.25, "elu": 0.75}.get(self.words["activation"]) if draw([0, 1]) else None
+        self.words["act_param"] = {"leaky_relu": 0.25,
+                                   "elu": 0.75}.get(self.words["activation"]) if draw([0, 1]) else None
         center, n = draw([0.0, 0.25, 30.0]), self.shape[0]
         self.tensors = {"input": self.big(self.dtype, center)}
         for name, size in (("weight", (channels,)), ("bias", (channels,)), ("scale", (n, channels)),
@@ -76,7 +77,8 @@ class Draw:
         words = {name: self.words[name] for name in ("groups", "statistics", "eps", "eps_kind", "act_param")}
         x = self.tensors["input"]
         return reference.Problem(
-            "channel", NAMES[self.dtype], wide("input", True), **words, activation=self.words["activation"] or "identity",
+            "channel", NAMES[self.dtype], wide("input", True), **words,
+            activation=self.words["activation"] or "identity",
             columns=len(self.shape) > 2 and x.movedim(1, -1).stride(-1) == 1 and x.shape[1] > 1,
             **{name: wide(name) for name in ("weight", "bias", "scale", "shift", "pre_bias", "slope")},
             pre_add=wide("pre_add", True), post_add=wide("post_add", True), writes_u=self.return_sum)
@@ -87,7 +89,8 @@ class Draw:
         given, dim = dict(leaves), 1
         if self.last:  # as tokens
             dim = -1
-            given = {name: t.movedim(1, -1) if name in ("input", "pre_add", "post_add") else t for name, t in given.items()}
+            given = {name: t.movedim(1, -1) if name in ("input", "pre_add", "post_add") else t for name,
+                     t in given.items()}
         results = nft.channel_norm(**given, **self.words, dim=dim, return_sum=self.return_sum,
                                    dtype=self.of_y, channels_last=self.channels_last)
         results = results if self.return_sum else (results,)
@@ -107,7 +110,8 @@ class Draw:
 
     def saved(self):
         """u, mean and rstd."""
-        given = [self.tensors.get(name) for name in ("input", "weight", "bias", "scale", "shift", "pre_bias", "pre_add")]
+        given = [self.tensors.get(name)
+                 for name in ("input", "weight", "bias", "scale", "shift", "pre_bias", "pre_add")]
         words = self.words
         adds = "pre_add" in self.tensors or "pre_bias" in self.tensors
         _, u, mean, rstd = ops.channel_norm(
@@ -137,7 +141,8 @@ def test_draw(number):
         if written is not None:
             exact = made.sum()
             unit = reference.DOUBLE if made.dtype == torch.float64 else reference.UNIT["float32"]
-            check("u", torch.from_numpy(written), (exact, 4 * unit * (abs(exact) + 1)), made.dtype)  # added, then rounded
+            # added, then rounded
+            check("u", torch.from_numpy(written), (exact, 4 * unit * (abs(exact) + 1)), made.dtype)
             problem.u = written.reshape(problem.x.shape)  # a sum near the middle of two numbers is either of them
             assert u is None or torch.equal(u.double().cpu(), torch.from_numpy(written))
         want = reference.forward(problem)

@@ -82,8 +82,8 @@ class Network(nn.Module):
 
 
 class ModelPatcher:
-    """What ComfyUI's does with objects: set when the model is loaded, put back when it is unloaded; clones share what is
-    to be put back."""
+    """What ComfyUI's does with objects: set when the model is loaded, put back when it is unloaded; clones share what
+    is to be put back."""
 
     def __init__(self, model):
         self.model, self.object_patches, self.object_patches_backup = model, {}, {}
@@ -241,7 +241,8 @@ def test_norms_over_channels_are_counted(pack, norm, monkeypatch):
 
 @pytest.mark.parametrize("casts", [False, True])
 def test_group_norm_spatial(norm, monkeypatch, casts):
-    """One call over all frames, with the activation and the addition that follow; weights are cast as the class does."""
+    """One call over all frames, with the activation and the addition that follow; weights are cast as the class
+    does."""
     ops = sys.modules["comfy.ops"]
     ops.cast_bias_weight = lambda layer, x, offloadable=False: (2 * layer.weight.to(x), layer.bias.to(x), None)
     ops.uncast_bias_weight = lambda layer, weight, bias, offloaded: None
@@ -257,13 +258,15 @@ def test_group_norm_spatial(norm, monkeypatch, casts):
     y = model(x)
     assert torch.allclose(y, stock(x), rtol=1e-10, atol=1e-12) and y.stride() == stock(x).stride()
     added = torch.randn_like(x)
-    assert torch.allclose(model[0](x, post_add=added, activation="relu"), F.relu(stock[0](x) + added), rtol=1e-10, atol=1e-12)
+    assert torch.allclose(model[0](x, post_add=added, activation="relu"), F.relu(stock[0](x) + added), rtol=1e-10,
+                          atol=1e-12)
     assert torch.allclose(model[0](x, chunk_size=2), stock[0](x), rtol=1e-10, atol=1e-12)
     scale, shift = torch.randn(2, 3, 4, 1, 1, 1)
-    assert torch.allclose(model[0](x, scale=scale, shift=shift), stock[0](x) * (1 + scale) + shift, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(model[0](x, scale=scale, shift=shift), stock[0](x) * (1 + scale) + shift, rtol=1e-10,
+                          atol=1e-12)
 
 
-# ---- what ComfyUI and its registry read -------------------------------------------------------------------------------
+# ---- what ComfyUI and its registry read -----------------------------------------------------------------------------
 
 
 def test_nodes_of_the_older_interface(pack):

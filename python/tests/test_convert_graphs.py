@@ -104,6 +104,7 @@ def pair(name, training):
     return stock, converted, tuple(t.double() if t.is_floating_point() else t for t in inputs)
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_as_many_graphs_as_stock(name, training):

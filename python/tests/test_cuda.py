@@ -48,7 +48,8 @@ CALLS = {
     "instance norm": (lambda x, w, b: nft.instance_norm(x, None, None, w, b, activation="leaky_relu"), (4, 16, 32, 32)),
     "batch norm, prelu": (lambda x, w, b: nft.batch_norm(x, None, None, w, b, True, activation="prelu", slope=w),
                           (8, 32, 14, 14)),
-    "instance norm, one slope": (lambda x, w, b: nft.instance_norm(x, None, None, w, b, activation="prelu", slope=b[:1]),
+    "instance norm, one slope": (lambda x, w,
+                                 b: nft.instance_norm(x, None, None, w, b, activation="prelu", slope=b[:1]),
                                  (4, 16, 32, 32)),
     "channel affine": (lambda x, w, b: nft.channel_affine(x, w, b, activation="hardswish"), (4, 32, 16, 16)),
 }
@@ -586,7 +587,7 @@ def test_deterministic_algorithms():
 # ---- kernels --------------------------------------------------------------------------------------------------------
 
 
-# What a profiler says of itself.
+# Events of the profiler itself.
 OVERHEAD = ("Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "Lazy Function Loading",
             "Command Buffer Full", "Unrecognized")
 

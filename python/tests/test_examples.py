@@ -23,7 +23,7 @@ def test_train_digits():
     lines = re.findall(r"^(seed \d+|mean): stock (0\.\d+).*, normfuse (0\.\d+)", done.stdout, re.M)
     assert [name for name, _, _ in lines] == ["seed 0", "seed 1", "mean"]
     _, stock, ours = lines[-1]
-    # What the script promises. Networks that learned nothing would agree as well, at 0.1; two epochs come to 0.86.
+    # The promise of the script. Networks that learned nothing would agree as well, at 0.1; two epochs come to 0.86.
     assert abs(float(stock) - float(ours)) <= 0.02 and min(float(stock), float(ours)) > 0.7, done.stdout
 
 
@@ -101,11 +101,12 @@ print("trained")
 
 
 def test_nnunet_trainer():
-    """The trainer's networks are converted, train as nnU-Net's do, and their checkpoints fit; nnU-Net reads the names of
-    the arguments. nnU-Net is stood in for."""
+    """The trainer's networks are converted, train as nnU-Net's do, and their checkpoints fit; nnU-Net reads the names
+    of the arguments. nnU-Net is stood in for."""
     example = f"EXAMPLE = {str(ROOT / 'examples/nnunet_trainer.py')!r}"
-    done = subprocess.run([sys.executable, "-c", NNUNET + example + TRAINING], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"})
+    done = subprocess.run([sys.executable, "-c", NNUNET + example + TRAINING], capture_output=True, text=True,
+                          timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                               "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     first, last = done.stdout.splitlines()
     assert first.startswith("normfuse: 3 of 3 norms converted; 3 fused with what follows") and last == "trained", done.stdout
@@ -119,7 +120,7 @@ def test_decoder():
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Of both halves: 24 residual blocks with two convolutions each, and their shortcuts.
+    # Both halves: 24 residual blocks with two convolutions each, and their shortcuts.
     assert re.search(r"^52 of 52 norms converted; 50 fused with what follows; \d+ biases of convolutions moved on CUDA$",
                      done.stdout, re.M), done.stdout
     assert re.search(r"^64 x 64 pixels on (cpu|cuda): differs by", done.stdout, re.M), done.stdout

@@ -43,7 +43,8 @@ def problem_of(name, input, running_mean=None, running_var=None, weight=None, bi
     return reference.Problem(
         "batch" if name == "batch_norm" or evaluate else "group", NAMES[input.dtype], big(input),
         groups=num_groups or input.shape[1], columns=input.dim() > 2 and not input.is_contiguous(), weight=wide(weight),
-        bias=wide(bias), scale=wide(scale), shift=wide(shift), pre_bias=wide(pre_bias), pre_add=big(pre_add), post_add=big(post_add),
+        bias=wide(bias), scale=wide(scale), shift=wide(shift), pre_bias=wide(pre_bias), pre_add=big(pre_add),
+        post_add=big(post_add),
         running_mean=wide(running_mean), running_var=wide(running_var), evaluate=evaluate, momentum=momentum, eps=eps,
         activation=activation or "identity", act_param=act_param, slope=wide(slope), on_cuda=ON_CUDA,
         writes_u=return_sum)
@@ -219,7 +220,8 @@ def sum_of(dx, like):
 def test_pre_bias(name, dtype, parameter_dtype):
     """Of channels and of samples, beside pre_add and alone, with the sum and without: forward and gradients. A bias of
     samples may have further axes of one position."""
-    shape, running = (3, 6, 4, 5), [tensor(6, dtype=torch.float32, seed=3), tensor(6, dtype=torch.float32, seed=4).abs()]
+    shape, running = (3, 6, 4, 5), [tensor(6, dtype=torch.float32, seed=3),
+                                    tensor(6, dtype=torch.float32, seed=4).abs()]
     for of_sample, adds, return_sum, last in itertools.product((False, True), repeat=4):
         x, dy = (tensor(*shape, dtype=dtype, seed=seed).to(memory_format=torch.channels_last if last else
                                                          torch.contiguous_format) for seed in (1, 2))
@@ -227,8 +229,8 @@ def test_pre_bias(name, dtype, parameter_dtype):
         pre_bias = tensor(*((3, 6) if of_sample else (6,)), dtype=torch.promote_types(dtype, torch.float32), seed=5).to(
             parameter_dtype)
         pre_add = tensor(*shape, dtype=dtype, seed=6) if adds else None
-        call = {"num_groups": 2} if name == "group_norm" else {"use_input_stats": True} if name == "instance_norm" else \
-            {"running_mean": running[0], "running_var": running[1]}
+        call = {"group_norm": {"num_groups": 2}, "instance_norm": {"use_input_stats": True}}.get(
+            name, {"running_mean": running[0], "running_var": running[1]})
         call.update({"training": True} if name == "batch_norm" else {"training": False} if name == "evaluating" else {})
         function = {"group_norm": nft.group_norm, "running": nft.instance_norm, "instance_norm": nft.instance_norm}.get(
             name, nft.batch_norm)
@@ -245,7 +247,8 @@ def test_pre_bias(name, dtype, parameter_dtype):
         y, u = results if return_sum else (results, None)
         want = reference.forward(problem)
         check("y", y, want["y"], dtype)
-        assert torch.equal(inferred[0] if return_sum else inferred, y) and (not return_sum or torch.equal(inferred[1], u))
+        assert torch.equal(inferred[0] if return_sum else inferred,
+                           y) and (not return_sum or torch.equal(inferred[1], u))
         if return_sum:
             check("u", u, want["u"], dtype)
         gradients = dict(zip(leaves, torch.autograd.grad(y, tuple(leaves.values()), dy)))
@@ -260,7 +263,8 @@ def test_pre_bias(name, dtype, parameter_dtype):
         for key in ("input", "pre_add"):
             if key in leaves:
                 check("dx", gradients[key], wants["dx"], dtype)
-        assert gradients["pre_bias"].dtype == parameter_dtype and gradients["pre_bias"].shape == leaves["pre_bias"].shape
+        assert gradients["pre_bias"].dtype == parameter_dtype
+        assert gradients["pre_bias"].shape == leaves["pre_bias"].shape
         got = gradients["pre_bias"].reshape(pre_bias.shape)
         check("dpre_bias", got, sum_of(gradients["input"], got), parameter_dtype)
 
@@ -333,7 +337,7 @@ def test_a_slope_that_needs_no_gradient():
     torch.testing.assert_close(leaf.grad, want, rtol=1e-12, atol=1e-12)
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------------
+# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 X = tensor(2, 6, 3)
@@ -390,7 +394,8 @@ def on(x, values):
 @pytest.mark.parametrize("call, exception, words", [
     (lambda: nft.group_norm(X, 2, activation="swish"), ValueError, "activation must be None or one of"),
     (lambda: nft.group_norm(X, 2, return_sum=True), ValueError, "return_sum needs pre_add or pre_bias"),
-    (lambda: nft.group_norm(X, 2, pre_bias=ONE[:5]), RuntimeError, r"Expected pre_bias to be of shape \[C\] or \[N, C\]"),
+    (lambda: nft.group_norm(X, 2, pre_bias=ONE[:5]), RuntimeError,
+     r"Expected pre_bias to be of shape \[C\] or \[N, C\]"),
     (lambda: nft.batch_norm(X, ONE, ONE, pre_bias=X), RuntimeError, "Expected pre_bias to be of shape"),
     (lambda: nft.instance_norm(X, pre_bias=ONE.int()), NotImplementedError, "instance_norm"),
     (lambda: nft.group_norm(X, 2, pre_add=X[:1]), RuntimeError, "Expected pre_add to have the shape of input"),
@@ -436,7 +441,7 @@ def test_refuses_meta_tensors_alike(name, args):
         getattr(nft, name)(*meta)
 
 
-# ---- layouts of gradients, sharing -----------------------------------------------------------------------------------------
+# ---- layouts of gradients, sharing ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["expanded", "channels-last", "transposed", "every second", "one row"])
@@ -451,7 +456,8 @@ def test_gradients_of_any_layout(layout):
         added = torch.ones_like(like).requires_grad_()
         for post_add in (None, added):
             inputs = [like] if post_add is None else [like, added]
-            got, want = (torch.autograd.grad(nft.group_norm(like, 2, activation="silu", post_add=post_add), inputs, given)
+            got, want = (torch.autograd.grad(nft.group_norm(like, 2, activation="silu", post_add=post_add), inputs,
+                                             given)
                          for given in (dy, dy.contiguous()))
             for one, other in zip(got, want):
                 assert one.stride() == like.stride()
@@ -502,7 +508,8 @@ WITH_ADDEND = {
     "batch_norm": lambda x, r, **act: nft.batch_norm(x, None, None, training=True, post_add=r, **act),
     "batch_norm_evaluate": lambda x, r, **act: nft.batch_norm(x, ONE[:4], ONE[:4], post_add=r, **act),
     "instance_norm": lambda x, r, **act: nft.instance_norm(x, post_add=r, **act),
-    "instance_norm_running": lambda x, r, **act: nft.instance_norm(x, ONE[:4].clone(), ONE[:4].clone(), post_add=r, **act),
+    "instance_norm_running": lambda x, r,
+    **act: nft.instance_norm(x, ONE[:4].clone(), ONE[:4].clone(), post_add=r, **act),
     "channel_affine": lambda x, r, **act: nft.channel_affine(x, ONE[:4], ONE[:4], post_add=r, **act),
 }
 
@@ -558,7 +565,7 @@ def test_deterministic_mode():
     assert torch.equal(*results)
 
 
-# ---- torch.compile, export, torch.func, autocast ---------------------------------------------------------------------------
+# ---- torch.compile, export, torch.func, autocast --------------------------------------------------------------------
 
 
 def layers(x, weight, bias, running_mean, running_var, pre_add):
@@ -713,8 +720,8 @@ def test_torch_function_is_asked():
                          functools.partial(nft.instance_norm, X),
                          functools.partial(nft.channel_affine, X, None, None)))):
         assert isinstance(function(ONE.as_subclass(Logged)), Logged)
-    torch.testing.assert_close(y.as_subclass(torch.Tensor), nft.group_norm(x.as_subclass(torch.Tensor), 2,
-                                                                           activation="silu"), rtol=0, atol=0)
+    want = nft.group_norm(x.as_subclass(torch.Tensor), 2, activation="silu")
+    torch.testing.assert_close(y.as_subclass(torch.Tensor), want, rtol=0, atol=0)
 
 
 def test_no_warnings():
@@ -729,7 +736,8 @@ def test_no_warnings():
 @pytest.mark.parametrize("name", ["group_norm", "batch_norm", "batch_norm_evaluate", "instance_norm", "channel_affine",
                                   "prelu", "one slope"])
 def test_forward_mode(name):
-    """Directional derivatives are the backward's, by <J v, w> = <v, J' w>; and so where the backward is differentiated."""
+    """Directional derivatives are the backward's, by <J v, w> = <v, J' w>; and so where the backward is
+    differentiated."""
     x, v, w = tensor(3, 4, 5), tensor(3, 4, 5, seed=1), tensor(3, 4, 5, seed=2)
     weight, running = tensor(4, seed=3), (tensor(4, seed=4), tensor(4, seed=5).abs())
     function = {

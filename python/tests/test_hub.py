@@ -45,7 +45,7 @@ def loaded(kernels, repository):
     return kernels.get_local_kernel(repository)
 
 
-# ---- the repository ---------------------------------------------------------------------------------------------------
+# ---- the repository -------------------------------------------------------------------------------------------------
 
 
 def test_variants(repository):
@@ -79,8 +79,8 @@ def test_library_beyond_manylinux(tmp_path):
     """What build.py refuses: a symbol of newer glibc, one of Python, a library that PyTorch does not bring."""
     def beyond(source, *words):
         (tmp_path / "l.c").write_text(source)
-        done = subprocess.run([os.environ.get("CC") or "cc", "-shared", "-fPIC", "-o", tmp_path / "l.so", tmp_path / "l.c",
-                               *words], stderr=subprocess.PIPE, text=True)
+        done = subprocess.run([os.environ.get("CC") or "cc", "-shared", "-fPIC", "-o", tmp_path / "l.so",
+                               tmp_path / "l.c", *words], stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             pytest.skip(f"the C compiler cannot make it: {done.stderr[-200:]}")
         return hub_build.beyond(tmp_path / "l.so")
@@ -115,7 +115,7 @@ def test_architectures(kernels):
         assert _supports_cuda_capability(hub_build.ARCHITECTURES, capability) is is_taken
 
 
-# ---- functions --------------------------------------------------------------------------------------------------------
+# ---- functions ------------------------------------------------------------------------------------------------------
 
 
 def test_beside_the_installed_package(loaded):
@@ -156,11 +156,12 @@ def test_older_kernels_packages(repository):
              "                      torch.nn.functional.group_norm(x, 2), atol=1e-6)\n"
              "assert 'numpy' not in module.__all__ and not any(name.split('.')[0] == 'normfuse' for name in sys.modules)")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NORMFUSE", "PYTHONPATH"))}
-    done = subprocess.run([sys.executable, "-c", words], env=environment, cwd=repository, text=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", words], env=environment, cwd=repository, text=True,
+                          capture_output=True)
     assert done.returncode == 0, done.stderr
 
 
-# ---- layers -----------------------------------------------------------------------------------------------------------
+# ---- layers ---------------------------------------------------------------------------------------------------------
 
 LAYERS = {
     "GroupNorm": (lambda: nn.GroupNorm(2, 6), (4, 6, 5, 5)),

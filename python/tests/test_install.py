@@ -43,7 +43,8 @@ def language(request, monkeypatch):
 
 @pytest.fixture(scope="module", autouse=True)
 def profiler_that_began():
-    """The first profiles of a process may show nothing of the device, or not the kernels of a module loaded meanwhile."""
+    """The first profiles of a process may show nothing of the device, or not the kernels of a module loaded
+    meanwhile."""
     for _ in range(10 * ON_CUDA):
         x = torch.ones(1, 2, 3, dtype=torch.float64, device=DEVICE, requires_grad=True)
         with nft.install():
@@ -52,7 +53,8 @@ def profiler_that_began():
 
 
 def ran(call):
-    """The stock norms that `call` ran, in order, and whether they went to normfuse: by the names of the kernels on CUDA.
+    """The stock norms that `call` ran, in order, and whether they went to normfuse: by the names of the kernels on
+    CUDA.
     On the CPU stock's own kernels make tensors by operators of torch, normfuse's from C by none, and from Python by
     operators of normfuse. cudnn's go by the names of the native ones."""
     activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * ON_CUDA

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""normfuse.jax: outputs and gradients within the bounds of docs/numerics.md, from float64; jit, vmap, second derivatives,
-two devices; Flax's layers beside those in their place; errors while tracing. NORMFUSE_TEST_DEVICE is where the arrays are:
+"""normfuse.jax: outputs and gradients within the bounds of docs/numerics.md, from float64; jit, vmap, second
+derivatives, two devices; Flax's layers beside those in their place; errors while tracing. NORMFUSE_TEST_DEVICE is where
+the arrays are:
 "cpu", which is four devices here, or "cuda"."""
 import os
 import re
@@ -103,7 +104,8 @@ def problem_of(operator, given, layout, activation="identity", act_param=None):
         groups={"group": 4, "instance": CHANNELS, "channel": CHANNEL_GROUPS, "mean_square": 1}.get(operator, 0),
         pre_add=big(given.get("pre_add"), layout), post_add=big(given.get("post_add"), layout),
         evaluate=operator == "evaluate", activation=activation, act_param=act_param, on_cuda=ON_CUDA,
-        **{name: wide(given.get(name)) for name in ("weight", "bias", "pre_bias", "scale", "shift", "running_mean", "running_var")})
+        **{name: wide(given.get(name))
+           for name in ("weight", "bias", "pre_bias", "scale", "shift", "running_mean", "running_var")})
 
 
 def compare(name, got, want, layout, dtype):
@@ -264,7 +266,8 @@ def test_empty():
 # ---- channel norm ---------------------------------------------------------------------------------------------------
 
 
-def formula_of_channels(x, weight=None, bias=None, groups=1, statistics="mean_and_variance", eps=1e-5, eps_kind="added"):
+def formula_of_channels(x, weight=None, bias=None, groups=1, statistics="mean_and_variance", eps=1e-5,
+                        eps_kind="added"):
     """Channels last."""
     v = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     v = v - v.mean(-1, keepdims=True) if statistics == "mean_and_variance" else v
@@ -283,8 +286,8 @@ def test_y_of_another_dtype(statistics, dtype, other):
     x, weight, post_add = values(0, (3, 5, 8), dtype, 2, 1), values(1, 8), values(2, (3, 5, 8), other)
 
     def function(x, weight, post_add):
-        return nfj.channel_norm(x, weight, statistics=statistics, activation="silu", pre_add=x, post_add=post_add, dtype=other,
-                                return_sum=True)
+        return nfj.channel_norm(x, weight, statistics=statistics, activation="silu", pre_add=x, post_add=post_add,
+                                dtype=other, return_sum=True)
 
     def plain(x, weight, post_add):
         u = x + x
@@ -304,8 +307,8 @@ def test_y_of_another_dtype(statistics, dtype, other):
 
 
 def test_clamped_norms(x64):
-    """Where the norm is at most eps rstd is a constant: derivatives of both orders beside the formula, which has NaN where x
-    is 0."""
+    """Where the norm is at most eps rstd is a constant: derivatives of both orders beside the formula, which has NaN
+    where x is 0."""
     x = values(0, (2, 3, 8), "float64").at[0, 1].multiply(1e-3)
     words = {"statistics": "mean_square", "eps_kind": "of_norm", "eps": 0.1}
 
@@ -364,7 +367,8 @@ def test_second_derivative(operator, x64):
         return made[0] if isinstance(made, tuple) else made
 
     def first(leaves):
-        return sum(jnp.sum(jnp.sin(g)) for g in jax.tree.leaves(jax.grad(lambda l: jnp.sum(jnp.cos(function(l))))(leaves)))
+        return sum(jnp.sum(jnp.sin(g))
+                   for g in jax.tree.leaves(jax.grad(lambda l: jnp.sum(jnp.cos(function(l))))(leaves)))
     gradients = jax.jit(jax.grad(first))(leaves)
     for name, gradient in gradients.items():
         direction = values(11, leaves[name].shape, "float64")
@@ -375,7 +379,8 @@ def test_second_derivative(operator, x64):
 
 
 @pytest.mark.parametrize("operator, mapped, calls", [
-    ("group", "x", "folded"), ("group", "weight", "sequential"), ("instance", "x", "folded"), ("evaluate", "x", "folded"),
+    ("group", "x", "folded"), ("group", "weight", "sequential"), ("instance", "x", "folded"),
+    ("evaluate", "x", "folded"),
     ("batch", "x", "sequential"), ("affine", "x", "folded"), ("group", "scale", "folded"),
     ("group", "pre_bias", "folded"), ("affine", "pre_bias", "sequential"), ("channel", "x", "folded"),
     ("mean_square", "weight", "sequential")])
@@ -484,8 +489,8 @@ def test_sharded_batch_norm(mesh, bias_shape):
 
 
 def test_shared_statistics_under_shard_map(mesh):
-    """Gradients of parameters are a device's share where JAX does not know what is the same on all devices: their sum is
-    the gradient of one device that has the whole batch, as that of the formula. test_jax_devices.py has more."""
+    """Gradients of parameters are a device's share where JAX does not know what is the same on all devices: their sum
+    is the gradient of one device that has the whole batch, as that of the formula. test_jax_devices.py has more."""
     x, weight = values(0, (4, 6, 5, 8), scale=2, shift=3), values(1, 8)
 
     def function(x, weight, axis):
@@ -590,8 +595,10 @@ def test_sharded_positions_of_a_channel_norm(mesh):
     (lambda x: nfj.group_norm(x[0, 0, 0], 2), ValueError, "x"),
     (lambda x: nfj.group_norm(x.astype(jnp.int32), 2), TypeError, "dtype"),
     (lambda x: nfj.group_norm(x, 2.5), TypeError, "integer"),
-    (lambda x: nfj.channel_norm(x, groups=3), ValueError, "channel_norm forward: groups is 3 and does not divide the 8 channels"),
-    (lambda x: nfj.channel_norm(x, statistics="mean"), ValueError, "statistics is 'mean', expected one of mean_and_variance"),
+    (lambda x: nfj.channel_norm(x, groups=3), ValueError,
+     "channel_norm forward: groups is 3 and does not divide the 8 channels"),
+    (lambda x: nfj.channel_norm(x, statistics="mean"), ValueError,
+     "statistics is 'mean', expected one of mean_and_variance"),
     (lambda x: nfj.channel_norm(x, eps_kind="of norm"), ValueError, "eps_kind is 'of norm', expected one of added"),
     (lambda x: nfj.channel_norm(x, eps=-1, eps_kind="of_norm"), ValueError, "eps"),
     (lambda x: nfj.channel_norm(x, dtype="int32"), TypeError, "y"),
@@ -626,11 +633,13 @@ LAYERS = [("GroupNorm", dict(num_groups=4)), ("GroupNorm", dict(num_groups=None,
           ("InstanceNorm", dict()), ("InstanceNorm", dict(use_scale=False, epsilon=1e-3)),
           ("BatchNorm", dict(use_running_average=False)), ("BatchNorm", dict(use_running_average=True)),
           ("BatchNorm", dict(use_running_average=False, momentum=0.7, axis=1)),
-          ("LayerNorm", dict()), ("LayerNorm", dict(use_bias=False, epsilon=1e-3, reduction_axes=(3,), feature_axes=[-1])),
+          ("LayerNorm", dict()),
+          ("LayerNorm", dict(use_bias=False, epsilon=1e-3, reduction_axes=(3,), feature_axes=[-1])),
           ("LayerNorm", dict(reduction_axes=1, feature_axes=-3, use_fast_variance=False)),
           ("RMSNorm", dict()), ("RMSNorm", dict(use_scale=False))]
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("dtype, result", [("float32", None), ("bfloat16", None), ("bfloat16", "bfloat16"),
                                            ("float32", "bfloat16")])
 @pytest.mark.parametrize("name, options", LAYERS)
@@ -651,6 +660,7 @@ def test_linen(name, options, dtype, result):
     compare_layers(*map(function, layers), x, 2.0**-6 if result == "bfloat16" else 3e-5)
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name, options", LAYERS)
 def test_nnx(name, options, dtype):
@@ -684,6 +694,7 @@ def test_layers_fuse():
         numpy.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("dtype, result", [("float64", None), ("float64", "float32"), ("float16", "float64"),

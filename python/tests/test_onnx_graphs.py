@@ -26,7 +26,8 @@ def compare(before, after, x):
 def known_sizes(model):
     """A function that says whether onnx knows the size of a value's axis."""
     graph = onnx.shape_inference.infer_shapes(model).graph
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.value_info, *graph.output)}
+    shapes = {value.name: value.type.tensor_type.shape.dim
+              for value in (*graph.input, *graph.value_info, *graph.output)}
     return lambda name, axis: len(shapes.get(name, ())) > 0 and shapes[name][axis].HasField("dim_value")
 
 
@@ -56,11 +57,13 @@ class Drawn(Builder):
     def __init__(self, seed):
         self.draw = numpy.random.default_rng(seed)
         self.channels = self.pick(4, 6, 8)
-        super().__init__(self.pick(9, 13, 17, 17, 18, 20, 21, 21), (self.pick(1, 2), self.channels, *self.pick((3, 5), (4, 4), (1, 1))))
+        super().__init__(self.pick(9, 13, 17, 17, 18, 20, 21, 21),
+                         (self.pick(1, 2), self.channels, *self.pick((3, 5), (4, 4), (1, 1))))
         self.ir = 10 if self.opset > 18 else self.pick(3, 8) if self.opset == 13 else 8
         self.full, self.pooled, self.chains = ["x"], [], []  # chains: what they normalize, and the axis
         for _ in range(self.draw.integers(3, 14)):
-            step = self.pick(*[self.norm] * 9, *[self.channel_norm] * 5, *[self.activation] * 3, self.by_channel, self.by_channel, self.sum, self.sum,
+            step = self.pick(*[self.norm] * 9, *[self.channel_norm] * 5, *[self.activation] * 3, self.by_channel,
+                             self.by_channel, self.sum, self.sum,
                              self.pool, self.pool, self.gate, self.copy, self.convolution, self.branch)
             self.full.append(step(self.value()))
 
@@ -87,7 +90,8 @@ class Drawn(Builder):
 
     def filled(self, size, value):
         if self.chance(0.2):
-            return self.add("ConstantOfShape", [self.number([size])], value=numpy_helper.from_array(numpy.float32([value])))
+            return self.add("ConstantOfShape", [self.number([size])],
+                            value=numpy_helper.from_array(numpy.float32([value])))
         return self.number(numpy.full(size, value, "float32"))
 
     def around(self, mean, shape):
@@ -108,7 +112,8 @@ class Drawn(Builder):
         return self.activation(y) if self.chance(0.3) else self.norm(y) if self.chance(0.3) else y
 
     def plain_norm(self, x):
-        c, epsilon = self.channels, self.pick(0.1, 0.3, 1.0)  # large ones: rounding errors do not grow from norm to norm
+        # large ones: rounding errors do not grow from norm to norm
+        c, epsilon = self.channels, self.pick(0.1, 0.3, 1.0)
         kind = self.pick(*["reshaped"] * 5, "instance", "batch", "group" if self.opset >= 18 else "reshaped")
         if kind == "instance":
             return self.add("InstanceNormalization", [x, self.around(1, c), self.around(0, c)], epsilon=epsilon)
@@ -122,7 +127,8 @@ class Drawn(Builder):
             return self.add("GroupNormalization", [x, self.around(1, size), self.around(0, size)], num_groups=groups,
                             epsilon=epsilon)
         reshaped = self.add("Reshape", [x, self.number([0, groups, -1])])
-        normal = self.add("InstanceNormalization", [reshaped, self.filled(groups, 1), self.filled(groups, 0)], epsilon=epsilon)
+        normal = self.add("InstanceNormalization", [reshaped, self.filled(groups, 1), self.filled(groups, 0)],
+                          epsilon=epsilon)
         y = self.add("Reshape", [normal, self.add("Shape", [x]) if self.chance(0.7) else self.number(self.sizes)])
         if self.chance(0.9):
             y = self.two("Mul", y, self.parameter(1))
@@ -135,7 +141,8 @@ class Drawn(Builder):
     def plain_channel_norm(self, x):
         """Of the second axis; Transposes, or one of their values, may be used elsewhere."""
         c, epsilon = self.channels, self.pick(0.125, 0.25, 1.0)
-        kind = self.pick("chain", "chain", "normalize" if self.opset >= 11 else "chain", *["layer"] * 3 * (self.opset >= 17))
+        kind = self.pick("chain", "chain", "normalize" if self.opset >= 11 else "chain",
+                         *["layer"] * 3 * (self.opset >= 17))
         is_last = kind == "layer" or self.chance(0.4)
         if is_last:
             x = self.add("Transpose", [x], perm=[0, 2, 3, 1])
@@ -164,7 +171,8 @@ class Drawn(Builder):
 
     def activation(self, x):
         kind = self.pick("silu", "silu", "Relu", "LeakyRelu", "Elu", "Sigmoid", *["Clip"] * (self.opset >= 11),
-                         *["HardSwish"] * (self.opset >= 14), *["Mish"] * (self.opset >= 18), *["Gelu"] * (self.opset >= 20))
+                         *["HardSwish"] * (self.opset >= 14), *["Mish"] * (self.opset >= 18),
+                         *["Gelu"] * (self.opset >= 20))
         if kind == "silu":
             return self.two("Mul", x, self.add("Sigmoid", [x]))
         if kind == "Clip":
@@ -196,8 +204,10 @@ class Drawn(Builder):
     def branch(self, x):
         name = f"branch{len(self.nodes)}"
         graphs = [helper.make_graph([helper.make_node(operator, [x], [f"{name}_{operator}"])], name, [], [
-            helper.make_tensor_value_info(f"{name}_{operator}", TensorProto.FLOAT, None)]) for operator in ("Relu", "Neg")]
-        return self.add("If", [self.constant(numpy.array(self.chance(0.5)))], then_branch=graphs[0], else_branch=graphs[1])
+            helper.make_tensor_value_info(f"{name}_{operator}", TensorProto.FLOAT, None)])
+            for operator in ("Relu", "Neg")]
+        return self.add("If", [self.constant(numpy.array(self.chance(0.5)))], then_branch=graphs[0],
+                        else_branch=graphs[1])
 
     def finish(self):
         names = [name for name in self.full[1:] if self.chance(0.15)]
@@ -218,10 +228,12 @@ def test_drawn_graphs(seed):
     after, changes = rewritten(before)
     # Over an unknown number of channels a chain of nodes is not known to be a norm.
     known = known_sizes(before)
-    unknown = {node.name for node in before.graph.node if node.op_type == "LayerNormalization" and not known(node.input[0], -1)}
+    unknown = {node.name for node in before.graph.node if node.op_type == "LayerNormalization"
+               and not known(node.input[0], -1)}
     assert all((change.operator is None) == (change.name in unknown) or "folds it into the Conv" in change.note
                for change in changes), list(map(str, changes))
-    assert len(changes) == len(list(_rewrite._norms_within(before.graph.node))) + sum(known(*chain) for chain in graph.chains)
+    norms = len(list(_rewrite._norms_within(before.graph.node)))
+    assert len(changes) == norms + sum(known(*chain) for chain in graph.chains)
     made = after.SerializeToString()
     assert normfuse.onnx.rewrite(made)[0] == made
     compare(before, after, graph.draw.standard_normal(graph.sizes).astype("float32"))
@@ -269,23 +281,26 @@ def test_sums_of_pooled_norms():
     graph = Builder(17, SIZES)
     one, two = (graph.group_norm("x", scale=graph.vector(seed, (8, 1, 1))) for seed in (1, 2))
     total = graph.add("Add", [graph.nodes[4].output[0], graph.add("GlobalAveragePool", [two])])
-    before = graph.model(graph.group_norm(total), graph.group_norm(graph.add("Add", [one, graph.add("GlobalAveragePool", [two])])))
+    before = graph.model(graph.group_norm(total),
+                         graph.group_norm(graph.add("Add", [one, graph.add("GlobalAveragePool", [two])])))
     after, _ = rewritten(before)
     assert operators(after).count("InstanceNormalization") == 0
     compare(before, after, X)
 
 
+@pytest.mark.sampled()
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("exporter,opset", [("torchscript", 17), ("dynamo", 18), ("dynamo", 21)])
 @pytest.mark.parametrize("training", ["EVAL", "PRESERVE"])
 def test_norms_in_a_row_of_pytorch(exporter, opset, training, tmp_path):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript, which torch.onnx.export needs, is not installed")
-    layers = torch.nn.Sequential(torch.nn.GroupNorm(4, 8), torch.nn.Dropout(0.5), torch.nn.GroupNorm(2, 8), torch.nn.SiLU(),
+    layers = torch.nn.Sequential(torch.nn.GroupNorm(4, 8), torch.nn.Dropout(0.5), torch.nn.GroupNorm(2, 8),
+                                 torch.nn.SiLU(),
                                  torch.nn.InstanceNorm2d(8), torch.nn.GroupNorm(8, 8, affine=False)).eval()
     words = {} if exporter == "dynamo" else {"training": getattr(torch.onnx.TrainingMode, training)}
-    torch.onnx.export(layers, (torch.from_numpy(X),), str(tmp_path / "model.onnx"), input_names=["x"], opset_version=opset,
-                      dynamo=exporter == "dynamo", **words)
+    torch.onnx.export(layers, (torch.from_numpy(X),), str(tmp_path / "model.onnx"), input_names=["x"],
+                      opset_version=opset, dynamo=exporter == "dynamo", **words)
     before = onnx.load(tmp_path / "model.onnx")
     after, changes = rewritten(before)
     assert len(changes) == 4 and not {"InstanceNormalization", "GroupNormalization"} & set(operators(after))
@@ -299,18 +314,21 @@ def test_a_graph_that_would_lack_a_value(monkeypatch):
     monkeypatch.setattr(_rewrite.Graph, "claim", lambda graph, nodes: None)
     made, changes = normfuse.onnx.rewrite(model)
     assert made == model
-    assert len(changes) == 2 and all("the rewritten graph would not have the one value" in str(change) for change in changes)
+    assert len(changes) == 2 and all("the rewritten graph would not have the one value" in str(change)
+                                     for change in changes)
 
 
 # ---- versions -------------------------------------------------------------------------------------------------------
 
 
 def test_initializers_that_must_be_inputs(tmp_path):
-    """Before version 4 of the IR every initializer is an input, and constant: new ones too, and what is removed goes."""
+    """Before version 4 of the IR every initializer is an input, and constant: new ones too, and what is removed
+    goes."""
     graph = Builder(13, SIZES)
     y = graph.silu(graph.group_norm("x", scale=graph.constant(numpy.float32(2))))
     y = graph.add("Conv", [y, graph.vector(5, (8, 8, 1, 1))])
-    y = graph.add("BatchNormalization", [y, *(graph.vector(seed) for seed in range(3)), graph.constant(numpy.ones(8, "f"))])
+    y = graph.add("BatchNormalization",
+                  [y, *(graph.vector(seed) for seed in range(3)), graph.constant(numpy.ones(8, "f"))])
     before = graph.model(y, ir=3)
     before.graph.input.extend(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                               for tensor in before.graph.initializer)
@@ -338,7 +356,8 @@ def test_early_versions(opset):
     model = graph.model(y, ir=3).SerializeToString()
     made, changes = normfuse.onnx.rewrite(model)
     assert made == model
-    assert [change.note.split(";")[0] for change in changes] == ["before version 7 of ONNX operators have other meanings"]
+    assert [change.note.split(";")[0]
+            for change in changes] == ["before version 7 of ONNX operators have other meanings"]
 
 
 def test_nodes_in_another_order():
@@ -369,11 +388,14 @@ def node(operator, inputs, outputs=("y",), name="bad", **attributes):
 
 
 def malformed(nodes, *tensors, sizes=("N", 8, 6, 6), opset=17, annotated=None):
-    """A graph of those nodes from x to y, without any check. annotated: a value and the sizes that the model says it has."""
+    """A graph of those nodes from x to y, without any check. annotated: a value and the sizes that the model says it
+    has."""
     value = helper.make_tensor_value_info
-    made = helper.make_graph(nodes, "graph", [value("x", TensorProto.FLOAT, sizes)], [value("y", TensorProto.FLOAT, None)], [
+    made = helper.make_graph(nodes, "graph", [value("x", TensorProto.FLOAT, sizes)],
+                             [value("y", TensorProto.FLOAT, None)], [
         *(numpy_helper.from_array(numpy.asarray(array), name) for name, array in (
-            ("s", numpy.int64([0, 2, -1])), ("one", numpy.ones(2, "f")), ("zero", numpy.zeros(2, "f")), ("w", numpy.ones(8, "f")), ("half", numpy.float32(0.5)))),
+            ("s", numpy.int64([0, 2, -1])), ("one", numpy.ones(2, "f")), ("zero", numpy.zeros(2, "f")),
+            ("w", numpy.ones(8, "f")), ("half", numpy.float32(0.5)))),
         *tensors])
     if annotated is not None:
         made.value_info.append(value(annotated[0], TensorProto.FLOAT, annotated[1]))
@@ -392,14 +414,15 @@ def outside(location, **words):
 
 
 def reshaped(scale="one", shape="s"):
-    return [node("Reshape", ["x", shape], ["r"], "reshape"), node("InstanceNormalization", ["r", scale, "zero"], ["n"], "norm"),
+    return [node("Reshape", ["x", shape], ["r"], "reshape"),
+            node("InstanceNormalization", ["r", scale, "zero"], ["n"], "norm"),
             node("Shape", ["x"], ["k"], "shape"), node("Reshape", ["n", "k"], ["y"], "back")]
 
 
 def chain(**words):
     """An RMS norm, whose mean has these attributes."""
-    return [node("Mul", ["x", "x"], ["a"]), node("ReduceMean", ["a"], ["b"], "mean", **words), node("Add", ["b", "half"], ["c"]),
-            node("Sqrt", ["c"], ["d"]), node("Div", ["x", "d"])]
+    return [node("Mul", ["x", "x"], ["a"]), node("ReduceMean", ["a"], ["b"], "mean", **words),
+            node("Add", ["b", "half"], ["c"]), node("Sqrt", ["c"], ["d"]), node("Div", ["x", "d"])]
 
 
 def norm(x="x", **words):
@@ -417,76 +440,107 @@ def typed(node, name, **words):
 
 MALFORMED = {
     "Identity of itself": (malformed([node("Identity", ["c"], ["c"], "loop"), *reshaped("c")]), "node 'loop'"),
-    "a cycle": (malformed([node("Mul", ["b", "x"], ["a"], "first"), node("Add", ["a", "x"], ["b"], "second"), norm("b")]),
+    "a cycle": (malformed([node("Mul", ["b", "x"], ["a"], "first"), node("Add", ["a", "x"], ["b"], "second"),
+                           norm("b")]),
                 "node 'first': it needs its own output"),
     "a cycle through a branch": (malformed([node("If", ["x"], ["a"], "branch", then_branch=helper.make_graph(
         [node("Neg", ["y"], ["inner"])], "then", [], [])), norm("a")]), "node '(bad|branch)': it needs its own output"),
     "a cycle in a branch": (malformed([node("If", ["x"], ["a"], "branch", then_branch=helper.make_graph(
-        [node("Neg", ["p"], ["q"], "inner"), node("Neg", ["q"], ["p"])], "then", [], [])), norm()]), "node '(bad|inner)'"),
-    "no inputs": (malformed([node("InstanceNormalization", [])]), "node 'bad': InstanceNormalization must have 3 inputs"),
+        [node("Neg", ["p"], ["q"], "inner"), node("Neg", ["q"], ["p"])], "then", [],
+        [])), norm()]), "node '(bad|inner)'"),
+    "no inputs": (malformed([node("InstanceNormalization", [])]),
+                  "node 'bad': InstanceNormalization must have 3 inputs"),
     "no outputs": (malformed([norm(outputs=[])]), "node 'bad': InstanceNormalization must have an output"),
     "no name and no outputs": (malformed([norm(outputs=[], name="")]), "node 'InstanceNormalization'"),
-    "an output without a name": (malformed([norm(outputs=[""])]), "node 'bad': InstanceNormalization must have an output"),
+    "an output without a name": (malformed([norm(outputs=[""])]),
+                                 "node 'bad': InstanceNormalization must have an output"),
     "an input without a name": (malformed([norm("")]), "node 'bad': InstanceNormalization must have 3 inputs"),
-    "Reshape of one input": (malformed([node("Reshape", ["x"], ["r"]), *reshaped()[1:]]), "node 'bad': Reshape must have 2 inputs"),
-    "Mul of one input": (malformed([norm(outputs=["n"], name=""), node("Mul", ["n"])]), "node 'bad': Mul must have 2 inputs"),
-    "Add of three": (malformed([norm(outputs=["n"], name=""), node("Add", ["n", "n", "n"])]), "node 'bad': Add must have 2 inputs"),
-    "Clip of four": (malformed([norm(outputs=["n"], name=""), node("Clip", ["n"] * 4)]), "node 'bad': Clip must have 1 to 3 inputs"),
-    "Identity of nothing": (malformed([node("Identity", [], ["c"]), *reshaped("c")]), "node 'bad': Identity must have 1 inputs"),
+    "Reshape of one input": (malformed([node("Reshape", ["x"], ["r"]), *reshaped()[1:]]),
+                             "node 'bad': Reshape must have 2 inputs"),
+    "Mul of one input": (malformed([norm(outputs=["n"], name=""), node("Mul", ["n"])]),
+                         "node 'bad': Mul must have 2 inputs"),
+    "Add of three": (malformed([norm(outputs=["n"], name=""), node("Add", ["n", "n", "n"])]),
+                     "node 'bad': Add must have 2 inputs"),
+    "Clip of four": (malformed([norm(outputs=["n"], name=""), node("Clip", ["n"] * 4)]),
+                     "node 'bad': Clip must have 1 to 3 inputs"),
+    "Identity of nothing": (malformed([node("Identity", [], ["c"]), *reshaped("c")]),
+                            "node 'bad': Identity must have 1 inputs"),
     "a batch norm of four": (malformed([node("BatchNormalization", ["x", "w", "w", "w"])]), "node 'bad'"),
     "an input that nothing makes": (malformed([norm("missing")]), "node 'bad': nothing makes its input 'missing'"),
-    "a branch's input that nothing makes": (malformed([norm(), node("If", ["x"], ["z"], "branch", then_branch=helper.make_graph(
+    "a branch's input that nothing makes": (malformed([norm(),
+                                                       node("If", ["x"], ["z"], "branch", then_branch=helper.make_graph(
         [node("Neg", ["missing"], ["q"])], "then", [], []))]), "node 'branch': nothing makes its input 'missing'"),
-    "LayerNormalization of one input": (malformed([node("LayerNormalization", ["x"])]), "node 'bad': LayerNormalization must have 2 to 3"),
-    "RMSNormalization of three": (malformed([node("RMSNormalization", ["x", "w", "w"])], opset=23), "node 'bad': RMSNormalization must"),
-    "axis of a float": (malformed([node("LayerNormalization", ["x", "w"], axis=1.0)]), "node 'bad': the attribute axis"),
-    "ReduceMean of three": (malformed([node("ReduceMean", ["x", "s", "s"])], opset=18), "node 'bad': ReduceMean must have 1 to 2"),
+    "LayerNormalization of one input": (malformed([node("LayerNormalization", ["x"])]),
+                                        "node 'bad': LayerNormalization must have 2 to 3"),
+    "RMSNormalization of three": (malformed([node("RMSNormalization", ["x", "w", "w"])], opset=23),
+                                  "node 'bad': RMSNormalization must"),
+    "axis of a float": (malformed([node("LayerNormalization", ["x", "w"], axis=1.0)]),
+                        "node 'bad': the attribute axis"),
+    "ReduceMean of three": (malformed([node("ReduceMean", ["x", "s", "s"])], opset=18),
+                            "node 'bad': ReduceMean must have 1 to 2"),
     "Sub of one input": (malformed([node("Sub", ["x"])]), "node 'bad': Sub must have 2 inputs"),
     "axes of an integer": (malformed(chain(axes=1)), "node 'mean': the attribute axes"),
     "keepdims of a float": (malformed(chain(axes=[1], keepdims=1.0)), "node 'mean': the attribute keepdims"),
-    "perm of an integer": (malformed([node("Transpose", ["x"], ["a"], "there", perm=1), node("LayerNormalization", ["a", "t"], ["b"]),
-                                      node("Transpose", ["b"], ["y"], "back", perm=[0, 3, 1, 2])], tensor(dims=(6,), raw_data=bytes(24)),
+    "perm of an integer": (malformed([node("Transpose", ["x"], ["a"], "there", perm=1),
+                                      node("LayerNormalization", ["a", "t"], ["b"]),
+                                      node("Transpose", ["b"], ["y"], "back",
+                                           perm=[0, 3, 1, 2])], tensor(dims=(6,), raw_data=bytes(24)),
                                      annotated=("a", (1, 8, 6, 6))), "node 'there': the attribute perm"),
     "an output that nothing makes": (malformed([norm(outputs=["z"])]), "nothing makes the output 'y'"),
-    "an output made twice": (malformed([norm(name="one"), norm(name="two")]), "node 'two': its output 'y' is made elsewhere"),
+    "an output made twice": (malformed([norm(name="one"), norm(name="two")]),
+                             "node 'two': its output 'y' is made elsewhere"),
     "an output that is an input": (malformed([norm(outputs=["x"])]), "node 'bad': its output 'x' is made elsewhere"),
     "two initializers of one name": (malformed([norm()], tensor("w", raw_data=bytes(32))), "two initializers"),
-    "no num_groups": (malformed([node("GroupNormalization", ["x", "w", "w"])], opset=21), "node 'bad': it has no num_groups"),
-    "num_groups of -2": (malformed([node("GroupNormalization", ["x", "w", "w"], num_groups=-2)], opset=21), "node 'bad'"),
+    "no num_groups": (malformed([node("GroupNormalization", ["x", "w", "w"])], opset=21),
+                      "node 'bad': it has no num_groups"),
+    "num_groups of -2": (malformed([node("GroupNormalization", ["x", "w", "w"], num_groups=-2)], opset=21),
+                         "node 'bad'"),
     "num_groups of a float": (malformed([node("GroupNormalization", ["x", "w", "w"], num_groups=2.0)], opset=21),
                               "node 'bad': the attribute num_groups"),
     "epsilon of a text": (malformed([norm(epsilon="much")]), "node 'bad': the attribute epsilon"),
-    "epsilon twice": (malformed([typed(norm(epsilon=1.0), "epsilon", type=onnx.AttributeProto.FLOAT, f=2.0)]), "node 'bad': the attribute epsilon"),
+    "epsilon twice": (malformed([typed(norm(epsilon=1.0), "epsilon", type=onnx.AttributeProto.FLOAT, f=2.0)]),
+                      "node 'bad': the attribute epsilon"),
     "epsilon without a type": (malformed([typed(norm(), "epsilon", f=2.0)]), "node 'bad': the attribute epsilon"),
     "alpha of an integer": (malformed([norm(outputs=["n"], name=""), node("LeakyRelu", ["n"], alpha=1)]), "node 'bad'"),
-    "Constant without a value": (malformed([node("Constant", [], ["c"]), *reshaped("c")]), "node 'bad': Constant has no value"),
-    "a scale of two axes": (malformed([node("InstanceNormalization", ["x", "t", "w"])], tensor(dims=(8, 1), raw_data=bytes(32))), "node 'bad': its input 't' has 2 axes"),
+    "Constant without a value": (malformed([node("Constant", [], ["c"]), *reshaped("c")]),
+                                 "node 'bad': Constant has no value"),
+    "a scale of two axes": (malformed([node("InstanceNormalization", ["x", "t", "w"])],
+                                      tensor(dims=(8, 1), raw_data=bytes(32))), "node 'bad': its input 't' has 2 axes"),
     "an x of one axis": (malformed([norm()], sizes=(8,)), "node 'bad': its input 'x' has 1 axes"),
     "a shape of no axes": (malformed(reshaped(shape="t"), tensor(dims=(), kind=TensorProto.INT64, raw_data=bytes(8))),
                            "node 'reshape': its input 't' has 0 axes"),
-    "ConstantOfShape of a negative size": (malformed([node("ConstantOfShape", ["count"], ["c"]), *reshaped("c")], of_size([-5])),
+    "ConstantOfShape of a negative size": (malformed([node("ConstantOfShape", ["count"], ["c"]), *reshaped("c")],
+                                                     of_size([-5])),
                                            "node 'bad'"),
-    "ConstantOfShape of two values": (malformed([node("ConstantOfShape", ["count"], ["c"], value=numpy_helper.from_array(
+    "ConstantOfShape of two values": (malformed([node("ConstantOfShape", ["count"], ["c"],
+                                                      value=numpy_helper.from_array(
         numpy.ones(2, "f"))), *reshaped("c")], of_size([2])), "node 'bad'"),
-    "data shorter than its sizes": (malformed([norm()], tensor(raw_data=bytes(12))), "the tensor 't' cannot be read: it has 3"),
+    "data shorter than its sizes": (malformed([norm()], tensor(raw_data=bytes(12))),
+                                    "the tensor 't' cannot be read: it has 3"),
     "data of half an element": (malformed([norm()], tensor(raw_data=bytes(34))), "the tensor 't' cannot be read"),
-    "data longer than its sizes": (malformed([norm()], tensor(float_data=[1.0] * 9)), "the tensor 't' cannot be read: it has 9"),
+    "data longer than its sizes": (malformed([norm()], tensor(float_data=[1.0] * 9)),
+                                   "the tensor 't' cannot be read: it has 9"),
     "no data": (malformed([norm()], tensor(dims=(1 << 40,))), "the tensor 't' cannot be read: it has 0"),
-    "a product of sizes of 2^64": (malformed([norm()], tensor(dims=(1 << 32, 1 << 32))), "the tensor 't' cannot be read"),
+    "a product of sizes of 2^64": (malformed([norm()], tensor(dims=(1 << 32, 1 << 32))),
+                                   "the tensor 't' cannot be read"),
     "a negative size": (malformed([norm()], tensor(dims=(-1, -8), raw_data=bytes(32))), "the tensor 't' has"),
     "a thousand axes": (malformed([norm()], tensor(dims=(2,) * 1000)), "the tensor 't' has more than 32 axes"),
-    "a Constant whose data is short": (malformed([node("Constant", [], ["c"], value=tensor(dims=(2,), raw_data=bytes(4))),
+    "a Constant whose data is short": (malformed([node("Constant", [], ["c"],
+                                                       value=tensor(dims=(2,), raw_data=bytes(4))),
                                                   *reshaped("c")]), "the tensor of node 'bad' cannot be read"),
     "data of a folder above": (malformed(reshaped("t"), outside("../secret")), "the tensor 't' cannot be read"),
-    "data of an absolute path": (malformed(reshaped("t"), outside("/proc/self/environ")), "the tensor 't' cannot be read"),
+    "data of an absolute path": (malformed(reshaped("t"), outside("/proc/self/environ")),
+                                 "the tensor 't' cannot be read"),
     "data of a link": (malformed(reshaped("t"), outside("link")), "the tensor 't' cannot be read"),
     "data of a folder": (malformed(reshaped("t"), outside(".")), "the tensor 't' cannot be read"),
     "data of a pipe": (malformed(reshaped("t"), outside("pipe")), "the tensor 't' cannot be read"),
     "data of no file": (malformed(reshaped("t"), outside("missing")), "the tensor 't' cannot be read"),
     "data of no location": (malformed(reshaped("t"), outside("")), "the tensor 't' cannot be read"),
     "data behind a file's end": (malformed(reshaped("t"), outside("data", offset=9)), "the tensor 't' cannot be read"),
-    "data at a negative offset": (malformed(reshaped("t"), outside("data", offset=-8)), "the tensor 't' cannot be read"),
-    "data of another length": (malformed(reshaped("t"), outside("data", length=1 << 50)), "the tensor 't' cannot be read"),
+    "data at a negative offset": (malformed(reshaped("t"), outside("data", offset=-8)),
+                                  "the tensor 't' cannot be read"),
+    "data of another length": (malformed(reshaped("t"), outside("data", length=1 << 50)),
+                               "the tensor 't' cannot be read"),
     "data at a text": (malformed(reshaped("t"), outside("data", offset="far")), "the tensor 't' cannot be read"),
 }
 
@@ -541,7 +595,8 @@ def test_functions_without_end(functions, text):
     for name, called in zip(["F", *functions], functions):
         domain = "" if called == "Relu" else "local"
         model.functions.append(helper.make_function("local", name, ["a"], ["b"], [
-            helper.make_node(called, ["a"], ["c"], domain=domain), helper.make_node(called, ["c"], ["b"], domain=domain)], opsets))
+            helper.make_node(called, ["a"], ["c"], domain=domain),
+            helper.make_node(called, ["c"], ["b"], domain=domain)], opsets))
     with pytest.raises(ValueError, match=text):
         normfuse.onnx.rewrite(model.SerializeToString())
 

@@ -70,12 +70,12 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "batch_norm_inference": (x, weight, bias, *running, of_samples, pre_add, post_add, slope, 1e-5, *act),
         "batch_norm_evaluate_backward": (dy, du, x, *running, weight, bias, of_samples, post_add, slope, 1e-5, *act,
                                          ALL | _operators.FROM_U),
-        "channel_norm": (x, weight, bias, scale, shift, of_samples, pre_add, post_add, slope, groups, 1e-5, 1, 1, *act, 0,
-                         True, True),
-        "channel_norm_inference": (x, weight, bias, scale, shift, of_channels, pre_add, post_add, slope, groups, 1e-5, 0,
-                                   0, *act, 0, False),
-        "channel_norm_backward": (dy, du, x, *position_saved, weight, bias, scale, shift, of_samples, post_add, slope, 1,
-                                  1e-5, 0, 0, *act, ALL),
+        "channel_norm": (x, weight, bias, scale, shift, of_samples, pre_add, post_add, slope, groups, 1e-5, 1, 1, *act,
+                         0, True, True),
+        "channel_norm_inference": (x, weight, bias, scale, shift, of_channels, pre_add, post_add, slope, groups, 1e-5,
+                                   0, 0, *act, 0, False),
+        "channel_norm_backward": (dy, du, x, *position_saved, weight, bias, scale, shift, of_samples, post_add, slope,
+                                  1, 1e-5, 0, 0, *act, ALL),
         "channel_affine": (x, weight, bias, post_add, slope, *act),
         "channel_affine_backward": (dy, x, weight, bias, post_add, slope, *act, OWN),
         "group_norm_stats": (x, of_samples, pre_add, groups),
@@ -101,7 +101,8 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "lean_batch_norm_backward": (dy, x, *channel_saved, weight, bias, *act, 7),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
         "lean_batch_norm_stats": (x,),
-        "lean_batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, 0.1, 1e-5, *act),
+        "lean_batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, 0.1, 1e-5,
+                                  *act),
         "lean_batch_norm_backward_sums": (dy, x, *channel_saved, weight, bias, *act),
         "lean_batch_norm_backward_apply": (dy, x, *channel_saved, tensor(c, 2), tensor(3 * c, 2), channel_stats,
                                            weight, bias, *act, 7),
@@ -114,17 +115,19 @@ DIFFERENTIABLE = ("group_norm", "group_norm_inference", "group_norm_backward", "
                   "channel_norm_backward")
 
 
-# ---- registration ------------------------------------------------------------------------------------------------------
+# ---- registration ---------------------------------------------------------------------------------------------------
 
 
 CALLS = [(name, SILU) for name in SCHEMAS] + [(name, PRELU) for name in TAKES_SLOPE]
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("name, activation", CALLS)
 def test_opcheck(name, activation):
     torch.library.opcheck(getattr(ops, name).default, arguments(name, activation=activation))
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("name, activation", [call for call in CALLS if call[0] in DIFFERENTIABLE])
 def test_opcheck_with_gradients(name, activation):
     torch.library.opcheck(getattr(ops, name).default, arguments(name, F64, requires_grad=True, activation=activation))
@@ -156,7 +159,7 @@ def test_meta(name, activation):
         assert g.is_meta and (g.shape, g.dtype, g.stride()) == (w.shape, w.dtype, w.stride())
 
 
-# ---- both bindings, the same bits ----------------------------------------------------------------------------------------
+# ---- both bindings, the same bits -----------------------------------------------------------------------------------
 
 _BITS = """
 import sys, torch
@@ -270,7 +273,7 @@ def test_layouts_of_channel_norm(label, channels_last):
         assert y.stride() == x.stride()
 
 
-# ---- values and gradients ------------------------------------------------------------------------------------------------
+# ---- values and gradients -------------------------------------------------------------------------------------------
 
 
 def formula(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, eps, activation, act_param, average):
@@ -333,7 +336,8 @@ def test_group_norm_gradients(activation, slopes):
 def test_parameters_of_f32_beside_f64():
     """The composite is as exact as the kernel: 1 + scale is made in f64."""
     x = tensor(3, 4, 5).requires_grad_()
-    parameters = [tensor(*size, dtype=F32, seed=i).requires_grad_() for i, size in enumerate(((4,), (4,), (3, 4), (3, 4)))]
+    parameters = [tensor(*size, dtype=F32, seed=i).requires_grad_() for i,
+                  size in enumerate(((4,), (4,), (3, 4), (3, 4)))]
     numbers = {"group_norm": (2, 1e-5, SILU, 0.0, False), "channel_norm": (1, 1e-5, 0, 0, SILU, 0.0, 0, False, False)}
     for name, rest in numbers.items():
         y = getattr(ops, name)(x, *parameters, *[None] * 4, *rest)[0]
@@ -348,8 +352,8 @@ def test_pre_add_alone_needs_a_gradient():
     for y, average in ((ops.group_norm(*given, 2, 1e-3, SILU, 0.0, False)[0], group_average(2)),
                        (ops.batch_norm(*given, 0.1, 1e-3, SILU, 0.0, False)[0], batch_average)):
         want, _ = formula(*given, 1e-3, SILU, 0.0, average)
-        torch.testing.assert_close(torch.autograd.grad(y, pre_add, x), torch.autograd.grad(want, pre_add, x), rtol=1e-12,
-                                   atol=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(y, pre_add, x), torch.autograd.grad(want, pre_add, x),
+                                   rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("return_sum", [False, True])
@@ -400,7 +404,8 @@ def gradient_cases():
             *a[:2], None, None, None, a[2], None, None, act[0], 0.1, 1e-3, *act[1:], False)[0]),
         "batch_norm_evaluate of x and pre_bias": (("x", "weight", "pre_bias"), lambda a, *act: ops.batch_norm_evaluate(
             *a[:2], None, *running, a[2], None, None, act[0], 1e-3, *act[1:], True)),
-        "channel_norm": (names, lambda a, *act: ops.channel_norm(*a, act[0], 2, 1e-3, 0, 0, *act[1:], 0, True, False)[:2]),
+        "channel_norm": (names, lambda a,
+                         *act: ops.channel_norm(*a, act[0], 2, 1e-3, 0, 0, *act[1:], 0, True, False)[:2]),
         "channel_norm rms": (names, lambda a, *act: ops.channel_norm(
             *a, act[0], 1, 1e-3, 1, 0, *act[1:], 0, False, True)[:2]),
         "channel_norm of_norm": (names, lambda a, *act: ops.channel_norm(  # some of these norms are clamped
@@ -492,7 +497,7 @@ def test_third_derivative():
     torch.testing.assert_close(ours, want, rtol=1e-9, atol=1e-9)
 
 
-# ---- shards --------------------------------------------------------------------------------------------------------------
+# ---- shards ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", [SILU, PRELU])
@@ -517,8 +522,8 @@ def test_shards_of_batch_norm(activation):
         torch.testing.assert_close(sum(dslope), wants[5], rtol=1e-12, atol=1e-12)
     close = dict(rtol=1e-12, atol=1e-12)
     added = [0, 0, 0]
-    for parts_of, sums_of, s, own in zip((torch.stack(stats), torch.cat(stats)) * 2, (sums, sums.flatten(0, 1)) * 2, shards,
-                                         sums):
+    for parts_of, sums_of, s, own in zip((torch.stack(stats), torch.cat(stats)) * 2, (sums, sums.flatten(0, 1)) * 2,
+                                         shards, sums):
         mine = [r.clone() for r in running]
         part, part_mean, part_rstd, merged = ops.batch_norm_apply(x[s], parts_of, weight, bias, *mine, post_add[s],
                                                                   slope, 0.1, 1e-5, *act)
@@ -567,7 +572,7 @@ def test_strips_of_group_norm(activation):
         torch.testing.assert_close(mine, dx[:, :, s], **close)
 
 
-# ---- refusals, memory, threads -------------------------------------------------------------------------------------------
+# ---- refusals, memory, threads --------------------------------------------------------------------------------------
 
 
 def test_refusals_name_the_argument():
@@ -705,7 +710,8 @@ def test_threads():
 
 @of_the_cpu
 @pytest.mark.skipif(ON_CUDA, reason="of results on the CPU")
-@pytest.mark.skipif(_operators.binding()[0] == "ctypes", reason="the kernels over ctypes take torch's tensors as they are")
+@pytest.mark.skipif(_operators.binding()[0] == "ctypes",
+                    reason="the kernels over ctypes take torch's tensors as they are")
 def test_large_results_have_huge_pages():
     y = ops.group_norm_inference(tensor(2, 1280, 64, 64, dtype=F32), *[None] * 8, 32, 1e-5, SILU, 0)
     assert wants_huge_pages(y.data_ptr() + y.nbytes // 2)  # more than glibc ever keeps

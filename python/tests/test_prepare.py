@@ -101,8 +101,8 @@ def test_calls_are_those_of_a_step(kind, last):
 
 @pytest.mark.skipif(_operators.binding()[0] == "ctypes", reason="runs the test above with ctypes")
 def test_with_ctypes():
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "calls_are_those",
-                           __file__],
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k",
+                           "calls_are_those", __file__],
                           env={**os.environ, "NORMFUSE_TORCH_BINDING": "ctypes"}, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

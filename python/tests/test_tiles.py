@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Group norm of an image in parts: group_norm_stats, stats_merge and group_norm_apply beside group_norm of the whole, within
-the bounds of reference.py; layouts, dtypes, outputs, empty parts, what is refused; the example that decodes in tiles."""
+"""Group norm of an image in parts: group_norm_stats, stats_merge and group_norm_apply beside group_norm of the whole,
+within the bounds of reference.py; layouts, dtypes, outputs, empty parts, what is refused; the example that decodes in
+tiles."""
 import importlib
 import os
 import pathlib
@@ -60,8 +61,8 @@ def test_parts_have_the_results_of_the_whole(name, layout):
                                          scale=scale, shift=shift, layout=layout, return_statistics=True)
                for p, m, a in zip(*each)]
     problem = reference.Problem("group", name, flat(x), groups=3, columns=layout == "nhwc", weight=weight,
-                                bias=bias.astype("f8"), scale=scale, shift=shift, pre_add=flat(more), post_add=flat(post),
-                                eps=1e-3, activation="silu")
+                                bias=bias.astype("f8"), scale=scale, shift=shift, pre_add=flat(more),
+                                post_add=flat(post), eps=1e-3, activation="silu")
     want = reference.forward(problem)
     reference.compare("u", flat(whole_of([u for _, u in found], layout)), *want["u"], name)
     reference.compare("y", flat(whole_of([y for y, _, _ in results], layout)), *want["y"], name)
@@ -94,7 +95,8 @@ STATS = numpy.ones((2, 3, 3))
     (lambda: normfuse.group_norm_stats(X, 4), ValueError, "num_groups is 4"),
     (lambda: normfuse.group_norm_stats(X, 0), ValueError, "num_groups is 0"),
     (lambda: normfuse.group_norm_stats(X[:, :, ::2], 3), TypeError, "strides"),
-    (lambda: normfuse.group_norm_stats(X, 3, out=numpy.empty((2, 3, 2))), ValueError, "out has 12 elements, expected 18"),
+    (lambda: normfuse.group_norm_stats(X, 3, out=numpy.empty((2, 3, 2))), ValueError,
+     "out has 12 elements, expected 18"),
     (lambda: normfuse.group_norm_stats(X, 3, out=numpy.empty((2, 3, 3), "f4")), TypeError, "out must be f64"),
     (lambda: normfuse.stats_merge([]), ValueError, "stats is empty"),
     (lambda: normfuse.stats_merge(numpy.ones((0, 2, 3))), ValueError, r"\(0, 2, 3\), expected \[parts, ..., 3\]"),
@@ -137,7 +139,8 @@ def test_decode_tiles(tile):
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = re.findall(r"^(float\d+): .*differ from the whole by (\S+), (?:bound|limit) (\S+); .* by (\S+)$", done.stdout, re.M)
+    lines = re.findall(r"^(float\d+): .*differ from the whole by (\S+), (?:bound|limit) (\S+); .* by (\S+)$",
+                       done.stdout, re.M)
     assert [line[0] for line in lines] == ["float64", "float32"]
     for _, difference, limit, seams in lines:
         assert float(difference) <= float(limit) < float(seams) / 100 and float(seams) > 0.1

@@ -111,6 +111,7 @@ def arguments(n, size, dtype=None):
             torch.randn(n, 4, dtype=dtype), torch.randn(n, 4, dtype=dtype))
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("gradients", [True, False])
 def test_decompositions(training, gradients):
@@ -272,8 +273,8 @@ def test_jit_trace(training):
 
 
 def scripted(model):
-    """torch.jit.script of a copy. It knows builtins by their addresses, of which some are of functions that are gone: an
-    attribute that lies at one is taken for it. Another copy lies elsewhere."""
+    """torch.jit.script of a copy. It knows builtins by their addresses, of which some are of functions that are gone:
+    an attribute that lies at one is taken for it. Another copy lies elsewhere."""
     copies = []
     while True:
         copies.append(copy.deepcopy(model))
@@ -486,6 +487,7 @@ COMPILED = [*LAYERS, "affine"]
 ACTIVATED = [None, "relu", "silu", "prelu"]
 
 
+@pytest.mark.sampled()
 @pytest.mark.parametrize("activation", ACTIVATED)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_autograd(name, activation):

@@ -14,7 +14,8 @@ from normfuse._words import did_you_mean, meant
 
 
 def imported(statement, tmp_path, *hidden, **versions):
-    """The last line that Python prints of the statement, where packages have these versions, and others are not there."""
+    """The last line that Python prints of the statement, where packages have these versions, and others are not
+    there."""
     for name, version in versions.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"__version__ = {version!r}\n")
@@ -38,7 +39,8 @@ sys.meta_path.insert(0, Hidden)
     ("import normfuse.torch", "torch", "PyTorch", "2.10", "normfuse[torch]"),
     ("import normfuse.jax", "jax", "JAX", "0.10", "normfuse[jax]"),
     ("import normfuse.onnx; normfuse.onnx.rewrite(b'')", "onnx", "onnx", "1.17", "normfuse[onnx]"),
-    ("import normfuse.onnx, onnxruntime; normfuse.onnx.library_path()", "onnxruntime", "ONNX Runtime", "1.18", "normfuse[onnx]"),
+    ("import normfuse.onnx, onnxruntime; normfuse.onnx.library_path()", "onnxruntime", "ONNX Runtime", "1.18",
+     "normfuse[onnx]"),
 ])
 def test_packages_that_are_too_old(tmp_path, statement, package, title, oldest, extra):
     """One sentence, with both versions and what to type; where the package is missing, too."""
@@ -79,11 +81,12 @@ def test_info_never_raises(tmp_path, broken):
                                             "no such file")
 
 
-# ---- words ------------------------------------------------------------------------------------------------------------
+# ---- words ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("word,name", [
-    ("swish", "silu"), ("SiLU", "silu"), ("Leaky-ReLU", "leaky_relu"), ("leakyrelu", "leaky_relu"), ("hard_swish", "hardswish"),
+    ("swish", "silu"), ("SiLU", "silu"), ("Leaky-ReLU", "leaky_relu"), ("leakyrelu", "leaky_relu"),
+    ("hard_swish", "hardswish"),
     ("gelu_tahn", "gelu_tanh"), ("sliu", "silu"), ("none", "identity"), ("softplus", None), ("", None), (7, None)])
 def test_activations_by_other_names(word, name):
     from normfuse._library import ACTIVATIONS
@@ -102,7 +105,7 @@ def test_layouts_by_other_names():
         normfuse.group_norm(numpy.zeros((1, 4, 3), "f4"), 2, layout="xyz")
 
 
-# ---- PyTorch ----------------------------------------------------------------------------------------------------------
+# ---- PyTorch --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -128,7 +131,8 @@ def test_what_is_no_module(nft, name):
             function(model)
     with pytest.warns(DeprecationWarning):
         compiled = torch.jit.trace(torch.nn.GroupNorm(2, 4), torch.zeros(1, 4, 3))
-    with pytest.raises(TypeError, match=f"{name} takes no torch.jit.ScriptModule, whose code is compiled: call it before"):
+    with pytest.raises(TypeError,
+                       match=f"{name} takes no torch.jit.ScriptModule, whose code is compiled: call it before"):
         function(compiled)
 
 
@@ -150,7 +154,8 @@ def test_a_model_with_a_compiled_part(nft):
 def test_a_model_without_norms(nft):
     """The report says so, and which norms there are."""
     from torch import nn
-    assert str(nft.convert(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))) == "no norm of this model is one that normfuse has"
+    assert str(nft.convert(nn.Sequential(nn.Linear(3, 3),
+                                         nn.ReLU()))) == "no norm of this model is one that normfuse has"
     model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3), nn.LayerNorm(3), nn.RMSNorm(3))
     assert str(nft.convert(model)) == "no norm of this model is one that normfuse has\nnot taken: 2 LayerNorm, 1 RMSNorm"
 
@@ -160,7 +165,8 @@ def test_what_is_no_tensor(nft):
     calls = {"group_norm": (2,), "batch_norm": (None, None), "instance_norm": (), "channel_affine": (None, None)}
     for name, others in calls.items():
         for value in (x, x.tolist(), None):
-            with pytest.raises(TypeError, match=rf"normfuse.torch.{name} takes tensors, but got a {type(value).__name__}: "
+            with pytest.raises(TypeError,
+                               match=rf"normfuse.torch.{name} takes tensors, but got a {type(value).__name__}: "
                                                 rf"normfuse.{name} takes arrays"):
                 getattr(nft, name)(value, *others)
 
@@ -171,7 +177,8 @@ def test_sparse_tensors(nft):
     for call in (lambda: nft.group_norm(x, 2), lambda: nft.GroupNorm(2, 4)(x), lambda: nft.instance_norm(x),
                  lambda: nft.batch_norm(x, None, None, training=True), lambda: nft.BatchNorm1d(4)(x),
                  lambda: nft.channel_affine(x, torch.ones(4), None)):
-        with pytest.raises(TypeError, match=r"normfuse takes no tensor of the layout torch.sparse_coo: call .to_dense\(\)"):
+        with pytest.raises(TypeError,
+                           match=r"normfuse takes no tensor of the layout torch.sparse_coo: call .to_dense\(\)"):
             call()
     y = nft.group_norm(x.to_dense(), 2)
     assert torch.allclose(y, torch.nn.functional.group_norm(x.to_dense(), 2), atol=1e-6)

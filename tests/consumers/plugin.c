@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * plugin.c - a shared object that uses the library, for unload.c: one call in two threads. Gives an address in the library. */
+ * plugin.c - a shared object that uses the library, for unload.c: one call in two threads. Gives an address in the
+ * library. */
 #include <normfuse.h>
 
 const void *consumer_run(void)

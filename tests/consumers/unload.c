@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * unload.c PLUGIN... - loads each plugin, runs it, unloads it, and does so again: the library and its threads outlive that. */
+ * unload.c PLUGIN... - loads each plugin, runs it, unloads it, and does so again: the library and its threads outlive
+ * that. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -18,7 +18,7 @@
 
 static const struct emulated_kernel *specialized[FAKE_KERNELS];
 
-/* Where a shared object ends, is in its first bytes: what it says of its sections comes last. */
+/* The end of a shared object is in its first bytes: what it says of its sections comes last. */
 static size_t bytes_of(const void *code)
 {
     Elf64_Ehdr header;
@@ -66,7 +66,8 @@ static void run(const struct fake_launch *noted, const void *parameter)
     emulator_run(&launch);
 }
 
-/* Of capability 9.0, but small, so that kernels of the whole grid have few threads. One that a cluster of 16 fits. */
+/* A GPU of capability 9.0, but small, so that kernels of the whole grid have few threads. One that a cluster of 16
+ * fits. */
 __attribute__((constructor(200))) static void begin(void)
 {
     const char *const multiprocessors = getenv("NORMFUSE_EMULATED_MULTIPROCESSORS");

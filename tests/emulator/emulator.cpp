@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
- * emulator.cpp - a launch on one thread of the CPU. Every thread of the kernel is a fiber with a stack of its own, which
- * runs until it waits. Blocks of a cluster, and of a cooperative grid, live at the same time; others run one after the
- * other. What has no order on a GPU is drawn: which block, which warp and which lane goes first, and whether a copy
- * reads and writes when it is asked for or when it is waited for. */
+ * emulator.cpp - a launch on one thread of the CPU. Every thread of the kernel is a fiber with a stack of its own,
+ * which runs until it waits. Blocks of a cluster, and of a cooperative grid, live at the same time; others run one
+ * after the other. What has no order on a GPU is drawn: which block, which warp and which lane goes first, and whether
+ * a copy reads and writes when it is asked for or when it is waited for. */
 #include <link.h>
 #include <pthread.h>
 #include <signal.h>
@@ -165,7 +165,8 @@ static fiber *make_fiber(int number)
     return made;
 }
 
-/* ---- what ends the process ---------------------------------------------------------------------------------------- */
+/* ---- what ends the process ----------------------------------------------------------------------------------------
+ * */
 
 static void print_place()
 {
@@ -225,7 +226,8 @@ static void catch_faults()
     fail("all threads of %zu blocks wait", live.size());
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------ */
+/* ---- waiting ------------------------------------------------------------------------------------------------------
+ * */
 
 /* `polled`: the scheduler asks is_over; else another fiber makes it ready. */
 static void wait_at(state at, uint64_t detail, bool polled)
@@ -239,7 +241,7 @@ static void wait_at(state at, uint64_t detail, bool polled)
     own->at = RUNNING;
 }
 
-/* Where a place is in a block: shared variables have one address in all of them, dynamic memory one in each. */
+/* The offset of a place in a block: shared variables have one address in all of them, dynamic memory one in each. */
 static void *place_in(block_state &b, void *place)
 {
     char *const at = static_cast<char *>(place);
@@ -313,7 +315,7 @@ uint4 *shared_memory()
 
 /* ---- warps ------------------------------------------------------------------------------------------------------- */
 
-/* Whether all that `own` waits for wait for the same; they get their values. */
+/* True if all that `own` waits for wait for the same; they get their values. */
 static bool finish_meeting(block_state &b, fiber &own)
 {
     const int first = own.number / lanes * lanes;

@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* What the shared object of a kernel that was compiled at run time has, by the name normfuse_emulated_kernel (ptx.h). */
+/* The symbol of a kernel's shared object that was compiled at run time, by the name normfuse_emulated_kernel (ptx.h).
+ * */
 struct emulated_kernel {
     const char *name;
     void (*call)(const void *parameter);

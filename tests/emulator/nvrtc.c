@@ -138,7 +138,8 @@ static int run(char *const *words, const char *log)
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 2, log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (posix_spawnp(&child, words[0], &actions, &attributes, words, environ) != 0 || waitpid(child, &status, 0) != child)
+    if (posix_spawnp(&child, words[0], &actions, &attributes, words, environ) != 0 ||
+        waitpid(child, &status, 0) != child)
         status = -1;
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
@@ -151,25 +152,28 @@ int nvrtcCompileProgram(nvrtcProgram program, int count, const char *const *opti
     char architecture[64] = "", include[PATH_BYTES], source[PATH_BYTES], object[PATH_BYTES], log[PATH_BYTES];
     for (int i = 0; i < count; i++)
         if (strncmp(options[i], option, sizeof option - 1) == 0)
-            snprintf(architecture, sizeof architecture, "-D__CUDA_ARCH__=%d", 10 * atoi(options[i] + sizeof option - 1));
+            snprintf(architecture, sizeof architecture, "-D__CUDA_ARCH__=%d",
+                     10 * atoi(options[i] + sizeof option - 1));
     if (architecture[0] == '\0')
         return NVRTC_ERROR_INVALID_OPTION;
     snprintf(include, sizeof include, "-I%s", program->folder);
     path_of(program, "kernel.cpp", source);
     path_of(program, "kernel.so", object);
     path_of(program, "log", log);
-    /* Functions of one name, and of other texts, are not this kernel's: hidden. What is read before it was written is no
-     * number that could pass for one: variables are filled with a pattern. */
+    /* Functions of one name, and of other texts, are not this kernel's: hidden. What is read before it was written is
+     * no number that could pass for one: variables are filled with a pattern. */
     const char *const words[] = {NORMFUSE_CXX_COMPILER, "-std=c++17", "-O1", "-w", "-pipe", "-fPIC", "-shared",
-                                 "-ffp-contract=off", "-fvisibility=hidden", "-ftrivial-auto-var-init=pattern", architecture,
-                                 include, "-I", NORMFUSE_EMULATOR_FOLDER, "-include", NORMFUSE_EMULATOR_FOLDER "/ptx.h", source, "-o", object, NULL};
+                                 "-ffp-contract=off", "-fvisibility=hidden", "-ftrivial-auto-var-init=pattern",
+                                     architecture,
+                                 include, "-I", NORMFUSE_EMULATOR_FOLDER, "-include", NORMFUSE_EMULATOR_FOLDER "/ptx.h",
+                                     source, "-o", object, NULL};
     char *arguments[sizeof words / sizeof *words];
     memcpy(arguments, words, sizeof words);
     const int status = run(arguments, log);
     program->log = read_file(program, "log", &program->log_bytes);
+    const bool is_refused = WIFEXITED(status) && program->log != NULL && program->log_bytes > 0;
     if (status != 0)
-        return WIFEXITED(status) && program->log != NULL && program->log_bytes > 0 ? NVRTC_ERROR_COMPILATION
-                                                                                  : INTERNAL_ERROR;
+        return is_refused ? NVRTC_ERROR_COMPILATION : INTERNAL_ERROR;
     program->code = read_file(program, "kernel.so", &program->code_bytes);
     return program->code != NULL ? NVRTC_SUCCESS : NVRTC_ERROR_OUT_OF_MEMORY;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * ptx.h - for a C++ compiler, the functions of src/cuda/device/ptx.cuh, in whose place this header is included before the
- * text of a kernel that is compiled at run time (nvrtc.c).
+ * ptx.h - for a C++ compiler, the functions of src/cuda/device/ptx.cuh, in whose place this header is included before
+ * the text of a kernel that is compiled at run time (nvrtc.c).
  *
  * Shared variables are those of one section of the shared object; they are exchanged when another block goes on. */
 #ifndef NORMFUSE_EMULATOR_PTX_H
@@ -64,7 +64,8 @@ inline unsigned short bits_of_f16(double value)
         return (unsigned short)(sign | 0x7c00u);
     if (size < 0x1p-14)
         return (unsigned short)(sign | (unsigned)nearbyint(size * 0x1p24));
-    return (unsigned short)(sign | (((unsigned)(exponent + 14) << 10) + (unsigned)nearbyint(fraction * 2048.0) - 1024u));
+    return (unsigned short)(sign |
+                            (((unsigned)(exponent + 14) << 10) + (unsigned)nearbyint(fraction * 2048.0) - 1024u));
 }
 inline unsigned short bits_of_bf16_single(float value)
 {
@@ -87,13 +88,15 @@ inline float __double2float_rz(double value)
 
 /* ---- loads and stores -------------------------------------------------------------------------------------------- */
 
-template <typename T> inline void load_once(bool wanted, T &to, const char *from) { emulator::load_where(wanted, to, from); }
+template <typename T> inline void load_once(bool wanted, T &to,
+                                            const char *from) { emulator::load_where(wanted, to, from); }
 template <typename T> inline void load_shared_by_many(bool wanted, T &to, const char *from)
 {
     emulator::load_where(wanted, to, from);
 }
 
-/* ---- copies to shared memory --------------------------------------------------------------------------------------- */
+/* ---- copies to shared memory ---------------------------------------------------------------------------------------
+ * */
 
 template <typename T> inline void copy_ahead(T *to, const char *from, bool wanted)
 {
@@ -108,7 +111,8 @@ inline void copy_ahead(unsigned short *to, const char *from, bool wanted)
 inline void commit_copies() { emulator::commit(); }
 template <int behind> inline void await_older_copies() { emulator::wait_for_groups(behind); }
 
-/* ---- words that blocks share --------------------------------------------------------------------------------------- */
+/* ---- words that blocks share ---------------------------------------------------------------------------------------
+ * */
 
 inline uint64_t load_past_l1(const uint64_t *from) { return *from; }
 inline void store_past_l1(uint64_t *to, uint64_t value) { *to = value; }

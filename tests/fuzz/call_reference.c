@@ -2,8 +2,8 @@
  *
  * call_reference.c - see call_reference.h. A channel norm is computed as what it is, the group norm of samples without
  * positions: each position is a row. Errors are worst cases of roundings in the arithmetic of the tensors, of fewer
- * than SUM_ROUNDINGS on the way into a sum and ROUNDINGS elsewhere, carried along with each value; these bounds are wider
- * than those of docs/numerics.md, and find what is wrong rather than what is inexact. */
+ * than SUM_ROUNDINGS on the way into a sum and ROUNDINGS elsewhere, carried along with each value; these bounds are
+ * wider than those of docs/numerics.md, and find what is wrong rather than what is inexact. */
 #include "call_reference.h"
 
 #include <math.h>
@@ -95,7 +95,8 @@ static void check(struct work *w, int slot, int64_t n, int64_t c, int64_t s, str
 {
     const struct view *const view = &w->out[slot];
     const real unit = (real)tolerance_unit(view->type);
-    const real bound = want.error * 1.01L + 2 * unit * fabsl(want.value) + (real)tolerance_stored(view->type, 0, 0) + w->tiny;
+    const real stored = (real)tolerance_stored(view->type, 0, 0);
+    const real bound = want.error * 1.01L + 2 * unit * fabsl(want.value) + stored + w->tiny;
     if (view->first == NULL || !isfinite(want.value) || !(bound < LARGE) ||
         fabsl(want.value) + bound > fminl(LARGE, 0.5L * (real)tolerance_largest(view->type)))
         return;
@@ -114,7 +115,7 @@ static real in_arithmetic(const struct work *w, real value)
     return w->in[X].type == NORMFUSE_F64 ? (real)(double)value : (real)(float)value;
 }
 
-/* Where u is a tensor it has been rounded, and what the call wrote is what it goes on with. */
+/* A u that is a tensor has been rounded, and the call goes on with what it wrote. */
 static void find_u(struct work *w)
 {
     const bool adds = is_given(w, PRE_ADD) || is_given(w, PRE_BIAS);
@@ -148,7 +149,7 @@ struct moments {
     struct inexact mean, m2;
 };
 
-/* Of the values of sample n (all, of a batch) in `channels` channels from `first` on. */
+/* The sums of the values of sample n (all, of a batch) in `channels` channels from `first` on. */
 static struct moments moments_of(const struct work *w, int64_t n, int64_t first, int64_t channels)
 {
     const int64_t begin = w->batch ? 0 : n, end = w->batch ? w->n : n + 1;
@@ -192,7 +193,7 @@ static struct moments joined(struct moments a, struct moments b)
                                  (2 * fabsl(apart) + error) * error * fminl(a.count, b.count)}};
 }
 
-/* Whether no intermediate result overflows or loses digits: tensors that share memory may hold anything. */
+/* True if no intermediate result overflows or loses digits: tensors that share memory may hold anything. */
 static bool is_ordinary(const struct work *w)
 {
     for (int slot = 0; slot < SLOTS; slot++) {
@@ -409,7 +410,7 @@ static void find_sums(struct work *w)
         }
 }
 
-/* What is added to what the tensor holds, where it is [C]. */
+/* The addend of a tensor that is [C], to what it holds. */
 static void check_gradient(struct work *w, int slot, int64_t n, int64_t c, struct inexact gradient)
 {
     if ((w->call->flags & NORMFUSE_ACCUMULATE) != 0 && w->in[slot].batch == 0 && slot != DSCALE && slot != DSHIFT)
@@ -485,7 +486,8 @@ static void check_slopes(struct work *w)
             for (int64_t s = 0; s < w->s; s++) {
                 const struct inexact z = w->z[at(w, n, c, s)];
                 const real dy = load(&w->in[DY], n, c, s, 0);
-                add(&sum, (struct inexact){z.value > 0 ? 0 : dy * z.value, fabsl(dy) * z.error}, SUM_ROUNDINGS * w->unit);
+                add(&sum, (struct inexact){z.value > 0 ? 0 : dy * z.value, fabsl(dy) * z.error},
+                    SUM_ROUNDINGS * w->unit);
             }
         if (is_one)
             add(&all, sum, 0);
@@ -496,7 +498,7 @@ static void check_slopes(struct work *w)
         check_gradient(w, DSLOPE, 0, 0, all);
 }
 
-/* Whether the norm that a given rstd is of was clamped, so that rstd is a constant. */
+/* True if the norm that a given rstd is of was clamped, so that rstd is a constant. */
 static bool is_clamped(const struct work *w, real rstd)
 {
     const double eps = w->call->eps, bound = sqrt((double)w->channels) / eps;
@@ -517,7 +519,8 @@ static void check_dx(struct work *w)
             for (int64_t k = first; !w->none && k < first + channels; k++) {
                 const bool all = w->batch && w->call->call != BACKWARD_APPLY;
                 for (int64_t row = all ? 0 : n; row < (all ? w->n : n + 1); row++) {
-                    const real of = load(&w->in[WEIGHT], row, k, 0, 1) * (1 + load(&w->in[SCALE], row, k, 0, 0)) / values;
+                    const real of = load(&w->in[WEIGHT], row, k, 0,
+                                         1) * (1 + load(&w->in[SCALE], row, k, 0, 0)) / values;
                     if (!w->squares)
                         add(&level, times(w->sum[row * w->c + k], of), roundings);
                     if (!is_clamped(w, rstd))

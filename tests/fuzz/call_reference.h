@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * call_reference.h - what a call of any operator writes, in long double and naive loops over whole tensors, with how far
- * the results may be from it. Shares nothing with the library but the public header. */
+ * call_reference.h - what a call of any operator writes, in long double and naive loops over whole tensors, with how
+ * far the results may be from it. Shares nothing with the library but the public header. */
 #ifndef NORMFUSE_FUZZ_CALL_REFERENCE_H
 #define NORMFUSE_FUZZ_CALL_REFERENCE_H
 
@@ -54,10 +54,10 @@ struct difference {
     double got, want, bound;
 };
 
-/* Whether a call that took tensors with the values of `before` and left those of `after` computed what it should. Both
+/* True if a call that took tensors with the values of `before` and left those of `after` computed what it should. Both
  * are of the same sizes and strides, each in memory of its own, spatial axes as one; mean and rstd are [rows, groups]
- * (channel norm: [N, groups, positions]), stats [rows, groups, 3], sums [rows, C, 2]. Values are ordinary: where a result is not finite, or may be anything, it is
- * not compared. *compared counts those that are. */
+ * (channel norm: [N, groups, positions]), stats [rows, groups, 3], sums [rows, C, 2]. Values are ordinary: where a
+ * result is not finite, or may be anything, it is not compared. *compared counts those that are. */
 bool call_reference_agrees(const struct call *call, uint32_t present, const normfuse_tensor *before,
                            const normfuse_tensor *after, struct difference *difference, int64_t *compared);
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""corpus.py FOLDER: writes FOLDER/<target>_seed_corpus.zip of each fuzz target, from fuzz/<target>.txt (replay.c has the
-format) and, for the operator calls, choices drawn at random. The same bytes every time.
+"""corpus.py FOLDER: writes FOLDER/<target>_seed_corpus.zip of each fuzz target, from fuzz/<target>.txt (replay.c has
+the format) and, for the operator calls, choices drawn at random. The same bytes every time.
 corpus.py --line FILE: an input, as a fuzzing engine leaves it, as a line of such a text."""
 import pathlib
 import random

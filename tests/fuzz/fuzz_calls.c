@@ -10,9 +10,9 @@
  *   accepted   it breaks none of the header's rules that are known here; outputs meet nothing but their in-place pairs;
  *              no byte has changed that is not an output's; the results have the bits of the same call by one thread on
  *              copies of the tensors without gaps and overlaps
- *   copies     results as near to call_reference.c's, in long double, as roundings allow, where the values are ordinary; the
- *              same bits from several threads at once, and in parts: of samples, and statistics or sums first
- *   scratch    of exactly the bytes that were asked for, and no byte behind them is written */
+ *   copies     results as near to call_reference.c's, in long double, as roundings allow, where the values are
+ * ordinary; the              same bits from several threads at once, and in parts: of samples, and statistics or sums
+ * first   scratch    of exactly the bytes that were asked for, and no byte behind them is written */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -52,7 +52,7 @@ enum {
 #define LIKE_Y (BIT(Y) | BIT(DY) | BIT(POST_ADD) | BIT(DPOST_ADD))
 #define ADAPTIVE (BIT(SCALE) | BIT(SHIFT) | BIT(DSCALE) | BIT(DSHIFT))
 
-/* What a call takes, and which of these it writes (running statistics: when training). */
+/* The tensors that a call takes, and which of these it writes (running statistics: when training). */
 static const struct {
     uint32_t takes, writes;
 } calls[] = {
@@ -61,7 +61,8 @@ static const struct {
                   PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(DPOST_ADD) | BIT(DSLOPE)},
     [STATS_OF] = {BIT(X) | PRE | BIT(U) | BIT(STATS), BIT(U) | BIT(STATS)},
     [APPLY] = {FORWARD_INPUTS | BIT(Y) | SAVED | RUNNING | BIT(STATS), BIT(Y) | SAVED | RUNNING},
-    [BACKWARD_SUMS] = {BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS), BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS)},
+    [BACKWARD_SUMS] = {BACKWARD_INPUTS | BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS),
+                       BIT(DPOST_ADD) | BIT(DSLOPE) | BIT(SUMS)},
     [BACKWARD_APPLY] = {BACKWARD_INPUTS | PARAMETER_GRADIENTS | INPUT_GRADIENTS | BIT(SUMS),
                         PARAMETER_GRADIENTS | INPUT_GRADIENTS},
 };
@@ -179,8 +180,8 @@ static normfuse_status run(const struct call *call, const normfuse_tensors *give
     if (call->operator == BATCH)
         return batch_calls[call->call](&options.batch, given, exec);
     if (call->operator == CHANNEL)
-        return (call->call == FORWARD ? normfuse_channel_norm_forward : normfuse_channel_norm_backward)(&options.channel,
-                                                                                                        given, exec);
+        return (call->call == FORWARD ? normfuse_channel_norm_forward
+                                      : normfuse_channel_norm_backward)(&options.channel, given, exec);
     return (call->call == FORWARD ? normfuse_affine_forward : normfuse_affine_backward)(&options.affine, given, exec);
 }
 
@@ -542,7 +543,7 @@ static void *allocate_copy(struct copies *copies, int slot)
     return memset(copies->memory[slot], FILLER, bytes + 1);
 }
 
-/* Of what the tensors held before the call. False where one has too many elements. */
+/* The outputs that follow from what the tensors held before the call. False where one has too many elements. */
 static bool copy_tensors(struct copies *copies, const struct normfuse_problem *problem)
 {
     memset(copies, 0, sizeof *copies);
@@ -674,7 +675,7 @@ static void check_callers(const struct call *call, const struct copies *first, c
 
 /* ---- parts ---------------------------------------------------------------------------------------------------- */
 
-/* Of the tensors in `which` those of the samples from `first` on. */
+/* The samples from `first` on of the tensors in `which`. */
 static void run_samples(const struct call *call, const struct copies *copies, uint32_t which, uint32_t sliced,
                         int64_t first, int64_t count)
 {
@@ -720,7 +721,8 @@ static void check_parts(const struct call *call, const struct copies *whole, con
     }
     /* Instance norm's running statistics are means over all samples. */
     const uint32_t which = copies.present & (in_two ? calls[part.call].takes : ~(outputs & RUNNING));
-    const uint32_t added = copies.present & ~sliced & (in_two ? BIT(DSLOPE) : BIT(DWEIGHT) | BIT(DBIAS) | BIT(DPRE_BIAS) | BIT(DSLOPE));
+    const uint32_t added = copies.present & ~sliced & (in_two ? BIT(DSLOPE)
+                                                       : BIT(DWEIGHT) | BIT(DBIAS) | BIT(DPRE_BIAS) | BIT(DSLOPE));
     if ((copies.present & BIT(DSLOPE)) != 0 && copies.shapes[DSLOPE][0] != problem->c)
         outputs &= ~BIT(DSLOPE); /* one slope's sums of all channels are added in another order */
     const int64_t step = quantum * (1 + quanta);
@@ -783,7 +785,8 @@ static void check_results(const struct call *call, uint32_t outputs, unsigned ki
     if (kind <= 1 && copy_tensors(&before, &problem)) {
         if (!call_reference_agrees(call, present, before.tensors, copies.tensors, &difference, &values_compared)) {
             fprintf(stderr, "[%lld, %lld, %lld]: got %.17g, want %.17g within %.3g\n", (long long)difference.n,
-                    (long long)difference.c, (long long)difference.s, difference.got, difference.want, difference.bound);
+                    (long long)difference.c, (long long)difference.s, difference.got, difference.want,
+                    difference.bound);
             stop("far from the reference", difference.slot);
         }
         free_copies(&before);
@@ -845,8 +848,10 @@ static void draw_tensors(struct call *call)
     for (int slot = 0; slot < SLOTS; slot++) {
         bool is_given = mask >> slot & 1;
         const bool is_running = slot == RUNNING_MEAN || slot == RUNNING_VAR;
-        const bool is_needed = slot == X || slot == DY || slot == STATS || slot == SUMS || (has_slope && slot == SLOPE) || (evaluates && is_running) ||
-                               (call->call != FORWARD && call->call != APPLY && (slot == Y || slot == MEAN || slot == RSTD));
+        const bool is_needed = slot == X || slot == DY || slot == STATS || slot == SUMS ||
+                               (has_slope && slot == SLOPE) || (evaluates && is_running) ||
+                               (call->call != FORWARD && call->call != APPLY &&
+                                (slot == Y || slot == MEAN || slot == RSTD));
         if (!is_needed)
             is_given &= take(4) != 3;
         if (is_running && drops_running && !evaluates)

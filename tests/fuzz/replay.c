@@ -12,7 +12,7 @@
 #include "harness.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-/* What a target has to say at the end, where it has. */
+/* The last words of a target that has any. */
 __attribute__((weak)) void fuzz_report(void);
 
 enum { MOST_BYTES = 1 << 20 };

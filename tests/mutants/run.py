@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Plants the bugs of tests/mutants/*.patch, one at a time, in a copy of the tree, and expects the check that each patch
+"""Plants the bugs of tests/mutants/*.patches, one at a time, in a copy of the tree, and expects the check that each
+patch
 names to fail. Before that every check must pass without a bug. Closes with `N passed, N failed, N skipped`: a mutant
 that its check does not notice has failed. Needs nothing but the standard library.
 
 The copy is build/mutants, its build folder build/mutants/build/release. Logs: build/logs/.
 
-A patch begins with what is planted and what must notice it; then comes a unified diff:
+A file has the patches of one part of the tree. A patch begins with its name, what is planted and what must notice it;
+then comes a unified diff:
 
+    === small-rows
     planted: one line
     check: test_operators --case "group_norm 2x8x5x5 groups=2"
     needs: gpu
 
 A check is a test program of the build with its arguments, `pytest FILE [-k WORDS]`, check_symbols.py, or
 check_emulator.py with its arguments, which runs CUDA kernels on the CPU. `needs: gpu` marks those that only a GPU runs;
-pytest's need NORMFUSE_TEST_DEVICE=cuda there. Each hunk's old lines must be in their file exactly once; line numbers do
+pytest's need NORMFUSE_TEST_DEVICE=cuda there. pytest runs the cases that `make check` runs. Each hunk's old lines must
+be in their file exactly once; line numbers do
 not count.
 """
 import argparse
@@ -55,8 +59,20 @@ class Mutant(NamedTuple):
     hunks: List[Tuple[str, str, str]]  # path, old lines, new lines
 
 
-def read_mutant(path: pathlib.Path) -> Mutant:
-    head, _, diff = path.read_text().partition("--- a/")
+def read_mutants() -> List[Mutant]:
+    """All, in the order of their names."""
+    mutants: Dict[str, Mutant] = {}
+    for path in sorted(PATCHES.glob("*.patches")):
+        for text in re.split(r"^=== ", path.read_text(), flags=re.M)[1:]:
+            mutant = read_mutant(*text.split("\n", 1))
+            if mutant.name in mutants:
+                raise ValueError(f"{path.name}: there are two mutants {mutant.name}")
+            mutants[mutant.name] = mutant
+    return [mutants[name] for name in sorted(mutants)]
+
+
+def read_mutant(title: str, text: str) -> Mutant:
+    head, _, diff = text.partition("--- a/")
     fields = dict(re.findall(r"^(planted|check|needs): (.+)$", head, re.M))
     hunks: List[Tuple[str, str, str]] = []
     name = ""
@@ -69,8 +85,8 @@ def read_mutant(path: pathlib.Path) -> Mutant:
             file, old, new = hunks[-1]
             hunks[-1] = (file, old + line[1:] * (line[0] != "+"), new + line[1:] * (line[0] != "-"))
     if set(fields) - {"needs"} != {"planted", "check"} or fields.get("needs", "gpu") != "gpu" or not hunks:
-        raise ValueError(f"{path.name} needs the lines planted: and check:, and a diff")
-    return Mutant(path.stem, fields["planted"], fields["check"], "needs" in fields, hunks)
+        raise ValueError(f"{title} needs the lines planted: and check:, and a diff")
+    return Mutant(title, fields["planted"], fields["check"], "needs" in fields, hunks)
 
 
 def mutated(mutant: Mutant, tree: pathlib.Path) -> Dict[pathlib.Path, str]:
@@ -157,9 +173,10 @@ class Tree:
         words = shlex.split(check)
         release = release or self.release
         if words[0] == "pytest":
-            # Those without PyTorch and JAX run where `make check` runs them.
+            # Files without PyTorch and JAX run where `make check` runs them.
             torch = words[1] not in ("tests/test_program.py", "python/tests/test_arrays.py")
-            python = BUILD / ("venv-torch" if torch else "venv") / "bin/python" if release == self.release else sys.executable
+            python = BUILD / ("venv-torch" if torch
+                              else "venv") / "bin/python" if release == self.release else sys.executable
             return [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *words[1:]]
         if words[0] == "check_symbols.py":
             return [sys.executable, str(self.root / "tests/check_symbols.py"), str(release / "libnormfuse.so"),
@@ -172,7 +189,7 @@ class Tree:
     def check(self, name: str, check: str, seconds: float = CHECK_SECONDS,
               release: Optional[pathlib.Path] = None) -> Optional[int]:
         env = {"NORMFUSE_PROGRAM": str(self.release / "normfuse"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-               "PYTHONDONTWRITEBYTECODE": "1"}
+               "PYTHONDONTWRITEBYTECODE": "1", "NORMFUSE_TEST_SAMPLED": "1"}
         if release is not None:
             env["NORMFUSE_LIBRARY"] = str(release / "libnormfuse.so")
         return execute(f"mutants: {name}", self.command(check, release), seconds, env,
@@ -300,20 +317,22 @@ def run_exported(mutants: List[Mutant], tree: Tree, folder: pathlib.Path) -> Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants, or the beginning of their names; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="mutants, or the beginning of their names; default: all")
     parser.add_argument("--list", action="store_true", help="print the mutants")
     parser.add_argument("--verify", action="store_true", help="only see that every patch applies and docs/testing.md "
                                                               "has them")
-    parser.add_argument("--write", action="store_true", help="the same, once the table of docs/testing.md is written anew")
-    parser.add_argument("--export", type=pathlib.Path, metavar="FOLDER", help="build the mutants that need a GPU into "
-                                                                              "FOLDER, and run none")
+    parser.add_argument("--write", action="store_true",
+                        help="the same, once the table of docs/testing.md is written anew")
+    parser.add_argument("--export", type=pathlib.Path, metavar="FOLDER",
+                        help="build the mutants that need a GPU into FOLDER, and run none")
     parser.add_argument("--exported", type=pathlib.Path, metavar="FOLDER", help="run those, on a machine with a GPU")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--cmake", default="cmake")
     args = parser.parse_args()
     if "/" in args.cmake:
         args.cmake = str(pathlib.Path(args.cmake).resolve())
-    mutants = [read_mutant(path) for path in sorted(PATCHES.glob("*.patch"))]
+    mutants = read_mutants()
     unknown = [name for name in args.names if not any(m.name.startswith(name) for m in mutants)]
     if unknown:
         parser.error(f"no mutant is named {', '.join(unknown)}")

@@ -97,7 +97,7 @@ static inline void reference_store(void *element, normfuse_type type, double val
     memcpy(element, &bits, sizeof bits);
 }
 
-/* What a value becomes when it is stored and loaded. */
+/* A value as it is once stored and loaded. */
 static inline double reference_round(double value, normfuse_type type)
 {
     double element;

@@ -43,11 +43,11 @@ struct reference_set {
     const double *slope;
     /* Normalization is (u - mean) * rstd; affine: mean 0, rstd 1. */
     double mean, rstd;
-    /* Whether mean and rstd depend on u: false for given (running) statistics and for affine. */
+    /* True if mean and rstd depend on u: false for given (running) statistics and for affine. */
     bool has_statistics;
     bool is_root_mean_square; /* mean is 0, and does not */
     bool is_clamped;          /* rstd does not: the norm was below its least */
-    /* What the means of the backward divide by; a shard's is the count of all shards. */
+    /* The divisor of the means of the backward; a shard's is the count of all shards. */
     double set_values;
 };
 
@@ -60,7 +60,7 @@ struct reference_statistics reference_statistics(const double *u, int64_t rows, 
 /* About 0: m2 is the sum of u^2. */
 struct reference_statistics reference_squares(const double *u, int64_t rows, int64_t positions);
 double reference_rstd(double variance, double eps);
-/* Of values whose norm is the root of m2, but eps at least: the normalized ones have a mean square of 1. */
+/* The rstd of values whose norm is the root of m2, but eps at least: the normalized ones have a mean square of 1. */
 double reference_rstd_of_norm(double count, double m2, double eps);
 /* (1 - momentum) * old + momentum * new. */
 double reference_running(double old, double new_value, double momentum);

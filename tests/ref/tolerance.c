@@ -56,7 +56,8 @@ double tolerance_stored(normfuse_type type, double value, double error)
 static struct tolerance_arithmetic arithmetic_of(normfuse_type type, bool columns, int64_t rows, int64_t channels,
                                                  int64_t positions)
 {
-    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5, SPREAD = 16 };
+    enum { CHUNK_VALUES = 4096, CHUNK_ROWS = 128, SHIFT_VALUES = 64, SHIFT_ROWS = 8, LANES = 32, TREE = 5,
+           SPREAD = 16 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     arithmetic.shift_values = columns ? SHIFT_ROWS : SHIFT_VALUES;
     arithmetic.unit = arithmetic.is_double ? 0x1p-53 : 0x1p-24;
@@ -150,13 +151,16 @@ static struct tolerance_arithmetic cuda_arithmetic_of(normfuse_type type, bool c
 /* numerics.md, "small sets". */
 void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions)
 {
-    enum { MOST_VALUES = 8192, MAX_CHANNELS = 16384, MAX_WIDTH = 31, MAX_LONG_WIDTH = 64, FEW = 256, MAX_ROWS = 16, CHUNK = 4096, LANES = 32, TREE = 5 };
+    enum { MOST_VALUES = 8192, MAX_CHANNELS = 16384, MAX_WIDTH = 31, MAX_LONG_WIDTH = 64, FEW = 256, MAX_ROWS = 16,
+           CHUNK = 4096, LANES = 32, TREE = 5 };
     const bool by_columns = columns && positions > 1;
     const int64_t width = channels * positions <= FEW ? MAX_LONG_WIDTH : MAX_WIDTH;
-    if (channels * positions > (positions == 1 ? MAX_CHANNELS : MOST_VALUES) || positions > (by_columns ? MAX_ROWS : width))
+    if (channels * positions > (positions == 1 ? MAX_CHANNELS : MOST_VALUES) ||
+        positions > (by_columns ? MAX_ROWS : width))
         return;
     const double lanes = arithmetic->is_double ? LANES / 2 : LANES;
-    const double additions = by_columns ? (double)positions + ceil((double)channels / lanes) : ceil(fmin((double)(channels * positions), CHUNK) / lanes);
+    const double additions = by_columns ? (double)positions + ceil((double)channels / lanes)
+                             : ceil(fmin((double)(channels * positions), CHUNK) / lanes);
     arithmetic->additions = fmax(arithmetic->additions, additions + TREE + 1);
     arithmetic->shift_additions = fmax(arithmetic->shift_additions, arithmetic->additions);
     arithmetic->coefficient_roundings = 3;
@@ -255,7 +259,8 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
     double joins = arithmetic->joins * double_unit, spread = m2;
     if (!arithmetic->exact_sums) {
         double growth = tolerance_growth(arithmetic->additions + 2, arithmetic->unit);
-        double shift_error = second_order * tolerance_growth(arithmetic->shift_additions + 1, arithmetic->unit) * fabs(mean);
+        double shift_error = second_order * tolerance_growth(arithmetic->shift_additions + 1,
+                                                             arithmetic->unit) * fabs(mean);
         double factor = arithmetic->shift_ratio > 1 ? 1 + fmax(2 * arithmetic->shift_ratio, 8) : 1;
         double drift = arithmetic->drift;
         spread = factor * m2 + 2 * count * shift_error * shift_error;
@@ -306,7 +311,8 @@ struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmet
 struct tolerance_arithmetic tolerance_channels(normfuse_type type, bool columns, bool ambiguous, int64_t channels,
                                                int64_t positions)
 {
-    enum { CHUNK = 4096, LANES = 32, TREE = 5, CHUNK_ROWS = 128, CHUNK_POSITIONS = 128, TILE_POSITIONS = 512, TILE_TREE = 4 };
+    enum { CHUNK = 4096, LANES = 32, TREE = 5, CHUNK_ROWS = 128, CHUNK_POSITIONS = 128, TILE_POSITIONS = 512,
+           TILE_TREE = 4 };
     struct tolerance_arithmetic arithmetic = { .is_double = type == NORMFUSE_F64, .drift = (double)INFINITY };
     const double lanes = arithmetic.is_double ? LANES / 2 : LANES;
     const double of_columns = ceil(fmin((double)channels, CHUNK) / lanes) + TREE + 1;
@@ -335,7 +341,8 @@ struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_
 {
     struct tolerance_statistics tolerance = { 0, 0, 0 };
     if (statistics == NORMFUSE_MEAN_SQUARE)
-        tolerance.m2 = m2 * (tolerance_growth(arithmetic->additions + 1, arithmetic->unit) + arithmetic->joins * double_unit);
+        tolerance.m2 = m2 * (tolerance_growth(arithmetic->additions + 1,
+                                              arithmetic->unit) + arithmetic->joins * double_unit);
     else
         tolerance = tolerance_statistics(arithmetic, count, mean, m2, eps);
     const bool of_norm = eps_kind == NORMFUSE_EPS_OF_NORM;
@@ -349,7 +356,7 @@ struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_
         tolerance.m2 += 2 * arithmetic->unit * (m2 + (of_norm ? 0 : count * fabs(eps)));
         roundings += 4 * arithmetic->unit;
     }
-    /* What is under the root, or its square where the norm is taken, and what of it may be lost. */
+    /* The value under the root, or its square where the norm is taken, and what of it may be lost. */
     const double exact = of_norm ? fmax(m2, eps * eps) : m2 / count + eps;
     const double low = of_norm ? fmax(m2 - tolerance.m2, eps * eps) : (m2 - tolerance.m2) / count + eps;
     const double high = of_norm ? fmax(m2 + tolerance.m2, eps * eps) : (m2 + tolerance.m2) / count + eps;
@@ -396,8 +403,8 @@ double tolerance_z(const struct tolerance_arithmetic *arithmetic, const struct t
     return second_order * error + arithmetic->tiny * (2 + shifted);
 }
 
-/* numerics.md, "activations": relative roundings of each, the steepest slope, the steepest change of the slope away from
- * kinks, kinks and the slope's jump there. */
+/* numerics.md, "activations": relative roundings of each, the steepest slope, the steepest change of the slope away
+ * from kinks, kinks and the slope's jump there. */
 static double logistic(double z)
 {
     return 1 / (1 + exp(-z));
@@ -443,7 +450,8 @@ static double computed_slope(int activation, double z, double slope)
         s = logistic(t);
         density = s * logistic(-t);
         return (5 + 5 * fabs(t) * logistic(-t)) * s +
-               (17 + 5 * fabs(t)) * (density > 0 ? fabs(z) * density * 1.5957691216 * (1 + 0.134145 * z * z) : 0) + size;
+               (17 + 5 * fabs(t)) * (density > 0 ? fabs(z) * density * 1.5957691216 * (1 + 0.134145 * z * z)
+                                     : 0) + size;
     case NORMFUSE_HARDSWISH: return fabs(z) < 3.01 ? fabs(z) / 3 + size : 0;
     case NORMFUSE_ELU: return z > 0 ? 0 : 4 * size;
     case NORMFUSE_MISH:
@@ -496,9 +504,9 @@ static double jump_nearby(int activation, double parameter, double z, double z_e
     }
 }
 
-/* The device's forms, in src/cuda/activation.cuh: expf within 2 ulp, erfcf 4, expm1f 1, reciprocals 1; where results are
- * stored in 16 bits __expf within 2 + 1.173 |argument| ulp, tanh.approx within 2^-11, gelu's tail and e^z - 1 of fewer
- * terms. fast_sigmoid is absolute, the others relative. */
+/* The device's forms, in src/cuda/activation.cuh: expf within 2 ulp, erfcf 4, expm1f 1, reciprocals 1; where results
+ * are stored in 16 bits __expf within 2 + 1.173 |argument| ulp, tanh.approx within 2^-11, gelu's tail and e^z - 1 of
+ * fewer terms. fast_sigmoid is absolute, the others relative. */
 static const double fast_sigmoid = 0x1p-12, fast_tail = 0x1p-15, fast_exponential_less_1 = 0x1p-17;
 
 static double cuda_activation(const struct tolerance_arithmetic *arithmetic, int activation, double z, double y,

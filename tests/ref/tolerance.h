@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
- * tolerance.h - how far a right result may be from the exact one. Each function is a bound of docs/numerics.md, computed
- * from the data; nothing here is fitted to what the library gives. Bounds are worst cases over all roundings; products of
- * two of them are covered by a factor of 1.01. */
+ * tolerance.h - how far a right result may be from the exact one. Each function is a bound of docs/numerics.md,
+ * computed from the data; nothing here is fitted to what the library gives. Bounds are worst cases over all roundings;
+ * products of two of them are covered by a factor of 1.01. */
 #ifndef NORMFUSE_TEST_TOLERANCE_H
 #define NORMFUSE_TEST_TOLERANCE_H
 
@@ -35,13 +35,13 @@ struct tolerance_arithmetic {
     double parameter_additions, parameter_joins; /* the same as additions and joins, of gradients of parameters */
 };
 
-/* device: NORMFUSE_CPU or NORMFUSE_CUDA. A norm group of `rows` rows (or, in columns, of `channels` columns) of `positions` values each. ambiguous: the tensor has one
- * channel or one position, and may be seen either way. */
+/* device: NORMFUSE_CPU or NORMFUSE_CUDA. A norm group of `rows` rows (or, in columns, of `channels` columns) of
+ * `positions` values each. ambiguous: the tensor has one channel or one position, and may be seen either way. */
 struct tolerance_arithmetic tolerance_arithmetic(int32_t device, normfuse_type type, bool columns, bool ambiguous,
                                                  int64_t rows, int64_t channels, int64_t positions);
 
-/* A group norm on the CPU: what is different where its sets are small, `channels` channels of `positions` values. Changes nothing
- * for others. */
+/* A group norm on the CPU: what is different where its sets are small, `channels` channels of `positions` values.
+ * Changes nothing for others. */
 void tolerance_small_sets(struct tolerance_arithmetic *arithmetic, bool columns, int64_t channels, int64_t positions);
 
 /* Norm over `channels` channels of each of `positions` positions of all samples. */
@@ -65,7 +65,7 @@ struct tolerance_statistics {
 struct tolerance_statistics tolerance_statistics(const struct tolerance_arithmetic *arithmetic, double count,
                                                  double mean, double m2, double eps);
 
-/* Of a norm group of `count` channels of a position. */
+/* The bounds of a norm group of `count` channels of a position. */
 struct tolerance_statistics tolerance_channel_statistics(const struct tolerance_arithmetic *arithmetic, double count,
                                                          double mean, double m2, double eps, int32_t statistics,
                                                          int32_t eps_kind);
