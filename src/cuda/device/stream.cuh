@@ -188,10 +188,8 @@ struct requested_statistics {
     __device__ __forceinline__ void receive(const requested_weights &weights, const normfuse_call_arguments &call,
                                             centres &centre, rstds &rstd_of) const
     {
-        if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
-            receive_running(weights, call, centre, rstd_of);
-        } else if constexpr (!has_statistics) {
-            centre_on_bias(weights, centre);
+        if constexpr (!has_statistics) {
+            receive_given(weights, call, centre, rstd_of);
         } else {
             double mean_of[weight_values];
             R of_bias[weight_values];
