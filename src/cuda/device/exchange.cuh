@@ -70,6 +70,17 @@ __device__ __forceinline__ constexpr int lanes_that_join(int threads, int column
     return found;
 }
 
+/* work(item, lane, exists) for items of which `lanes` adjacent threads have one each, whole warps in step. */
+template <int block_threads, int lanes, typename Work> __device__ __forceinline__ void each_item(int items, Work work)
+{
+    constexpr int at_once = block_threads / lanes;
+#pragma unroll 1
+    for (int first = 0; first < items; first += at_once) {
+        const int item = first + (int)threadIdx.x / lanes;
+        work(item < items ? item : 0, (int)threadIdx.x % lanes, item < items);
+    }
+}
+
 /* Numbers that a block of a cluster sends all of them. */
 template <int N> struct message {
     R numbers[N];

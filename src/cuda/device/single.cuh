@@ -369,16 +369,10 @@ struct column_memory {
     }
 };
 
-/* work(column, lane) for the columns of the block, whole warps in step. */
+/* work(column, lane, exists) for the columns of the block. */
 template <typename Work> __device__ __forceinline__ void each_column(Work work)
 {
-    constexpr int at_once = threads / column_lanes;
-#pragma unroll 1
-    for (int first = 0; first < block_columns; first += at_once) {
-        const int column = first + (int)threadIdx.x / column_lanes;
-        work(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes,
-             column < block_columns);
-    }
+    each_item<threads, column_lanes>(block_columns, work);
 }
 
 /* Rows that the threads of one ty have. */
@@ -396,30 +390,20 @@ __device__ __forceinline__ void exchange_columns(const place &at, const exchange
     each_column([&](int column, int lane, bool exists) {
         if (!exists || column >= at.columns)
             return;
-        union {
-            message<2> of;
-            uint64_t words[sizeof(message<2>) / 8];
-        } sent;
-        sent.of = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
+        const message<2> sent = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
         for (int to = lane; to < at.a.parts; to += column_lanes)
-            each<(int)(sizeof(message<2>) / 8)>([&](int i) {
-                send(by.mailbox, reinterpret_cast<uint64_t *>(memory.of_blocks + at.rank * block_columns + column) + i,
-                     to, sent.words[i]);
-            });
+            send_message(by.mailbox, memory.of_blocks + at.rank * block_columns + column, to, sent);
     });
     __syncwarp(); /* all lanes have read what the first one of a column will write over */
     await_mailbox(by.mailbox, 0);
 #endif
 }
 
-/* Statistics of columns: about the first row; of mean squares, about 0. */
+/* Means and squares of the columns of each thread, about the first row, or (mean squares) about 0; and that. */
 template <int = 0>
-__device__ __forceinline__ void
-find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
-                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, group_rstds &rstd_of)
+__device__ __forceinline__ void leave_columns(const place &at, const column_memory &memory, const held &x,
+                                              const raw_vector (&first_row)[KX])
 {
-    const normfuse_single_arguments &a = at.a;
-    const column_memory memory(by.dynamic);
     R pivot[KX][W];
     each<KX>([&](int kx) {
         unpack<type, W>(first_row[kx], pivot[kx]);
@@ -454,6 +438,17 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
                 memory.pivots[column] = pivot[kx][j];
         });
     });
+}
+
+/* Statistics of columns. */
+template <int = 0>
+__device__ __forceinline__ void
+find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
+                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, group_rstds &rstd_of)
+{
+    const normfuse_single_arguments &a = at.a;
+    const column_memory memory(by.dynamic);
+    leave_columns(at, memory, x, first_row);
     __syncthreads();
     /* The block's statistics, about the pivot. */
     each_column([&](int column, int lane, bool exists) {
