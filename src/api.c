@@ -290,193 +290,48 @@ static normfuse_status answer(normfuse_status checked, const struct normfuse_pro
     return status;
 }
 
-static normfuse_status group_norm(enum normfuse_call call, const normfuse_group_norm_options *options,
-                                  const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
-{
-    const struct normfuse_caller caller = normfuse_enter();
-    struct normfuse_problem problem;
-    const normfuse_status checked = normfuse_group_norm_problem(&problem, call, options, tensors);
-    return answer(checked, &problem, call, exec, bytes, &caller);
-}
+/* Every operator has the same functions, and norms that shards have those of shards, too. */
+#define ENTRY(operator, name, call)                                                                                    \
+    normfuse_status normfuse_##operator##_##name(const normfuse_##operator##_options *options,                         \
+                                                 const normfuse_tensors *tensors, const normfuse_exec *exec)           \
+    {                                                                                                                  \
+        return operator(NORMFUSE_CALL_##call, options, tensors, exec, NULL);                                           \
+    }
+#define SCRATCH_ENTRY(operator, name, call)                                                                            \
+    normfuse_status normfuse_##operator##_##name(const normfuse_##operator##_options *options,                         \
+                                                 const normfuse_tensors *tensors, const normfuse_exec *exec,           \
+                                                 size_t *bytes)                                                        \
+    {                                                                                                                  \
+        return operator(NORMFUSE_CALL_##call, options, tensors, exec, bytes);                                          \
+    }
+#define OPERATOR(operator)                                                                                             \
+    static normfuse_status operator(enum normfuse_call call, const normfuse_##operator##_options *options,             \
+                                    const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)         \
+    {                                                                                                                  \
+        const struct normfuse_caller caller = normfuse_enter();                                                        \
+        struct normfuse_problem problem;                                                                               \
+        const normfuse_status checked = normfuse_##operator##_problem(&problem, call, options, tensors);               \
+        return answer(checked, &problem, call, exec, bytes, &caller);                                                  \
+    }                                                                                                                  \
+    ENTRY(operator, forward, FORWARD)                                                                                  \
+    ENTRY(operator, backward, BACKWARD)                                                                                \
+    SCRATCH_ENTRY(operator, forward_scratch_bytes, FORWARD_SCRATCH)                                                    \
+    SCRATCH_ENTRY(operator, backward_scratch_bytes, BACKWARD_SCRATCH)
+#define SHARDED_OPERATOR(operator)                                                                                     \
+    OPERATOR(operator)                                                                                                 \
+    ENTRY(operator, stats, STATS)                                                                                      \
+    ENTRY(operator, apply, APPLY)                                                                                      \
+    ENTRY(operator, backward_sums, BACKWARD_SUMS)                                                                      \
+    ENTRY(operator, backward_apply, BACKWARD_APPLY)
 
-static normfuse_status batch_norm(enum normfuse_call call, const normfuse_batch_norm_options *options,
-                                  const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
-{
-    const struct normfuse_caller caller = normfuse_enter();
-    struct normfuse_problem problem;
-    const normfuse_status checked = normfuse_batch_norm_problem(&problem, call, options, tensors);
-    return answer(checked, &problem, call, exec, bytes, &caller);
-}
-
-static normfuse_status channel_norm(enum normfuse_call call, const normfuse_channel_norm_options *options,
-                                    const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
-{
-    const struct normfuse_caller caller = normfuse_enter();
-    struct normfuse_problem problem;
-    const normfuse_status checked = normfuse_channel_norm_problem(&problem, call, options, tensors);
-    return answer(checked, &problem, call, exec, bytes, &caller);
-}
-
-static normfuse_status affine(enum normfuse_call call, const normfuse_affine_options *options,
-                              const normfuse_tensors *tensors, const normfuse_exec *exec, size_t *bytes)
-{
-    const struct normfuse_caller caller = normfuse_enter();
-    struct normfuse_problem problem;
-    const normfuse_status checked = normfuse_affine_problem(&problem, call, options, tensors);
-    return answer(checked, &problem, call, exec, bytes, &caller);
-}
-
-normfuse_status normfuse_group_norm_forward(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
-                                            const normfuse_exec *exec)
-{
-    return group_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_group_norm_backward(const normfuse_group_norm_options *options,
-                                             const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return group_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_group_norm_stats(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
-                                          const normfuse_exec *exec)
-{
-    return group_norm(NORMFUSE_CALL_STATS, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_group_norm_apply(const normfuse_group_norm_options *options, const normfuse_tensors *tensors,
-                                          const normfuse_exec *exec)
-{
-    return group_norm(NORMFUSE_CALL_APPLY, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_group_norm_backward_sums(const normfuse_group_norm_options *options,
-                                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return group_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_group_norm_backward_apply(const normfuse_group_norm_options *options,
-                                                   const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return group_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_group_norm_forward_scratch_bytes(const normfuse_group_norm_options *options,
-                                                          const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                          size_t *bytes)
-{
-    return group_norm(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_group_norm_backward_scratch_bytes(const normfuse_group_norm_options *options,
-                                                           const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                           size_t *bytes)
-{
-    return group_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_batch_norm_forward(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
-                                            const normfuse_exec *exec)
-{
-    return batch_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_batch_norm_backward(const normfuse_batch_norm_options *options,
-                                             const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return batch_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_batch_norm_stats(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
-                                          const normfuse_exec *exec)
-{
-    return batch_norm(NORMFUSE_CALL_STATS, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_batch_norm_apply(const normfuse_batch_norm_options *options, const normfuse_tensors *tensors,
-                                          const normfuse_exec *exec)
-{
-    return batch_norm(NORMFUSE_CALL_APPLY, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_batch_norm_backward_sums(const normfuse_batch_norm_options *options,
-                                                  const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return batch_norm(NORMFUSE_CALL_BACKWARD_SUMS, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_batch_norm_backward_apply(const normfuse_batch_norm_options *options,
-                                                   const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return batch_norm(NORMFUSE_CALL_BACKWARD_APPLY, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_batch_norm_forward_scratch_bytes(const normfuse_batch_norm_options *options,
-                                                          const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                          size_t *bytes)
-{
-    return batch_norm(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_batch_norm_backward_scratch_bytes(const normfuse_batch_norm_options *options,
-                                                           const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                           size_t *bytes)
-{
-    return batch_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_channel_norm_forward(const normfuse_channel_norm_options *options,
-                                              const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return channel_norm(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_channel_norm_backward(const normfuse_channel_norm_options *options,
-                                               const normfuse_tensors *tensors, const normfuse_exec *exec)
-{
-    return channel_norm(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_channel_norm_forward_scratch_bytes(const normfuse_channel_norm_options *options,
-                                                            const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                            size_t *bytes)
-{
-    return channel_norm(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_channel_norm_backward_scratch_bytes(const normfuse_channel_norm_options *options,
-                                                             const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                             size_t *bytes)
-{
-    return channel_norm(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_affine_forward(const normfuse_affine_options *options, const normfuse_tensors *tensors,
-                                        const normfuse_exec *exec)
-{
-    return affine(NORMFUSE_CALL_FORWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_affine_backward(const normfuse_affine_options *options, const normfuse_tensors *tensors,
-                                         const normfuse_exec *exec)
-{
-    return affine(NORMFUSE_CALL_BACKWARD, options, tensors, exec, NULL);
-}
-
-normfuse_status normfuse_affine_forward_scratch_bytes(const normfuse_affine_options *options,
-                                                      const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                      size_t *bytes)
-{
-    return affine(NORMFUSE_CALL_FORWARD_SCRATCH, options, tensors, exec, bytes);
-}
-
-normfuse_status normfuse_affine_backward_scratch_bytes(const normfuse_affine_options *options,
-                                                       const normfuse_tensors *tensors, const normfuse_exec *exec,
-                                                       size_t *bytes)
-{
-    return affine(NORMFUSE_CALL_BACKWARD_SCRATCH, options, tensors, exec, bytes);
-}
+SHARDED_OPERATOR(group_norm)
+SHARDED_OPERATOR(batch_norm)
+OPERATOR(channel_norm)
+OPERATOR(affine)
+#undef SHARDED_OPERATOR
+#undef OPERATOR
+#undef SCRATCH_ENTRY
+#undef ENTRY
 
 static normfuse_status sample_quantum(const normfuse_tensor *x, int64_t *samples)
 {

@@ -126,24 +126,12 @@ static void digest_of(const struct header *header, const unsigned char *code,
     normfuse_hash_end(&hash, digest);
 }
 
-static bool read_all(int file, void *to, size_t bytes)
+/* Reads all of the bytes, or writes them. */
+static bool move_all(int file, void *data, size_t bytes, bool writes)
 {
-    char *at = to;
+    char *at = data;
     while (bytes > 0) {
-        const ssize_t count = read(file, at, bytes);
-        if (count == 0 || (count < 0 && errno != EINTR))
-            return false;
-        at += count > 0 ? count : 0;
-        bytes -= count > 0 ? (size_t)count : 0;
-    }
-    return true;
-}
-
-static bool write_all(int file, const void *from, size_t bytes)
-{
-    const char *at = from;
-    while (bytes > 0) {
-        const ssize_t count = write(file, at, bytes);
+        const ssize_t count = writes ? write(file, at, bytes) : read(file, at, bytes);
         if (count == 0 || (count < 0 && errno != EINTR))
             return false;
         at += count > 0 ? count : 0;
@@ -158,14 +146,14 @@ static bool read_code(int file, const struct normfuse_cuda_key *key, struct norm
     struct header header;
     unsigned char stored[NORMFUSE_DIGEST_BYTES], digest[NORMFUSE_DIGEST_BYTES];
     if (!get_status(file, &status) || !S_ISREG(status.st_mode) || distrust(&status) != NULL ||
-        !read_all(file, &header, sizeof header) || memcmp(header.magic, magic, sizeof magic) != 0 ||
+        !move_all(file, &header, sizeof header, false) || memcmp(header.magic, magic, sizeof magic) != 0 ||
         memcmp(&header.key, key, sizeof *key) != 0 || header.bytes <= 0 || header.bytes > MAX_CODE_BYTES ||
         status.st_size != (off_t)sizeof header + header.bytes + NORMFUSE_DIGEST_BYTES)
         return false;
     unsigned char *const bytes = malloc((size_t)header.bytes);
     if (bytes == NULL)
         return false;
-    if (read_all(file, bytes, (size_t)header.bytes) && read_all(file, stored, sizeof stored)) {
+    if (move_all(file, bytes, (size_t)header.bytes, false) && move_all(file, stored, sizeof stored, false)) {
         digest_of(&header, bytes, digest);
         if (memcmp(digest, stored, sizeof digest) == 0) {
             *code = (struct normfuse_cuda_code){.bytes = bytes,
@@ -307,8 +295,9 @@ const char *normfuse_cuda_cache_write(const struct normfuse_cuda_key *key, const
     if (file < 0) {
         problem = "cannot be written to";
     } else {
-        bool is_stored = write_all(file, &header, sizeof header) && write_all(file, code->bytes, code->count) &&
-                         write_all(file, digest, sizeof digest) && fsync(file) == 0;
+        bool is_stored = move_all(file, &header, sizeof header, true) &&
+                         move_all(file, code->bytes, code->count, true) &&
+                         move_all(file, digest, sizeof digest, true) && fsync(file) == 0;
         is_stored = close(file) == 0 && is_stored;
         if (is_stored && renameat(folder, temporary, folder, name) == 0) {
             keep_small(folder);

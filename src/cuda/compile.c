@@ -376,6 +376,16 @@ static void read_resources(const char *log, struct normfuse_cuda_code *code)
         code->stack = (int32_t)strtol(stack, NULL, 10);
 }
 
+static bool write_text(const char *path, const char *text)
+{
+    FILE *const file = fopen(path, "we");
+    if (file == NULL)
+        return false;
+    fputs(text, file);
+    fclose(file);
+    return true;
+}
+
 /* The folder that NORMFUSE_VERBOSE=compile keeps sources in, one of the process; NULL: there is none. */
 static const char *kept_folder(void)
 {
@@ -391,11 +401,7 @@ static const char *kept_folder(void)
              text++) {
             char path[PATH_BYTES + 64];
             snprintf(path, sizeof path, "%s/%s", folder, text->name);
-            FILE *const file = fopen(path, "we");
-            if (file != NULL) {
-                fputs(text->text, file);
-                fclose(file);
-            }
+            (void)write_text(path, text->text);
         }
     }
     pthread_mutex_unlock(&mutex);
@@ -406,17 +412,10 @@ static const char *kept_folder(void)
 static void keep_source(const struct source *source, const struct normfuse_cuda_key *key, char *path, size_t bytes)
 {
     const char *const folder = kept_folder();
-    FILE *file = NULL;
-    path[0] = '\0';
-    if (folder != NULL && snprintf(path, bytes, "%s/%s-%02x%02x%02x%02x.cu", folder, source->name, key->digest[0],
-                                   key->digest[1], key->digest[2], key->digest[3]) < (int)bytes)
-        file = fopen(path, "we");
-    if (file == NULL) {
+    if (folder == NULL || snprintf(path, bytes, "%s/%s-%02x%02x%02x%02x.cu", folder, source->name, key->digest[0],
+                                   key->digest[1], key->digest[2], key->digest[3]) >= (int)bytes ||
+        !write_text(path, source->text))
         path[0] = '\0';
-        return;
-    }
-    fputs(source->text, file);
-    fclose(file);
 }
 
 /* To be freed; NULL: none. */

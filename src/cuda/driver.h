@@ -2,7 +2,7 @@
  *
  * driver.h - the functions of the CUDA driver that the library calls. The library looks them up by name at run time and
  * links to none. loader.c's are in a table, in whose place tests put functions of their own; none of them allocates,
- * copies or waits. stream_sync.c's follow. */
+ * copies or waits. bindings/stream_sync.c's follow. */
 #ifndef NORMFUSE_CUDA_DRIVER_H
 #define NORMFUSE_CUDA_DRIVER_H
 
@@ -44,7 +44,7 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
 CUresult cuFuncLoad(CUfunction function);
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
 
-/* Functions of stream_sync.c. */
+/* Functions of bindings/stream_sync.c. */
 CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
 CUresult cuMemAlloc(CUdeviceptr *memory, size_t bytes);
 CUresult cuMemFree(CUdeviceptr memory);

@@ -3,9 +3,7 @@
  * launch.c - a call on a CUDA device: arguments and launches. Nothing waits, allocates or touches device memory. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend.h"
@@ -245,20 +243,6 @@ static normfuse_status launch(const struct normfuse_problem *problem, const stru
     return launch_or_note(problem->name, device, exec, &launch);
 }
 
-/* One of the plan, with what is said of it. */
-static normfuse_status launch_step(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
-                                   const normfuse_exec *exec, const struct step *step,
-                                   const struct normfuse_cuda_beside *beside, const void *arguments)
-{
-    struct ran *const ran = &last_steps[last_count];
-    struct normfuse_cuda_launch of = step->launch;
-    of.beside = beside;
-    const normfuse_status status = launch(problem, device, exec, of, &step->signature, arguments);
-    ran->phases = step->phases;
-    ran->parts = step->parts;
-    return status;
-}
-
 /* Copies before or after the steps. */
 static normfuse_status copy(const struct normfuse_problem *problem, const struct normfuse_cuda_device *device,
                             const normfuse_exec *exec, const struct normfuse_transpose_arguments *copies, int32_t type)
@@ -356,7 +340,12 @@ static normfuse_status launch_steps(const struct prepared *prepared, const struc
             describe_finish(&united, step, parts, &of_body.finish);
         else
             describe_body(&united, step, parts, &of_body);
-        status = launch_step(problem, prepared->device, exec, step, &beside, &of_body);
+        struct ran *const ran = &last_steps[last_count];
+        struct normfuse_cuda_launch launched = step->launch;
+        launched.beside = &beside;
+        status = launch(problem, prepared->device, exec, launched, &step->signature, &of_body);
+        ran->phases = step->phases;
+        ran->parts = step->parts;
     }
     return status;
 }

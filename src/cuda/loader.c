@@ -346,6 +346,21 @@ static bool revives(struct device *device, CUresult result)
     return true;
 }
 
+/* A kernel, or (NULL) all that are loaded, into the context that a call of this thread would use. */
+static CUresult load_in_context(struct device *device, CUkernel kernel)
+{
+    bool pushed = false;
+    CUresult result = CUDA_SUCCESS;
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && revives(device, result)); attempt++) {
+        result = enter(device, &pushed);
+        if (result == CUDA_SUCCESS)
+            result = kernel != NULL ? load_kernel(&device->facts, kernel)
+                                    : normfuse_cuda_load_specialized(&device->facts, load_kernel);
+        leave(pushed);
+    }
+    return result;
+}
+
 CUresult normfuse_cuda_load_code(const struct normfuse_cuda_device *facts, const void *code, const char *name,
                                  CUkernel *kernel)
 {
@@ -356,16 +371,8 @@ CUresult normfuse_cuda_load_code(const struct normfuse_cuda_device *facts, const
     CUresult result = driver.cuLibraryLoadData(&library, code, NULL, NULL, 0, NULL, NULL, 0);
     if (result == CUDA_SUCCESS) {
         result = driver.cuLibraryGetKernel(kernel, library, name);
-        for (int attempt = 0; result == CUDA_SUCCESS && attempt < 2; attempt++) {
-            bool pushed;
-            result = enter(device, &pushed);
-            if (result == CUDA_SUCCESS)
-                result = load_kernel(facts, *kernel);
-            leave(pushed);
-            if (result == CUDA_SUCCESS || attempt > 0 || !revives(device, result))
-                break;
-            result = CUDA_SUCCESS;
-        }
+        if (result == CUDA_SUCCESS)
+            result = load_in_context(device, *kernel);
         if (result == CUDA_SUCCESS)
             result = set_limits(device, *kernel);
         if (result != CUDA_SUCCESS)
@@ -377,15 +384,9 @@ CUresult normfuse_cuda_load_code(const struct normfuse_cuda_device *facts, const
 
 /* Under the mutex. The driver loads a kernel into a context at its first launch there, which a graph capture may not
  * survive: this requests it ahead, for the context that a call of this thread would use. */
-static normfuse_status load_kernels(const char *call, struct device *device, bool again)
+static normfuse_status load_kernels(const char *call, struct device *device)
 {
-    bool pushed = false;
-    CUresult result = enter(device, &pushed);
-    if (result == CUDA_SUCCESS)
-        result = normfuse_cuda_load_specialized(&device->facts, load_kernel);
-    leave(pushed);
-    if (!again && revives(device, result))
-        return load_kernels(call, device, true);
+    const CUresult result = load_in_context(device, NULL);
     if (result != CUDA_SUCCESS)
         return normfuse_cuda_refuse_kernels(call, &device->facts, "its context", result);
     atomic_store_explicit(&device->ready, true, memory_order_release);
@@ -414,7 +415,7 @@ normfuse_status normfuse_cuda_device(const char *call, int32_t ordinal, const st
     pthread_mutex_lock(&mutex);
     normfuse_status status = NORMFUSE_OK;
     if (again || !atomic_load_explicit(&device->ready, memory_order_relaxed))
-        status = load_kernels(call, device, false);
+        status = load_kernels(call, device);
     pthread_mutex_unlock(&mutex);
     restore(is_relaxed, mode);
     pthread_setcancelstate(state, NULL);

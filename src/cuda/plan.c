@@ -230,6 +230,21 @@ static bool add_step(const struct shape *shape, struct plan *plan, int32_t phase
     return true;
 }
 
+/* The pass that writes; `goes_on`: from what the first one has stored. */
+static bool add_second_pass(const struct shape *shape, struct plan *plan, int32_t phases, bool goes_on)
+{
+    struct normfuse_problem rest = *shape->problem;
+    struct shape of_rest = *shape;
+    if (goes_on) {
+        go_on_from_first_pass(&rest);
+        (void)normfuse_cuda_shape_of(&rest, &of_rest);
+    }
+    if (!add_step(goes_on ? &of_rest : shape, plan, phases, false))
+        return false;
+    plan->steps[plan->count - 1].goes_on = goes_on;
+    return true;
+}
+
 /* One kernel that holds what it reads, or sums, statistics of them, and results from these: each where it is wanted. */
 static bool plan_forward(const struct shape *shape, struct plan *plan)
 {
@@ -255,16 +270,8 @@ static bool plan_forward(const struct shape *shape, struct plan *plan)
         add_statistics(plan, p, sets, parts, (applies && !empty) || updates_later);
     if (!holds && applies && !empty) {
         plan->statistics = (size_t)sets * 24;
-        struct normfuse_problem rest = *p;
-        struct shape of_u = *shape;
-        const bool stored = statistics && p->u.data != NULL;
-        if (stored) {
-            go_on_from_first_pass(&rest);
-            (void)normfuse_cuda_shape_of(&rest, &of_u);
-        }
-        if (!add_step(stored ? &of_u : shape, plan, NORMFUSE_PHASE_APPLY, false))
+        if (!add_second_pass(shape, plan, NORMFUSE_PHASE_APPLY, statistics && p->u.data != NULL))
             return false;
-        plan->steps[plan->count - 1].goes_on = stored;
     }
     if (updates_later && sets > 0) {
         struct normfuse_cuda_signature *const of = &add_finish(plan, p, NORMFUSE_WORK_RUNNING, p->c, p->n)->signature;
@@ -306,17 +313,8 @@ static bool plan_backward(const struct shape *shape, struct plan *plan)
             wants_gradients = wants_slopes = false;
             plan->totals = (size_t)sets_of(p) * 16;
         }
-        struct normfuse_problem rest = *p;
-        struct shape of_dz = *shape;
-        const bool stored = wants_dx && first->stores_dz;
-        if (stored) {
-            go_on_from_first_pass(&rest);
-            (void)normfuse_cuda_shape_of(&rest, &of_dz);
-        }
-        if (wants_dx && !add_step(stored ? &of_dz : shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, false))
+        if (wants_dx && !add_second_pass(shape, plan, NORMFUSE_PHASE_BACKWARD_APPLY, first->stores_dz))
             return false;
-        if (stored)
-            plan->steps[plan->count - 1].goes_on = true;
     }
     /* If the call wants no sums, nothing reads them, but they have a place. */
     const int64_t pairs = (plan->of_sums.by_channel ? 1 : p->n) * p->c * plan->of_sums.slots;

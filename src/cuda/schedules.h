@@ -128,10 +128,13 @@ static inline int results_of(const struct shape *shape)
     return shape->direction == FORWARD ? 1 + (p->u.data != NULL) : (p->dx.data != NULL) + (p->dpost_add.data != NULL);
 }
 
-/* Blocks of a cluster, if they are several, wait for one another. */
-static inline void exchange_by_cluster(struct step *step, int64_t blocks)
+/* True if a thread reads parameters of so many adjacent channels at once, in groups of so many. */
+static inline bool is_packed(const struct normfuse_parameter *of, int64_t elements, int64_t group_channels)
 {
-    step->launch.cluster = blocks > 1 ? (uint32_t)blocks : 0;
+    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);
+    return of->data == NULL ||
+           (of->channel == 1 && (intptr_t)of->data % at_once == 0 && of->batch * bytes % at_once == 0 &&
+            group_channels * bytes % at_once == 0);
 }
 
 /* For tests, which would see few geometries where problems are small: a number of this one in the place of its time. */

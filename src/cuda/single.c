@@ -121,15 +121,6 @@ static int64_t whole_vector(const struct normfuse_problem *p, const struct matri
     return elements;
 }
 
-/* True if a thread reads parameters of so many adjacent channels at once. */
-static bool is_packed(const struct normfuse_parameter *of, int64_t elements, int64_t group_channels)
-{
-    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);
-    return of->data == NULL ||
-           (of->channel == 1 && (intptr_t)of->data % at_once == 0 && of->batch * bytes % at_once == 0 &&
-            group_channels * bytes % at_once == 0);
-}
-
 /* The next number of vectors that a kernel has room for: a kernel for each number would be as many compilations. Of
  * positions 5, too: of 144 and 160 channels four threads have as many. */
 static int64_t room_for(int64_t vectors, bool of_positions)
@@ -338,18 +329,42 @@ static int64_t shared_of(const struct shape *shape, const struct matrix *m, cons
     return bytes;
 }
 
+/* Registers that the compiler gives a thread at most. */
+static double max_registers(const struct geometry *g)
+{
+    return fmin(255.0, 65536.0 / fmax(256.0, (double)(g->lanes * g->beside)));
+}
+
 /* Blocks that a multiprocessor has at once. */
 static double resident_blocks(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                               int64_t shared)
 {
     const double threads = (double)(g->lanes * g->beside);
-    const double most = fmin(255.0, 65536.0 / fmax(256.0, threads));
-    const double registers = 8.0 * ceil(fmax(24.0, fmin(registers_of(shape, m, g), most)) / 8.0);
+    const double registers = 8.0 * ceil(fmax(24.0, fmin(registers_of(shape, m, g), max_registers(g))) / 8.0);
     const double by_shared = floor(227.0 * 1024.0 / (double)(shared + 1024));
     /* A quarter of a multiprocessor has whole warps; a kernel of small blocks spills if more of them are expected. */
     const double by_registers = is_of_positions(m) ? floor(4.0 * floor(512.0 / registers) / (threads / 32.0))
                                                    : floor(65536.0 / (threads * registers));
     return fmax(1.0, fmin(fmin(by_registers, by_shared), fmin(32.0, floor(2048.0 / threads))));
+}
+
+/* Figures of what a thread does: of a value (forward, backward), more where the activation is costly or rows are
+ * unaligned, of the thread, of a vector, of a weight, of a register that it has not. */
+struct instructions {
+    double value[2], costly, edges, thread[2], vector, weight, spilled;
+};
+
+static double instructions_of(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                              const struct instructions *k, double weights)
+{
+    const int32_t activation = shape->problem->activation;
+    const int d = shape->direction;
+    const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
+    const bool is_costly = activation == NORMFUSE_SILU || is_rare(activation);
+    return k->thread[d] +
+           vectors * (k->vector +
+                      elements * k->value[d] * (1.0 + k->costly * is_costly) * (1.0 + k->edges * !g->aligned)) +
+           k->weight * weights + k->spilled * fmax(0.0, registers_of(shape, m, g) - max_registers(g));
 }
 
 /* Microseconds. The first blocks of the multiprocessors wait for what a thread does, for the block, for those that
@@ -359,49 +374,22 @@ static double resident_blocks(const struct shape *shape, const struct matrix *m,
 static double cost_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients,
                       int64_t shared)
 {
+    static const struct instructions work = {.value = {2.3, 4.44}, .costly = 1.31, .edges = 2.46,
+                                             .thread = {85.5, 81.7}, .vector = 10.3, .weight = 9.06, .spilled = 10.7};
     static const struct {
-        double value[2], costly, edges, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double instruction, warp, cluster, cluster_block, columns, column_rows, column_bytes, join; /* latency */
         double issued, sectors, narrow[2], bandwidth, results, gang, overlap, start, sample, later;
-    } k = {.value = {2.3, 4.44},
-           .costly = 1.31,
-           .edges = 2.46,
-           .thread = {85.5, 81.7},
-           .vector = 10.3,
-           .weight = 9.06,
-           .spilled = 10.7,
-           .instruction = 0.00472,
-           .warp = 0.0394,
-           .cluster = 0.642,
-           .cluster_block = 0.0214,
-           .columns = 0.167,
-           .column_rows = 0.119,
-           .column_bytes = 0.000108,
-           .join = 0.0195,
-           .issued = 0.000295,
-           .sectors = 0.731,
-           .narrow = {0.00494, 0.00894},
-           .bandwidth = 1.495,
-           .results = 0.24,
-           .gang = 0.0352,
-           .overlap = 1.533,
-           .start = 0.961,
-           .sample = 0.712,
-           .later = 1.22};
+    } k = {.instruction = 0.00472, .warp = 0.0394, .cluster = 0.642, .cluster_block = 0.0214, .columns = 0.167,
+           .column_rows = 0.119, .column_bytes = 0.000108, .join = 0.0195, .issued = 0.000295, .sectors = 0.731,
+           .narrow = {0.00494, 0.00894}, .bandwidth = 1.495, .results = 0.24, .gang = 0.0352, .overlap = 1.533,
+           .start = 0.961, .sample = 0.712, .later = 1.22};
     const struct normfuse_problem *const p = shape->problem;
-    const int d = shape->direction;
-    const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
+    const double multiprocessors = shape->device->multiprocessors;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
-    const double wanted = registers_of(shape, m, g), most = fmin(255.0, 65536.0 / fmax(256.0, threads));
-    const double resident = resident_blocks(shape, m, g, shared);
-    const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
-    const bool is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
-    const double instructions =
-        k.thread[d] +
-        vectors * (k.vector + elements * k.value[d] * (1.0 + k.costly * is_costly) * (1.0 + k.edges * !g->aligned)) +
-        k.weight * (m->parameters == NORMFUSE_PARAMETERS_OF_GROUP ? 0.0 : weights_of(m, g)) +
-        k.spilled * fmax(0.0, wanted - most);
-    const double warps = ceil(threads / 32.0);
+    const double resident = resident_blocks(shape, m, g, shared), elements = (double)g->vector;
+    const double instructions = instructions_of(
+        shape, m, g, &work, m->parameters == NORMFUSE_PARAMETERS_OF_GROUP ? 0.0 : weights_of(m, g));
+    const double warps = ceil((double)(g->lanes * g->beside) / 32.0);
     double wait = k.instruction * instructions;
     if (g->lanes > 32)
         wait += k.warp * (warps - 1.0);
@@ -449,41 +437,20 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
 static double cost_of_positions(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                                 int32_t gradients, int64_t shared)
 {
+    static const struct instructions work = {.value = {2.32, 3.27}, .costly = 0.86, .thread = {39.0, 59.0},
+                                             .vector = 13.6, .weight = 6.0, .spilled = 26.0};
     static const struct {
-        double value[2], costly, thread[2], vector, weight, spilled; /* instructions; two: forward and backward */
         double begin, instruction, block_doubling, columns, column_rows, join, round_trip; /* latency */
         double throughput, sectors, narrow, tile, gang, bandwidth, start, later;
-    } k = {.value = {2.32, 3.27},
-           .costly = 0.86,
-           .thread = {39.0, 59.0},
-           .vector = 13.6,
-           .weight = 6.0,
-           .spilled = 26.0,
-           .begin = 0.064,
-           .instruction = 0.0045,
-           .block_doubling = 0.081,
-           .columns = 0.375,
-           .column_rows = 0.286,
-           .join = 0.0102,
-           .round_trip = 0.9,
-           .throughput = 0.000365,
-           .sectors = 1.05,
-           .narrow = 1.2,
-           .tile = 0.3,
+    } k = {.begin = 0.064, .instruction = 0.0045, .block_doubling = 0.081, .columns = 0.375, .column_rows = 0.286,
+           .join = 0.0102, .round_trip = 0.9, .throughput = 0.000365, .sectors = 1.05, .narrow = 1.2, .tile = 0.3,
            .gang = 2.0, /* clusters do not walk: tiles of 96 to 384 channels took 1.7 to 4.2 of the floor, walks 1.2 */
-           .bandwidth = 0.86,
-           .start = 1.36,
-           .later = 1.6};
+           .bandwidth = 0.86, .start = 1.36, .later = 1.6};
     const struct normfuse_problem *const p = shape->problem;
-    const int d = shape->direction;
-    const double threads = (double)(g->lanes * g->beside), multiprocessors = shape->device->multiprocessors;
+    const double multiprocessors = shape->device->multiprocessors, elements = (double)g->vector;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
-    const double wanted = registers_of(shape, m, g), most = fmin(255.0, 65536.0 / fmax(256.0, threads));
-    const bool walks = walks_samples(m, g), is_costly = p->activation == NORMFUSE_SILU || is_rare(p->activation);
-    const double vectors = (double)(g->held_rows * g->held_columns), elements = (double)g->vector;
-    const double instructions = k.thread[d] +
-                                vectors * (k.vector + elements * k.value[d] * (1.0 + k.costly * is_costly)) +
-                                (walks ? 0.0 : k.weight * weights_of(m, g)) + k.spilled * fmax(0.0, wanted - most);
+    const bool walks = walks_samples(m, g);
+    const double instructions = instructions_of(shape, m, g, &work, walks ? 0.0 : weights_of(m, g));
     double latency = k.begin + k.instruction * instructions;
     if (g->lanes > 32)
         latency += k.block_doubling * log2((double)g->lanes / 32.0);
@@ -492,7 +459,7 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     const double blocks = (double)g->blocks, at_once = resident_blocks(shape, m, g, shared) * multiprocessors;
     const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
     const double arithmetic =
-        k.throughput * samples * blocks * ceil(threads / 32.0) / multiprocessors * instructions;
+        k.throughput * samples * blocks * ceil((double)(g->lanes * g->beside) / 32.0) / multiprocessors * instructions;
     const int64_t groups_beside = minimum(m->groups, g->beside >> g->sample_bits);
     const bool adjoins = !m->is_tiled && groups_beside == m->groups &&
                          (m->samples == 1 || m->sample_stride == m->groups * m->columns);
@@ -540,14 +507,10 @@ static void make_signature(const struct shape *shape, const struct matrix *m, co
     *to = normfuse_cuda_signature_of(NORMFUSE_BODY_single, backward, p);
     to->statistics = m->statistics;
     to->parameters = m->parameters;
-    to->vector = (int32_t)g->vector;
-    to->aligned = g->aligned;
+#define SET(name) to->name = (int32_t)g->name;
+    SET(vector) SET(aligned) SET(lanes) SET(across) SET(held_columns) SET(held_rows) SET(exact)
+#undef SET
     to->threads = (int32_t)(g->lanes * g->beside);
-    to->lanes = (int32_t)g->lanes;
-    to->across = (int32_t)g->across;
-    to->held_columns = (int32_t)g->held_columns;
-    to->held_rows = (int32_t)g->held_rows;
-    to->exact = g->exact;
     to->walks = walks_samples(m, g);
     to->split = g->parts > 1;
     to->shared_by_cluster = g->exchanges;
@@ -592,20 +555,10 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
         .group_stride = m->is_spread ? block_columns(g) : m->group_stride,
         .row_stride = m->row_stride,
         .outer_stride = m->outer_stride,
-        .rows = (int32_t)m->rows,
-        .columns = (int32_t)m->columns,
-        .part_rows = (int32_t)g->part_rows,
-        .part_columns = (int32_t)g->part_columns,
-        .next_rows = (int32_t)g->next_rows,
-        .next_columns = (int32_t)g->next_columns,
-        .parts = (int32_t)g->parts,
-        .walkers = (int32_t)g->walkers,
         .by_parts = divisor_of(g->parts),
         .by_walkers = divisor_of(g->walkers),
         .by_inner_groups = divisor_of(m->inner_groups),
         .groups = (int32_t)(m->is_spread ? divide_up(m->columns, block_columns(g)) : m->groups),
-        .samples = (int32_t)m->samples,
-        .sample_bits = (int32_t)g->sample_bits,
         .group_channels = (int32_t)(m->is_spread ? block_columns(g) : m->group_channels),
         .call = {.channel_groups = (int32_t)(p->sets == NORMFUSE_SETS_GROUP ? p->groups : p->c),
                  .channels = (int32_t)p->c,
@@ -614,6 +567,10 @@ static void fill(const struct shape *shape, const struct matrix *m, const struct
                  .values = (float)m->values,
                  .share = 1.0f / (float)m->values},
     };
+#define SET(from, name) step->single.name = (int32_t)(from)->name;
+    SET(m, rows) SET(m, columns) SET(m, samples) SET(g, part_rows) SET(g, part_columns) SET(g, next_rows)
+    SET(g, next_columns) SET(g, parts) SET(g, walkers) SET(g, sample_bits)
+#undef SET
 }
 
 static const char *refuse(const struct shape *shape)

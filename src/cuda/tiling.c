@@ -3,15 +3,6 @@
  * tiling.c - see tiling.h. */
 #include "tiling.h"
 
-static uintptr_t places_of(const struct normfuse_problem *p)
-{
-    uintptr_t places = 0;
-#define PLACE(name) places |= (uintptr_t)p->name.data;
-    NORMFUSE_CUDA_TENSORS(PLACE)
-#undef PLACE
-    return places;
-}
-
 bool normfuse_cuda_has_columns(const struct normfuse_problem *p)
 {
     return p->columns && (p->c == 1 || p->x.channel == 1);
@@ -31,7 +22,7 @@ void normfuse_cuda_tile_columns(const struct normfuse_problem *p, bool in_one_bl
     for (t->vector = 16 / bytes;; t->vector /= 2) {
         const int64_t w = t->vector;
         t->folded = common_multiple(p->c, w) / p->c;
-        const bool fits = w == 1 || (places_of(p) % (uintptr_t)(w * bytes) == 0 && t->sample_stride % w == 0);
+        const bool fits = w == 1 || (are_aligned(p, (unsigned)(w * bytes)) && t->sample_stride % w == 0);
         const bool has_whole_rows = p->c * t->folded <= MAX_VECTORS * w;
         if (fits && (t->folded == 1 ? w == 1 || rows == 1 || p->x.position % w == 0
                                     : is_run && rows * p->c % w == 0 && is_countable(p->c * t->folded) &&
@@ -61,7 +52,7 @@ void normfuse_cuda_tile_rows(const struct normfuse_problem *p, struct tiling *t)
     t->slabs = t->samples * p->c;
     const int64_t strides = t->columns | (p->n > 1 ? p->x.batch : 0) | (p->c > 1 ? p->x.channel : 0);
     t->vector = t->strided ? 1 : widest;
-    while (t->vector > 1 && (strides % t->vector != 0 || places_of(p) % (uintptr_t)(t->vector * bytes) != 0))
+    while (t->vector > 1 && (strides % t->vector != 0 || !are_aligned(p, (unsigned)(t->vector * bytes))))
         t->vector /= 2;
     t->aligned = t->strided || t->vector == widest || !are_aligned(p, 16) || 2 * p->s < widest;
     if (!t->aligned)
@@ -79,59 +70,29 @@ int64_t normfuse_cuda_threads_across(int64_t vectors, int64_t most)
     return found;
 }
 
-/* True if a thread reads parameters of so many adjacent channels at once. */
-static bool is_packed(const struct normfuse_parameter *of, int64_t elements)
-{
-    const int64_t bytes = (int64_t)normfuse_type_bytes(of->type), at_once = minimum(16, bytes * elements);
-    return of->data == NULL ||
-           (of->channel == 1 && (intptr_t)of->data % at_once == 0 && of->batch * bytes % at_once == 0);
-}
-
 void normfuse_cuda_sign_tiling(const struct normfuse_problem *p, const struct tiling *t,
                                struct normfuse_cuda_signature *to)
 {
-    to->vector = (int32_t)t->vector;
-    to->aligned = t->aligned;
+#define SET(name) to->name = (int32_t)t->name;
+    SET(vector) SET(aligned) SET(threads) SET(lanes) SET(across) SET(strided)
+#undef SET
     to->piece = (int32_t)piece_of(p, t);
-    to->threads = (int32_t)t->threads;
-    to->lanes = (int32_t)t->lanes;
-    to->across = (int32_t)t->across;
     to->folded = t->folded > 1;
-    to->strided = t->strided;
-    bool packed = t->by_columns && t->folded == 1 && t->vector > 1;
-#define PACKED(name) packed = packed && (to->name == 0 || is_packed(&p->name, t->vector));
-    PACKED(weight) PACKED(bias) PACKED(scale) PACKED(shift) PACKED(pre_bias) PACKED(slope)
-    PACKED(running_mean) PACKED(running_var)
+    const bool may_be_packed = t->by_columns && t->folded == 1 && t->vector > 1;
+#define PACKED(name) && (to->name == 0 || is_packed(&p->name, t->vector, t->vector))
+    to->packed_parameters = may_be_packed PACKED(weight) PACKED(bias) PACKED(scale) PACKED(shift) PACKED(pre_bias)
+        PACKED(slope) PACKED(running_mean) PACKED(running_var);
+    to->packed_statistics = may_be_packed && group_of(p) == 1 PACKED(mean) PACKED(rstd);
 #undef PACKED
-    to->packed_parameters = packed;
-    to->packed_statistics = t->by_columns && t->folded == 1 && t->vector > 1 && group_of(p) == 1 &&
-                            (to->mean == 0 || is_packed(&p->mean, t->vector)) &&
-                            (to->rstd == 0 || is_packed(&p->rstd, t->vector));
 }
 
 struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct normfuse_problem *p,
                                                                 const struct tiling *t)
 {
     const bool is_group = p->sets == NORMFUSE_SETS_GROUP;
-    return (struct normfuse_stream_arguments){
-        .sample_stride = t->sample_stride,
-        .slab_stride = t->slab_stride,
-        .row_stride = t->row_stride,
-        .column_stride = t->column_stride,
+    struct normfuse_stream_arguments of = {
         .row_jump = t->row_step * t->row_stride,
-        .rows = (int32_t)t->rows,
-        .columns = (int32_t)t->columns,
-        .parts = (int32_t)t->parts,
-        .next_rows = (int32_t)t->next_rows,
-        .part_rows = (int32_t)t->part_rows,
-        .row_step = (int32_t)t->row_step,
-        .next_vectors = (int32_t)t->next_vectors,
-        .part_vectors = (int32_t)t->part_vectors,
-        .steps = (int32_t)t->steps,
-        .slabs = (int32_t)t->slabs,
-        .samples = (int32_t)t->samples,
         .slab_channels = 1,
-        .blocks_wide = (int32_t)t->blocks_wide,
         .by_parts = divisor_of(t->parts),
         .by_blocks_wide = divisor_of(t->blocks_wide),
         .by_row_step = divisor_of(t->row_step),
@@ -152,4 +113,11 @@ struct normfuse_stream_arguments normfuse_cuda_tiling_arguments(const struct nor
                  .channels = (int32_t)p->c,
                  .sum_slots = 1},
     };
+#define SET(type, name) of.name = (type)t->name;
+    SET(int64_t, sample_stride) SET(int64_t, slab_stride) SET(int64_t, row_stride) SET(int64_t, column_stride)
+    SET(int32_t, rows) SET(int32_t, columns) SET(int32_t, parts) SET(int32_t, next_rows) SET(int32_t, part_rows)
+    SET(int32_t, row_step) SET(int32_t, next_vectors) SET(int32_t, part_vectors) SET(int32_t, steps)
+    SET(int32_t, slabs) SET(int32_t, samples) SET(int32_t, blocks_wide)
+#undef SET
+    return of;
 }

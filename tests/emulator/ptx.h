@@ -132,11 +132,6 @@ inline void open_mailbox(uint64_t &barrier, int bytes)
     }
     __syncwarp();
 }
-inline void expect_mail(uint64_t &barrier, int bytes)
-{
-    if (threadIdx.x == 0)
-        emulator::barrier_arrive(barrier, (unsigned)bytes);
-}
 inline void announce_mailboxes() { emulator::cluster_arrive(); }
 inline void await_open_mailboxes() { emulator::cluster_await(); }
 inline void send(uint64_t &mailbox, void *place, int rank, uint64_t value)

@@ -112,6 +112,7 @@ constexpr R gelu_linear = R(1.5957691216057308), gelu_cubic = R(1.59576912160573
 /* SiLU of 16-bit results is found from half of z: z sigmoid(z) = h tanh(h) + h with h = z/2. The halving goes into the
  * coefficients, and of five instructions a value three are left. */
 constexpr bool halves_z = fast && signature::activation == SILU;
+constexpr R half = halves_z ? R(0.5) : R(1);
 
 /* act(z), p its parameter or prelu's slope; z is half of it where halves_z. */
 __device__ __forceinline__ R activate(R z, R p)

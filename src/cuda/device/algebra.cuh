@@ -55,6 +55,17 @@ struct requested_weights {
 /* Coefficients of each weight: z = e * by + offset, where e = x - centre, exactly e = (x - centre) - rest. p: prelu's slope. */
 struct coefficients {
     R by[weight_sets][weight_values], offset[weight_sets][weight_values], p[weight_sets][weight_values];
+
+    /* Of what activations take for z. */
+    __device__ __forceinline__ void halve()
+    {
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                by[set][i] *= half;
+                offset[set][i] *= half;
+            });
+        });
+    }
 };
 struct centres {
     R near[centre_sets][centre_values], rest[centre_sets][centre_values];
@@ -155,36 +166,76 @@ __device__ __forceinline__ void store_statistics(const normfuse_call_arguments &
     }
 }
 
-/* Given statistics of channels: evaluation. */
+/* Where there are no norm groups: given statistics of channels, or u as it is, or with its bias. */
 template <typename Rstds>
-__device__ __forceinline__ void receive_running(const requested_weights &weights, const normfuse_call_arguments &call,
-                                                centres &centre, Rstds &rstd_of)
+__device__ __forceinline__ void receive_given(const requested_weights &weights, const normfuse_call_arguments &call,
+                                              centres &centre, Rstds &rstd_of)
 {
-    each<weight_sets>([&](int set) {
-        double mean_of[weight_values], variance[weight_values];
-        R of_bias[weight_values];
-        weights.of_mean[set].receive(mean_of, 0.0);
-        weights.of_variance[set].receive(variance, 1.0);
-        weights.of_pre_bias[set].receive(of_bias, R(0));
-        each<weight_values>([&](int i) {
-            centre.set(set, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0));
-            rstd_of[set][i] = (R)(1.0 / sqrt(variance[i] + call.eps_of_double));
+    if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
+        each<weight_sets>([&](int set) {
+            double mean_of[weight_values], variance[weight_values];
+            R of_bias[weight_values];
+            weights.of_mean[set].receive(mean_of, 0.0);
+            weights.of_variance[set].receive(variance, 1.0);
+            weights.of_pre_bias[set].receive(of_bias, R(0));
+            each<weight_values>([&](int i) {
+                centre.set(set, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0));
+                rstd_of[set][i] = (R)(1.0 / sqrt(variance[i] + call.eps_of_double));
+            });
         });
-    });
+    } else {
+        each<centre_sets>([&](int set) {
+            R of_bias[weight_values];
+            if constexpr (centre_has_bias)
+                weights.of_pre_bias[set].receive(of_bias, R(0));
+            each<centre_values>([&](int i) {
+                centre.near[set][i] = centre_has_bias ? -of_bias[i] : R(0);
+                centre.rest[set][i] = R(0);
+            });
+        });
+    }
 }
 
-/* Affine: u is weighed as it is, or with its bias. */
-template <int = 0> __device__ __forceinline__ void centre_on_bias(const requested_weights &weights, centres &centre)
+/* ---- values of a vector ------------------------------------------------------------------------------------------- */
+
+/* pre_bias and pre_add, to x. */
+__device__ __forceinline__ void add_to_x(R (&numbers)[W], const raw_vector &added, const R (&of_bias)[weight_values])
 {
-    each<centre_sets>([&](int set) {
-        R of_bias[weight_values];
-        if constexpr (centre_has_bias)
-            weights.of_pre_bias[set].receive(of_bias, R(0));
-        each<centre_values>([&](int i) {
-            centre.near[set][i] = centre_has_bias ? -of_bias[i] : R(0);
-            centre.rest[set][i] = R(0);
-        });
-    });
+    R more[W];
+    if constexpr (pre_bias != 0)
+        each<W>([&](int j) { numbers[j] += of_bias[weight_value(j)]; });
+    if constexpr (pre_add) {
+        unpack<type, W>(added, more);
+        each<W>([&](int j) { numbers[j] += more[j]; });
+    }
+}
+
+/* z of a distance from the centre, with what is added behind the norm; half of it where halves_z. */
+__device__ __forceinline__ R z_of(R distance, R by, R offset, const R (&behind)[W], int j)
+{
+    const R z = fma(distance, by, offset);
+    if constexpr (reads_post)
+        return halves_z ? fma(behind[j], R(0.5), z) : z + behind[j];
+    else
+        return z;
+}
+
+/* dz from dy; `behind` is y where that is given. on_z(z) before. */
+template <typename OnZ>
+__device__ __forceinline__ R dz_of(R dy, R distance, R by, R offset, R p, const R (&behind)[W], int j, OnZ on_z)
+{
+    if constexpr (activation == IDENTITY) {
+        return dy;
+    } else {
+        R z;
+        if constexpr (reads_post && from_y)
+            z = behind[j];
+        else
+            z = z_of(distance, by, offset, behind, j);
+        on_z(z);
+        const R dz = differentiate(dy, z, p);
+        return halves_z ? dz * R(0.5) : dz;
+    }
 }
 
 #endif

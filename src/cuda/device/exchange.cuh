@@ -70,29 +70,49 @@ __device__ __forceinline__ constexpr int lanes_that_join(int threads, int column
     return found;
 }
 
+/* work(item, lane, exists) for items of which `lanes` adjacent threads have one each, whole warps in step. */
+template <int block_threads, int lanes, typename Work> __device__ __forceinline__ void each_item(int items, Work work)
+{
+    constexpr int at_once = block_threads / lanes;
+#pragma unroll 1
+    for (int first = 0; first < items; first += at_once) {
+        const int item = first + (int)threadIdx.x / lanes;
+        work(item < items ? item : 0, (int)threadIdx.x % lanes, item < items);
+    }
+}
+
 /* Numbers that a block of a cluster sends all of them. */
 template <int N> struct message {
     R numbers[N];
 };
 
-/* The same number of 8 bytes to every block of the cluster, in the sender's place; `entries` has one for each block. By the
- * first `parts` threads. */
+/* To one block of the cluster. */
 template <int N>
-__device__ __forceinline__ void send_to_all(uint64_t &mailbox, message<N> *entries, int rank, int parts,
-                                            const R (&numbers)[N])
+__device__ __forceinline__ void send_message(uint64_t &mailbox, message<N> *place, int to, const message<N> &sent)
 {
 #if __CUDA_ARCH__ >= 900
-    static_assert(N * sizeof(R) % 8 == 0, "messages are words of 8 bytes");
-    if ((int)threadIdx.x >= parts)
-        return;
+    constexpr int words = (int)sizeof(message<N>) / 8;
+    static_assert(words * 8 == sizeof(message<N>), "messages are words of 8 bytes");
     union {
-        R of[N];
-        uint64_t words[N * sizeof(R) / 8];
-    } sent;
-    each<N>([&](int i) { sent.of[i] = numbers[i]; });
-    each<(int)(N * sizeof(R) / 8)>([&](int i) {
-        send(mailbox, reinterpret_cast<uint64_t *>(entries + rank) + i, (int)threadIdx.x, sent.words[i]);
-    });
+        message<N> of;
+        uint64_t bits[words];
+    } read;
+    read.of = sent;
+    each<words>([&](int i) { send(mailbox, reinterpret_cast<uint64_t *>(place) + i, to, read.bits[i]); });
+#endif
+}
+
+/* The same message to every block of the cluster, in the sender's place; `entries` has one for each block. By the first
+ * `parts` threads; returns when those of all blocks are here. */
+template <int N>
+__device__ __forceinline__ void exchange_messages(uint64_t &mailbox, message<N> *entries, int rank, int parts,
+                                                  const message<N> &sent)
+{
+#if __CUDA_ARCH__ >= 900
+    await_open_mailboxes();
+    if ((int)threadIdx.x < parts)
+        send_message(mailbox, entries + rank, (int)threadIdx.x, sent);
+    await_mailbox(mailbox, 0);
 #endif
 }
 

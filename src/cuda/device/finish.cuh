@@ -278,6 +278,18 @@ __device__ __forceinline__ void walk_pairs(const arguments &a, const shared_item
     }
 }
 
+/* The lane's of `count` adjacent pairs. */
+__device__ __forceinline__ double2 sum_pairs(const double *pairs, int count, int lane, int lanes)
+{
+    double2 sum = {0.0, 0.0};
+#pragma unroll 4
+    for (int i = lane; i < count; i += lanes) {
+        sum.x += pairs[i * PAIR];
+        sum.y += pairs[i * PAIR + 1];
+    }
+    return sum;
+}
+
 /* Very many parts: those of each channel become one, in the place of the first. */
 __device__ __forceinline__ void join_parts(const arguments &a)
 {
@@ -285,13 +297,7 @@ __device__ __forceinline__ void join_parts(const arguments &a)
     const int slots = item.exists ? a.slots : 0;
     double *const own = a.sums + (int64_t)item.index * a.slot_stride * PAIR;
     follow_kernel();
-    double2 sum = {0.0, 0.0};
-#pragma unroll 4
-    for (int i = item.lane; i < slots; i += item.lanes) {
-        sum.x += own[i * PAIR];
-        sum.y += own[i * PAIR + 1];
-    }
-    sum = sum_item(sum, item);
+    const double2 sum = sum_item(sum_pairs(own, slots, item.lane, item.lanes), item);
     __syncthreads(); /* all of the item have read them */
     if (item.lane == 0 && item.exists) {
         own[0] = sum.x;
@@ -363,13 +369,7 @@ __device__ __forceinline__ double2 store_samples(const arguments &a, const share
     double2 sums = {0.0, 0.0};
     for (int n = item.lane / lanes; n < samples; n += item.lanes / lanes) {
         const double *const pairs = pairs_of(a, n, c);
-        double2 sum = {0.0, 0.0};
-#pragma unroll 4
-        for (int i = lane; i < slots; i += lanes) {
-            sum.x += pairs[i * PAIR];
-            sum.y += pairs[i * PAIR + 1];
-        }
-        sum = sum_few(sum, lanes);
+        const double2 sum = sum_few(sum_pairs(pairs, slots, lane, lanes), lanes);
         const double plain = sum.x, centred = sum.y;
         if (lane != 0)
             continue; /* all lanes have the sum; one writes and adds */

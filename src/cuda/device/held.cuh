@@ -26,17 +26,10 @@ constexpr bool sends_weighed = backward && has_groups;
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* A step of a walk that sums, or of one that writes. */
-template <bool writes> struct passing {
-    static constexpr bool before = pre_add && !writes;
-    static constexpr bool behind = backward ? reads_post && (!writes || finds_dz_again) : post_add && writes;
-    static constexpr bool more = du && writes;
-    static constexpr int of_behind = before, of_more = of_behind + behind, count = of_more + more;
-};
-
-struct vectors {
-    raw_vector x, dy, before, behind, more;
-};
+/* What passes beside what is kept, in a walk that sums or in one that writes. */
+template <bool writes>
+using passes = passing<false, false, pre_add && !writes,
+                       backward ? reads_post && (!writes || finds_dz_again) : post_add && writes, du && writes>;
 
 struct memory_of_thread {
     const place &at;
@@ -60,29 +53,18 @@ struct memory_of_thread {
         if constexpr (backward)
             copy_ahead(&slot(vector_of_thread, 1), a.dy + bytes, wanted);
     }
-    template <bool writes> __device__ __forceinline__ void request_passing(const cursor &of, int turn) const
+    template <bool writes> __device__ __forceinline__ pipeline<passes<writes>> passing_tensors() const
     {
-        using passes = passing<writes>;
-        const normfuse_stream_arguments &a = at.a;
-        const int64_t bytes = of.element * bytes_of(type);
-        const auto pass = [&](int tensor, const char *from) {
-            copy_ahead(ring + (turn * passes::count + tensor) * threads, from + bytes, of.has);
-        };
-        if constexpr (passes::before)
-            pass(0, a.call.pre_add);
-        if constexpr (passes::behind)
-            pass(passes::of_behind, a.call.post_add);
-        if constexpr (passes::more)
-            pass(passes::of_more, a.call.du);
+        return {at, ring};
     }
     /* The first copies of a walk; `keeps`: those of what is kept are not requested yet. */
     template <bool writes> __device__ __forceinline__ void begin(cursor &following, bool keeps) const
     {
 #pragma unroll 1
-        for (int turn = 0; turn < (!keeps && passing<writes>::count == 0 ? 0 : D); turn++) {
+        for (int turn = 0; turn < (!keeps && passes<writes>::count == 0 ? 0 : D); turn++) {
             if (keeps)
                 request_kept(following, turn);
-            request_passing<writes>(following, turn);
+            passing_tensors<writes>().request(following, turn);
             commit_copies();
             following.next();
         }
@@ -95,39 +77,28 @@ struct memory_of_thread {
             of.dy = slot(vector_of_thread, 1);
         return of;
     }
-    template <bool writes> __device__ __forceinline__ void receive_passing(vectors &of, int turn) const
-    {
-        using passes = passing<writes>;
-        const auto passed = [&](int tensor) { return ring[(turn * passes::count + tensor) * threads]; };
-        if constexpr (passes::before)
-            of.before = passed(0);
-        if constexpr (passes::behind)
-            of.behind = passed(passes::of_behind);
-        if constexpr (passes::more)
-            of.more = passed(passes::of_more);
-    }
     /* The walk that sums: work(cursor, vectors, vector of the thread); between(row that follows) behind each row, by whole
      * warps in step. */
     template <typename Work, typename Between>
     __device__ __forceinline__ void walk_held(cursor &following, bool keeps, Work work, Between between) const
     {
-        constexpr bool passes = passing<false>::count > 0;
+        constexpr bool some_pass = passes<false>::count > 0;
         cursor now(at);
         int turn = 0, vector_of_thread = 0;
         if (walks && !keeps)
             await_older_copies<0>();
 #pragma unroll 1
         while (!now.is_over()) {
-            if (passes || !walks || keeps)
+            if (some_pass || !walks || keeps)
                 await_older_copies<D - 1>();
             vectors of = kept_vectors(vector_of_thread);
-            receive_passing<false>(of, turn);
+            passing_tensors<false>().receive(of, turn);
             if (now.has)
                 work(now, of, vector_of_thread);
-            if (passes || !walks || keeps) {
+            if (some_pass || !walks || keeps) {
                 if (!walks || keeps)
                     request_kept(following, vector_of_thread + D);
-                request_passing<false>(following, turn);
+                passing_tensors<false>().request(following, turn);
                 commit_copies();
                 following.next();
                 turn = turn + 1 == D ? 0 : turn + 1;
@@ -142,19 +113,19 @@ struct memory_of_thread {
     template <typename Work>
     __device__ __forceinline__ void walk_results(cursor &following, cursor &next, Work work) const
     {
-        constexpr bool passes = passing<true>::count > 0;
+        constexpr bool some_pass = passes<true>::count > 0;
         cursor now(at);
         int turn = 0, vector_of_thread = 0;
 #pragma unroll 1
         while (!now.is_over()) {
-            if constexpr (passes)
+            if constexpr (some_pass)
                 await_older_copies<D - 1>();
             vectors of = kept_vectors(vector_of_thread);
-            receive_passing<true>(of, turn);
+            passing_tensors<true>().receive(of, turn);
             if (now.has)
                 work(now, of);
-            if constexpr (passes) {
-                request_passing<true>(following, turn);
+            if constexpr (some_pass) {
+                passing_tensors<true>().request(following, turn);
                 following.next();
                 turn = turn + 1 == D ? 0 : turn + 1;
             }
@@ -162,7 +133,7 @@ struct memory_of_thread {
                 request_kept(next, vector_of_thread);
                 next.next();
             }
-            if constexpr (passes || walks)
+            if constexpr (some_pass || walks)
                 commit_copies();
             now.next();
             vector_of_thread++;
@@ -290,16 +261,11 @@ struct meeting {
         }
         return of.own[set];
     }
-    /* work(norm group of the slab, lane, exists), whole warps in step. */
+    /* work(norm group of the slab, lane, exists). */
     static constexpr int set_lanes = by_columns ? 8 : 32;
     template <typename Work> __device__ __forceinline__ void each_set(Work work) const
     {
-        constexpr int at_once = threads / set_lanes;
-#pragma unroll 1
-        for (int first = 0; first < at.a.slab_sets; first += at_once) {
-            const int set = first + (int)threadIdx.x / set_lanes;
-            work(set < at.a.slab_sets ? set : 0, (int)threadIdx.x % set_lanes, set < at.a.slab_sets);
-        }
+        each_item<threads, set_lanes>(at.a.slab_sets, work);
     }
 };
 
@@ -354,7 +320,6 @@ template <bool knows>
 __device__ __forceinline__ void weigh_rows(const place &at, const sums_of_block &of, double mean_of, R rstd_of)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr R half = halves_z ? R(0.5) : R(1);
     const int first = at.part * a.next_rows, count = min(a.part_rows, a.rows - first);
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < count; i += threads) {
@@ -374,8 +339,9 @@ __device__ __forceinline__ void weigh_rows(const place &at, const sums_of_block 
             rstds by;
             by[0][0] = rstd_of;
             weigh(weights, own.centre, by, a.call, own.weighed);
-            to.by = own.weighed.by[0][0] * half;
-            to.offset = own.weighed.offset[0][0] * half;
+            own.weighed.halve();
+            to.by = own.weighed.by[0][0];
+            to.offset = own.weighed.offset[0][0];
             to.p = own.weighed.p[0][0];
         }
     }
@@ -389,7 +355,6 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
                                                const requested_weights &weights, cursor &passed)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr int sums = by_columns ? W : 2;
     R of_bias[weight_values];
     if constexpr (!by_rows)
         weights.of_pre_bias[0].receive(of_bias, R(0));
@@ -397,9 +362,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
     if constexpr (by_rows && pre_bias != 0)
         weigh_rows<false>(at, of, (double)pivot.of[0], R(1));
     const int first_row = at.part * a.next_rows;
-    R first[sums], second[sums];
-    int count = 0;
-    each<sums>([&](int i) { first[i] = second[i] = R(0); });
+    sums_of_u sums;
     tensors.walk_held(following, by.turn == 0, [&](const cursor &where, const vectors &read, int vector_of_thread) {
         R u[W], near[weight_values], rest[weight_values];
         each<weight_values>([&](int i) {
@@ -417,18 +380,9 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
         unpack_u(read.x, read.before, of_bias, u);
         if constexpr (rounds_u)
             tensors.slot(vector_of_thread, 0) = pack<type, W>(u);
-        if constexpr (by_columns)
-            count++;
-        each<W>([&](int j) {
-            const bool counts = at.has_element(where.first_column, j);
-            R distance = u[j] - near[weight_value(j)];
-            if constexpr (by_rows && centre_has_bias)
-                distance -= rest[0];
-            distance = counts ? distance : R(0);
-            first[j % sums] += distance;
-            second[j % sums] = fma(distance, distance, second[j % sums]);
-            if constexpr (!by_columns)
-                count += counts;
+        sums.add(at, where.first_column, [&](int j) {
+            const R distance = u[j] - near[weight_value(j)];
+            return by_rows && centre_has_bias ? distance - rest[0] : distance;
         });
     }, [](int) {});
     tensors.begin<true>(passed, false);
@@ -441,12 +395,12 @@ __device__ __forceinline__ void reduce_forward(const place &at, const memory_of_
         of.found[set] = {{near, (R)(base - (double)near), R(0), R(0)}};
     };
     if constexpr (!by_columns) {
-        const moments of_block = join_moments<threads>(first, second, count);
+        const moments of_block = join_moments<threads>(sums);
         if (threadIdx.x == 0)
             leave(0, (double)pivot.of[0] + (centre_has_bias && !by_rows ? (double)of_bias[0] : 0.0),
                   {{of_block.mean, of_block.squares, of_block.count, R(0)}});
     } else {
-        const joined_pieces joined = join_columns(at, of.of_columns, pivot, of_bias, first, second, count);
+        const joined_pieces joined = join_columns(at, of.of_columns, pivot, of_bias, sums);
         by.each_set([&](int set, int lane, bool exists) {
             const int channels = statistics_of_groups ? (int)a.by_group.divisor : 1;
             const message<2> row = joined.first_columns[set * channels / piece];
@@ -478,7 +432,6 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
                                               const requested_weights &weights, cursor &next)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr R half = halves_z ? R(0.5) : R(1);
     const int first_row = at.part * a.next_rows;
     R of_bias[weight_values];
     if constexpr (!by_rows)
@@ -538,10 +491,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
                            centre_has_bias ? of_bias[i] : R(0));
         });
         weigh(weights, own.centre, rstd_of, a.call, own.weighed);
-        each<weight_values>([&](int i) {
-            own.weighed.by[0][i] *= half;
-            own.weighed.offset[0][i] *= half;
-        });
+        own.weighed.halve();
     }
     tensors.walk_results(passed, next, [&](const cursor &where, const vectors &read) {
         R u[W], more[W];
@@ -554,9 +504,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const memory_of_t
             unpack<type, W>(read.behind, more);
         each<W>([&](int j) {
             const int i = weight_value(j);
-            R z = fma(own.centre.of(u[j], 0, 0, j), own.weighed.by[0][i], own.weighed.offset[0][i]);
-            if constexpr (post_add)
-                z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
+            const R z = z_of(own.centre.of(u[j], 0, 0, j), own.weighed.by[0][i], own.weighed.offset[0][i], more, j);
             u[j] = activate(z, own.weighed.p[0][i]);
         });
         store(where, a.out, u);
@@ -575,7 +523,7 @@ __device__ __forceinline__ void leave_row(const place &at, const sums_of_block &
         sums_of_row &to = of.of_rows[(row - at.part * at.a.next_rows) * row_entries + at.tx / lanes_of_row];
         to = {sums[0], sums[1], sums[2]};
     }
-    all.plain[0] = all.centred[0] = all.of_slope[0] = R(0);
+    all = sums_of_dz();
 }
 
 /* Results for later kernels, or the caller, from a channel's sums: dweight and dbias, or a pair. */
@@ -601,7 +549,6 @@ struct known_backward {
                                               const requested_weights &weights)
     {
         const normfuse_stream_arguments &a = at.a;
-        constexpr R half = halves_z ? R(0.5) : R(1);
         constexpr int mean_values = by_columns ? W : 1;
         const int saved_sample = a.sets_are_of_samples ? at.sample : 0;
         requested<mean, mean_values, packed_statistics> of_mean;
@@ -618,10 +565,7 @@ struct known_backward {
             weights.of_pre_bias[0].receive(of_bias, R(0));
             each<weight_values>([&](int i) { own.centre.set(0, i, mean_of[i], centre_has_bias ? of_bias[i] : R(0)); });
             weigh(weights, own.centre, rstd_of, a.call, own.weighed);
-            each<weight_values>([&](int i) {
-                own.weighed.by[0][i] *= half;
-                own.weighed.offset[0][i] *= half;
-            });
+            own.weighed.halve();
         }
     }
     /* dz of a vector, in the place of dy. */
@@ -633,23 +577,90 @@ struct known_backward {
             unpack<type, W>(read.behind, more);
         each<W>([&](int j) {
             const int i = weight_value(j);
-            if constexpr (activation != IDENTITY) {
-                R z;
-                if constexpr (reads_post && from_y) {
-                    z = more[j];
-                } else {
-                    z = fma(own.centre.of(u[j], 0, 0, j), own.weighed.by[0][i], own.weighed.offset[0][i]);
-                    if constexpr (reads_post)
-                        z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
-                }
-                on_slope(j, z > R(0) ? R(0) : dz[j] * z);
-                dz[j] = differentiate(dz[j], z, own.weighed.p[0][i]);
-                if constexpr (halves_z)
-                    dz[j] *= R(0.5);
-            }
+            dz[j] = dz_of(dz[j], own.centre.of(u[j], 0, 0, j), own.weighed.by[0][i], own.weighed.offset[0][i],
+                          own.weighed.p[0][i], more, j,
+                          [&](R z) { on_slope(j, z > R(0) ? R(0) : dz[j] * z); });
         });
     }
 };
+
+/* The block's sums, to `own`, and what later kernels get of its channels. */
+template <int = 0>
+__device__ __forceinline__ void leave_rows(const place &at, const sums_of_block &of, const known_backward &known)
+{
+    const normfuse_stream_arguments &a = at.a;
+    const int first_row = at.part * a.next_rows;
+    __shared__ R of_warps[threads / 32 * 2];
+    __syncthreads();
+    R total[2] = {R(0), R(0)};
+    const int rows_here = max(min(a.part_rows, a.rows - first_row), 0);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < rows_here; i += threads) {
+        double sums[3] = {0.0, 0.0, 0.0};
+        each<row_entries>([&](int k) {
+            const sums_of_row &from = of.of_rows[i * row_entries + k];
+            sums[0] += (double)from.plain;
+            sums[1] += (double)from.centred;
+            sums[2] += (double)from.of_slope;
+        });
+        total[0] = fma(of.rows[i].by, (R)sums[0], total[0]);
+        total[1] = fma(of.rows[i].by, (R)sums[1], total[1]);
+        if (at.slab_exists)
+            emit(at, at.slab * a.slab_channels + first_row + i, sums[0], sums[1], sums[2], known.rstd_of[0][0]);
+    }
+    sum_threads<2, threads>(total, of_warps);
+    if (threadIdx.x == 0)
+        of.own[0] = {{total[0] * (R(1) / half), total[1] * (R(1) / half)}};
+}
+template <int = 0>
+__device__ __forceinline__ void leave_slab(const place &at, const sums_of_block &of, const known_backward &known,
+                                           const sums_of_dz &all)
+{
+    const message<3> total = join_slab(all);
+    if (threadIdx.x > 0)
+        return;
+    of.own[0] = {{total.numbers[0], total.numbers[1]}};
+    if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+        if (at.slab_exists)
+            emit(at, at.slab, (double)total.numbers[0], (double)total.numbers[1], (double)total.numbers[2],
+                 known.rstd_of[0][0]);
+}
+template <int = 0>
+__device__ __forceinline__ void leave_columns(const place &at, const sums_of_block &of, const meeting &by,
+                                              const known_backward &known, const sums_of_dz &all)
+{
+    const normfuse_stream_arguments &a = at.a;
+    column_sums *const columns = join_columns(at, of.of_columns, all);
+    if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+        if (at.slab_exists)
+            each_subgroup(at, 1, [&](int column, int c, int) {
+                double sums[3] = {0.0, 0.0, 0.0};
+                for (int k = 0; k < a.joined_rows; k++)
+                    each<3>([&](int i) { sums[i] += columns[column + k * a.call.channels].of[i]; });
+                emit(at, c, sums[0], sums[1], sums[2], R(1));
+            });
+    if constexpr (statistics_of_groups) {
+        /* Weighed, in the place of the sums: a column's thread has its weights. */
+        __syncthreads();
+        if (at.ty == 0 && at.tx < across)
+            each<W>([&](int j) {
+                column_sums &to = columns[at.tx * W + j];
+                const double weight_of = (double)known.own.weighed.by[0][j] * (1.0 / (double)half);
+                to.of[0] *= at.exists ? weight_of : 0.0;
+                to.of[1] *= at.exists ? weight_of : 0.0;
+            });
+        __syncthreads();
+    }
+    by.each_set([&](int set, int lane, bool exists) {
+        double sums[2] = {0.0, 0.0};
+        each_piece_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
+            each<2>([&](int i) { sums[i] += columns[column].of[i]; });
+        });
+        sum_lanes<2, meeting::set_lanes>(sums);
+        if (exists && lane == 0)
+            of.own[set] = {{(R)sums[0], (R)sums[1]}};
+    });
+}
 
 template <int = 0>
 __device__ __forceinline__ void reduce_backward(const place &at, const memory_of_thread &tensors, cursor &following,
@@ -657,12 +668,9 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
                                                 cursor &passed)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr R half = halves_z ? R(0.5) : R(1);
     const int first_row = at.part * a.next_rows;
     weights_of_thread &own = known.own;
-    const rstds &rstd_of = known.rstd_of;
     sums_of_dz all;
-    each<weight_values>([&](int i) { all.plain[i] = all.centred[i] = all.of_slope[i] = R(0); });
     int row = at.first_row; /* whose sums `all` has */
     if constexpr (by_rows)
         if (row < at.row_end)
@@ -684,8 +692,7 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
             const int i = weight_value(j);
             const bool counts = at.has_element(where.first_column, j);
             const R distance = own.centre.of(u[j], 0, 0, j);
-            all.plain[i] += counts ? dz[j] : R(0);
-            all.centred[i] = counts ? fma(dz[j], distance, all.centred[i]) : all.centred[i];
+            all.add(i, dz[j], distance, counts);
             if constexpr (sums_slopes)
                 all.of_slope[i] += counts ? of_slope[j] : R(0);
         });
@@ -700,82 +707,14 @@ __device__ __forceinline__ void reduce_backward(const place &at, const memory_of
     });
     tensors.begin<true>(passed, false);
 
-    /* The block's sums. */
     if constexpr (!by_rows)
-        each<weight_values>([&](int i) {
-            all.centred[i] = fma(-own.centre.left(0, i), all.plain[i], all.centred[i]);
-        });
-    if constexpr (by_rows) {
-        __shared__ R of_warps[threads / 32 * 2];
-        __syncthreads();
-        R total[2] = {R(0), R(0)};
-        const int rows_here = max(min(a.part_rows, a.rows - first_row), 0);
-#pragma unroll 1
-        for (int i = (int)threadIdx.x; i < rows_here; i += threads) {
-            double sums[3] = {0.0, 0.0, 0.0};
-            each<row_entries>([&](int k) {
-                const sums_of_row &from = of.of_rows[i * row_entries + k];
-                sums[0] += (double)from.plain;
-                sums[1] += (double)from.centred;
-                sums[2] += (double)from.of_slope;
-            });
-            total[0] = fma(of.rows[i].by, (R)sums[0], total[0]);
-            total[1] = fma(of.rows[i].by, (R)sums[1], total[1]);
-            if (at.slab_exists)
-                emit(at, at.slab * a.slab_channels + first_row + i, sums[0], sums[1], sums[2], rstd_of[0][0]);
-        }
-        sum_threads<2, threads>(total, of_warps);
-        if (threadIdx.x == 0)
-            of.own[0] = {{total[0] * (R(1) / half), total[1] * (R(1) / half)}};
-    } else if constexpr (!by_columns) {
-        constexpr int numbers = sums_slopes ? 3 : 2;
-        __shared__ R of_warps[threads / 32 * numbers];
-        R total[numbers];
-        total[0] = all.plain[0];
-        total[1] = all.centred[0];
-        if constexpr (sums_slopes)
-            total[2] = all.of_slope[0];
-        sum_threads<numbers, threads>(total, of_warps);
-        if (threadIdx.x == 0) {
-            of.own[0] = {{total[0], total[1]}};
-            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
-                if (at.slab_exists)
-                    emit(at, at.slab, (double)total[0], (double)total[1],
-                         sums_slopes ? (double)total[numbers - 1] : 0.0, rstd_of[0][0]);
-        }
-    } else {
-        constexpr int numbers = sums_slopes ? 3 : 2;
-        column_sums *const columns = join_columns<numbers>(at, of.of_columns, all);
-        if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
-            if (at.slab_exists)
-                each_subgroup(at, 1, [&](int column, int c, int) {
-                    double sums[3] = {0.0, 0.0, 0.0};
-                    for (int k = 0; k < a.joined_rows; k++)
-                        each<3>([&](int i) { sums[i] += columns[column + k * a.call.channels].of[i]; });
-                    emit(at, c, sums[0], sums[1], sums[2], R(1));
-                });
-        if constexpr (statistics_of_groups) {
-            /* Weighed, in the place of the sums: a column's thread has its weights. */
-            __syncthreads();
-            if (at.ty == 0 && at.tx < across)
-                each<W>([&](int j) {
-                    column_sums &to = columns[at.tx * W + j];
-                    const double weight_of = (double)own.weighed.by[0][j] * (1.0 / (double)half);
-                    to.of[0] *= at.exists ? weight_of : 0.0;
-                    to.of[1] *= at.exists ? weight_of : 0.0;
-                });
-            __syncthreads();
-        }
-        by.each_set([&](int set, int lane, bool exists) {
-            double sums[2] = {0.0, 0.0};
-            each_piece_of_set(at, set, lane, meeting::set_lanes, [&](int column) {
-                each<2>([&](int i) { sums[i] += columns[column].of[i]; });
-            });
-            sum_lanes<2, meeting::set_lanes>(sums);
-            if (exists && lane == 0)
-                of.own[set] = {{(R)sums[0], (R)sums[1]}};
-        });
-    }
+        all.move_to_mean(own.centre);
+    if constexpr (by_rows)
+        leave_rows(at, of, known);
+    else if constexpr (by_columns)
+        leave_columns(at, of, by, known, all);
+    else
+        leave_slab(at, of, known, all);
 }
 
 template <int = 0>
@@ -784,7 +723,6 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
                                                cursor &next)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr R half = halves_z ? R(0.5) : R(1);
     const int first_row = at.part * a.next_rows;
     weights_of_thread &own = known.own;
     const rstds &rstd_of = known.rstd_of;
@@ -841,13 +779,13 @@ __device__ __forceinline__ void apply_backward(const place &at, const memory_of_
         if constexpr (dpost_add)
             store(where, a.call.dpost_add, dz);
         if constexpr (writes_out) {
-            if constexpr (passing<true>::more)
+            if constexpr (passes<true>::more)
                 unpack<type, W>(read.more, more);
             each<W>([&](int j) {
                 const int i = weight_value(j);
                 const R distance = own.centre.of(u[j], 0, 0, j);
                 R value = fma(own.weighed.by[0][i] * (R(1) / half), dz[j], fma(by_x[i], distance, level[i] - left));
-                if constexpr (passing<true>::more)
+                if constexpr (passes<true>::more)
                     value += more[j];
                 dz[j] = value;
             });

@@ -199,14 +199,6 @@ __device__ __forceinline__ void open_mailbox(uint64_t &barrier, int bytes)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     __syncwarp();
 }
-/* A mailbox that has been awaited: `bytes` will come again. By all threads. */
-__device__ __forceinline__ void expect_mail(uint64_t &barrier, int bytes)
-{
-    if (threadIdx.x == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
-                     "r"(bytes)
-                     : "memory");
-}
 /* Once, by all threads, when the block's mailboxes are open. */
 __device__ __forceinline__ void announce_mailboxes()
 {

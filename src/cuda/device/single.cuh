@@ -325,12 +325,8 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
         squares = fma(-count * centre.rest[0][0], centre.rest[0][0], squares);
 
     if constexpr (shared_by_cluster) {
-#if __CUDA_ARCH__ >= 900
         message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
-        const R own[2] = {distance, squares};
-        await_open_mailboxes();
-        send_to_all<2>(by.mailbox, entries, at.rank, a.parts, own);
-        await_mailbox(by.mailbox, 0);
+        exchange_messages(by.mailbox, entries, at.rank, a.parts, {{distance, squares}});
         const int lane = (int)threadIdx.x % 32;
         const bool exists = lane < a.parts;
         const R count_of = exists ? values_of(a, lane) : R(0), of = exists ? entries[lane].numbers[0] : R(0);
@@ -344,7 +340,6 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
         squares = __shfl_sync(full_mask, all[0], 0);
         distance = __shfl_sync(full_mask, distance, 0);
         move_centre();
-#endif
     }
     const R variance = quotient(squares, (R)a.call.values, share_of_values(a));
     rstd_of[0][0] = rstd_of_group(a.call, variance);
@@ -374,16 +369,10 @@ struct column_memory {
     }
 };
 
-/* work(column, lane) for the columns of the block, whole warps in step. */
+/* work(column, lane, exists) for the columns of the block. */
 template <typename Work> __device__ __forceinline__ void each_column(Work work)
 {
-    constexpr int at_once = threads / column_lanes;
-#pragma unroll 1
-    for (int first = 0; first < block_columns; first += at_once) {
-        const int column = first + (int)threadIdx.x / column_lanes;
-        work(column < block_columns ? column : block_columns - 1, (int)threadIdx.x % column_lanes,
-             column < block_columns);
-    }
+    each_item<threads, column_lanes>(block_columns, work);
 }
 
 /* Rows that the threads of one ty have. */
@@ -401,30 +390,20 @@ __device__ __forceinline__ void exchange_columns(const place &at, const exchange
     each_column([&](int column, int lane, bool exists) {
         if (!exists || column >= at.columns)
             return;
-        union {
-            message<2> of;
-            uint64_t words[sizeof(message<2>) / 8];
-        } sent;
-        sent.of = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
+        const message<2> sent = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
         for (int to = lane; to < at.a.parts; to += column_lanes)
-            each<(int)(sizeof(message<2>) / 8)>([&](int i) {
-                send(by.mailbox, reinterpret_cast<uint64_t *>(memory.of_blocks + at.rank * block_columns + column) + i,
-                     to, sent.words[i]);
-            });
+            send_message(by.mailbox, memory.of_blocks + at.rank * block_columns + column, to, sent);
     });
     __syncwarp(); /* all lanes have read what the first one of a column will write over */
     await_mailbox(by.mailbox, 0);
 #endif
 }
 
-/* Statistics of columns: about the first row; of mean squares, about 0. */
+/* Means and squares of the columns of each thread, about the first row, or (mean squares) about 0; and that. */
 template <int = 0>
-__device__ __forceinline__ void
-find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
-                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, group_rstds &rstd_of)
+__device__ __forceinline__ void leave_columns(const place &at, const column_memory &memory, const held &x,
+                                              const raw_vector (&first_row)[KX])
 {
-    const normfuse_single_arguments &a = at.a;
-    const column_memory memory(by.dynamic);
     R pivot[KX][W];
     each<KX>([&](int kx) {
         unpack<type, W>(first_row[kx], pivot[kx]);
@@ -459,6 +438,17 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
                 memory.pivots[column] = pivot[kx][j];
         });
     });
+}
+
+/* Statistics of columns. */
+template <int = 0>
+__device__ __forceinline__ void
+find_column_statistics(const place &at, const exchange &by, const held &x, const requested_weights &weights,
+                       const raw_vector (&first_row)[KX], int64_t sample, centres &centre, group_rstds &rstd_of)
+{
+    const normfuse_single_arguments &a = at.a;
+    const column_memory memory(by.dynamic);
+    leave_columns(at, memory, x, first_row);
     __syncthreads();
     /* The block's statistics, about the pivot. */
     each_column([&](int column, int lane, bool exists) {
@@ -600,14 +590,9 @@ struct requested_sample {
     static __device__ __forceinline__ void add_to(raw_vector &to, const raw_vector &added,
                                                   const R (&of_bias)[weight_values])
     {
-        R numbers[W], more[W];
+        R numbers[W];
         unpack<type, W>(to, numbers);
-        if constexpr (pre_bias != 0)
-            each<W>([&](int j) { numbers[j] += of_bias[weight_value(j)]; });
-        if constexpr (pre_add) {
-            unpack<type, W>(added, more);
-            each<W>([&](int j) { numbers[j] += more[j]; });
-        }
+        add_to_x(numbers, added, of_bias);
         to = pack<type, W>(numbers);
     }
     /* A value near those of u, which all threads of the norm group have: its first one, but for a bias that is a part of the
@@ -630,11 +615,16 @@ struct requested_sample {
     }
 };
 
-/* Rows have weights, columns rstds: weighed without these, which their values are multiplied by. */
+/* Where rows have weights and columns rstds: weighed without these, which their values are multiplied by. */
 template <int = 0>
-__device__ __forceinline__ void weigh_rows(const requested_weights &weights, const normfuse_call_arguments &call,
-                                           coefficients &of)
+__device__ __forceinline__ void weigh_values(const requested_weights &weights, const centres &centre,
+                                             const group_rstds &rstd_of, const normfuse_call_arguments &call,
+                                             coefficients &of)
 {
+    if constexpr (!tiled) {
+        weigh(weights, centre, rstd_of, call, of);
+        return;
+    }
     centres none;
     each<centre_sets>([&](int set) {
         each<centre_values>([&](int i) { none.near[set][i] = none.rest[set][i] = R(0); });
@@ -669,26 +659,15 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         find_column_statistics(at, by, of.x, weights, of.first_row, sample, centre, rstd_of);
     else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
         find_group_statistics(at, by, of.x, weights, of.pivot(), sample, wanted && at.has_group, centre, rstd_of);
-    else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
-        receive_running(weights, a.call, centre, rstd_of);
     else
-        centre_on_bias(weights, centre);
+        receive_given(weights, a.call, centre, rstd_of);
     /* After the statistics: u may be in the place of what others read for these. */
     if constexpr (stores_u)
         at.store(a.call.u, sample, wanted, of.x);
     coefficients weighed;
-    if constexpr (tiled)
-        weigh_rows(weights, a.call, weighed);
-    else
-        weigh(weights, centre, rstd_of, a.call, weighed);
+    weigh_values(weights, centre, rstd_of, a.call, weighed);
     if constexpr (writes_out) {
-        constexpr R half = halves_z ? R(0.5) : R(1);
-        each<weight_sets>([&](int set) {
-            each<weight_values>([&](int i) {
-                weighed.by[set][i] *= half;
-                weighed.offset[set][i] *= half;
-            });
-        });
+        weighed.halve();
         held_y to;
         each<KY>([&](int ky) {
             each<KX>([&](int kx) {
@@ -699,10 +678,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 const int set = weight_set(ky, kx);
                 each<W>([&](int j) {
                     const int i = weight_value(j);
-                    R z = fma(normalized_of(centre, rstd_of, numbers[j], ky, kx, j), weighed.by[set][i],
-                              weighed.offset[set][i]);
-                    if constexpr (reads_post)
-                        z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
+                    const R z = z_of(normalized_of(centre, rstd_of, numbers[j], ky, kx, j), weighed.by[set][i],
+                                     weighed.offset[set][i], more, j);
                     numbers[j] = activate(z, weighed.p[set][i]);
                 });
                 to[ky][kx] = pack<y_type, W>(numbers);
@@ -859,149 +836,140 @@ struct requested_backward {
     }
 };
 
-template <int = 0>
-__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
-                                        requested_backward &given, const requested_weights &weights, channel_sums &all)
-{
-    const normfuse_single_arguments &a = at.a;
-    given.of.add(weights);
-    held_y post;
-    held of_du;
-    if constexpr (reads_post)
-        at.template request<y_type>(a.call.post_add, sample, wanted, post);
-    if constexpr (du)
-        at.request(a.call.du, sample, wanted, of_du);
+/* A thread's sums of one sample: of dz, of dz * (u - mean), and of slopes; `tiled`, of each column those weighed by the
+ * rows' weights, too. And what follows from the totals: dx = by dz + by_x (u - mean) + level, of the norm group or of each
+ * column. */
+struct sample_backward {
     centres centre;
     group_rstds rstd_of;
-    if constexpr (has_statistics) {
-        each<centre_sets>([&](int set) {
-            const int of_mean = of_columns ? set : 0;
-            double mean_of[mean_values];
-            R of_bias[weight_values] = {};
-            given.of_mean[of_mean].receive(mean_of, 0.0);
-            given.of_rstd[of_mean].receive(rstd_of[of_mean], R(1));
-            if constexpr (centre_has_bias)
-                weights.of_pre_bias[set].receive(of_bias, R(0));
-            each<centre_values>([&](int i) {
-                centre.set(set, i, mean_of[of_columns ? i : 0], centre_has_bias ? of_bias[weight_value(i)] : R(0));
-            });
-        });
-    } else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
-        receive_running(weights, a.call, centre, rstd_of);
-    } else {
-        centre_on_bias(weights, centre);
-    }
     coefficients weighed;
-    if constexpr (tiled)
-        weigh_rows(weights, a.call, weighed);
-    else
-        weigh(weights, centre, rstd_of, a.call, weighed);
-
-    /* dz takes the place of dy. */
-    constexpr bool sums = gradients != NORMFUSE_GRADIENTS_NONE || (has_statistics && writes_out);
-    constexpr R half = halves_z ? R(0.5) : R(1);
-    R dz[KY][KX][W];
+    R dz[KY][KX][W]; /* in the place of dy */
     R plain[weight_sets][weight_values], centred[weight_sets][weight_values], of_slope[weight_sets][weight_values];
-    R of_column[2][tiled ? KX : 1][tiled ? W : 1] = {}; /* tiled: weighed by the rows' weights */
-    each<weight_sets>([&](int set) {
-        each<weight_values>([&](int i) { plain[set][i] = centred[set][i] = of_slope[set][i] = R(0); });
-    });
-    at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
-        R numbers[W], more[W];
-        unpack<type, W>(given.of.x[ky][kx], numbers);
-        unpack<y_type, W>(given.dy[ky][kx], dz[ky][kx]);
-        if constexpr (reads_post)
-            unpack<y_type, W>(post[ky][kx], more);
-        const int set = weight_set(ky, kx);
-        const bool has = at.has(ky, first_column);
-        each<W>([&](int j) {
-            const int i = weight_value(j);
-            const R distance = normalized_of(centre, rstd_of, numbers[j], ky, kx, j);
-            R &g = dz[ky][kx][j];
-            if constexpr (activation != IDENTITY) {
-                R z;
-                if constexpr (reads_post && from_y)
-                    z = more[j];
-                else {
-                    z = fma(distance, weighed.by[set][i] * half, weighed.offset[set][i] * half);
-                    if constexpr (reads_post)
-                        z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
-                }
-                const bool counts = has && at.has_element(first_column, j);
-                if constexpr (sums_slopes)
-                    of_slope[set][i] += z > R(0) || !counts ? R(0) : g * z;
-                g = differentiate(g, z, weighed.p[set][i]);
-                if constexpr (halves_z)
-                    g *= R(0.5);
-            }
-            if constexpr (sums) {
-                const bool counts = exact && aligned ? true : has && at.has_element(first_column, j);
-                plain[set][i] += counts ? g : R(0);
-                centred[set][i] = counts ? fma(g, distance, centred[set][i]) : centred[set][i];
-                if constexpr (tiled) {
-                    const R by_weight = counts ? weighed.by[set][i] * g : R(0);
-                    of_column[0][kx][j] += by_weight;
-                    of_column[1][kx][j] = counts ? fma(by_weight, distance, of_column[1][kx][j]) : of_column[1][kx][j];
-                }
-            }
-        });
-    });
-    if constexpr (dpost_add) {
-        held_y to;
-        each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<y_type, W>(dz[ky][kx]); }); });
-        at.template store<y_type>(a.call.dpost_add, sample, wanted, to);
-    }
-    /* About the mean itself. */
-    if constexpr (sums && !mean_square && !tiled)
-        each<weight_sets>([&](int set) {
-            each<weight_values>(
-                [&](int i) { centred[set][i] = fma(-centre.left(set, i), plain[set][i], centred[set][i]); });
-        });
+    R of_column[2][tiled ? KX : 1][tiled ? W : 1];
+    R by_x[column_sets][column_values], level[column_sets][column_values];
 
-    const auto sum_channels = [&]() {
-        if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns) {
-            channel_sums found;
-            const auto rstd_for = [&](int set, int i) {
-                if constexpr (tiled || gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ||
-                              gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
-                    return R(1); /* tiled: they are; else the kernel that joins them multiplies by it */
-                else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
-                    return rstd_of[0][0];
-                else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
-                    return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
-                else
-                    return R(1);
-            };
-            each<weight_sets>([&](int set) {
-                each<weight_values>([&](int i) {
-                    const R normalized = centred[set][i] * rstd_for(set, i);
-                    if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
-                        found.plain[set][i] = plain[set][i];
-                        found.normalized[set][i] = normalized;
-                        found.of_slope[set][i] = of_slope[set][i];
-                    } else {
-                        if constexpr (sums_dz)
-                            all.plain[set][i] += wanted ? plain[set][i] : R(0);
-                        all.normalized[set][i] += wanted ? normalized : R(0);
-                        all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
-                    }
+    template <int = 0>
+    __device__ __forceinline__ void find_centres(const normfuse_single_arguments &a, const requested_backward &given,
+                                                 const requested_weights &weights)
+    {
+        if constexpr (has_statistics) {
+            each<centre_sets>([&](int set) {
+                const int of_mean = of_columns ? set : 0;
+                double mean_of[mean_values];
+                R of_bias[weight_values] = {};
+                given.of_mean[of_mean].receive(mean_of, 0.0);
+                given.of_rstd[of_mean].receive(rstd_of[of_mean], R(1));
+                if constexpr (centre_has_bias)
+                    weights.of_pre_bias[set].receive(of_bias, R(0));
+                each<centre_values>([&](int i) {
+                    centre.set(set, i, mean_of[of_columns ? i : 0], centre_has_bias ? of_bias[weight_value(i)] : R(0));
                 });
             });
-            if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
-                finish_channels(at, by.dynamic, sample, wanted, found);
+        } else {
+            receive_given(weights, a.call, centre, rstd_of);
         }
-    };
-    /* Before the threads wait for their totals, where these are not what is summed. */
-    constexpr bool sums_early =
-        walks && parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
-    if constexpr (sums_early)
-        sum_channels();
-
-    /* dx = by dz + by_x (u - mean) + level, of the norm group or of each column. */
-    R by_x[column_sets][column_values] = {};
-    R level[column_sets][column_values] = {};
-    const R portion = share_of_values(a);
-    if constexpr (of_columns) {
+        weigh_values(weights, centre, rstd_of, a.call, weighed);
+    }
+    template <int = 0>
+    __device__ __forceinline__ void find_sums(const place &at, int64_t sample, const requested_backward &given,
+                                              const held_y &post)
+    {
+        constexpr bool sums = gradients != NORMFUSE_GRADIENTS_NONE || (has_statistics && writes_out);
+        /* Its own: what is written through `this` would be a branch for each element. */
+        struct {
+            R plain[weight_sets][weight_values], centred[weight_sets][weight_values];
+            R of_slope[weight_sets][weight_values], of_column[2][tiled ? KX : 1][tiled ? W : 1];
+        } all = {};
+        at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
+            R numbers[W], more[W];
+            unpack<type, W>(given.of.x[ky][kx], numbers);
+            unpack<y_type, W>(given.dy[ky][kx], dz[ky][kx]);
+            if constexpr (reads_post)
+                unpack<y_type, W>(post[ky][kx], more);
+            const int set = weight_set(ky, kx);
+            const bool has = at.has(ky, first_column);
+            each<W>([&](int j) {
+                const int i = weight_value(j);
+                const R distance = normalized_of(centre, rstd_of, numbers[j], ky, kx, j);
+                R &g = dz[ky][kx][j];
+                g = dz_of(g, distance, weighed.by[set][i] * half, weighed.offset[set][i] * half, weighed.p[set][i],
+                          more, j, [&](R z) {
+                              const bool counts = has && at.has_element(first_column, j);
+                              if constexpr (sums_slopes)
+                                  all.of_slope[set][i] += z > R(0) || !counts ? R(0) : g * z;
+                          });
+                if constexpr (sums) {
+                    const bool counts = exact && aligned ? true : has && at.has_element(first_column, j);
+                    all.plain[set][i] += counts ? g : R(0);
+                    all.centred[set][i] = counts ? fma(g, distance, all.centred[set][i]) : all.centred[set][i];
+                    if constexpr (tiled) {
+                        auto &to = all.of_column;
+                        const R by_weight = counts ? weighed.by[set][i] * g : R(0);
+                        to[0][kx][j] += by_weight;
+                        to[1][kx][j] = counts ? fma(by_weight, distance, to[1][kx][j]) : to[1][kx][j];
+                    }
+                }
+            });
+        });
+        /* About the mean itself. */
+        if constexpr (sums && !mean_square && !tiled)
+            each<weight_sets>([&](int set) {
+                each<weight_values>([&](int i) {
+                    all.centred[set][i] = fma(-centre.left(set, i), all.plain[set][i], all.centred[set][i]);
+                });
+            });
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                plain[set][i] = all.plain[set][i];
+                centred[set][i] = all.centred[set][i];
+                of_slope[set][i] = all.of_slope[set][i];
+            });
+        });
+        if constexpr (tiled)
+            each<2>([&](int k) {
+                each<KX>([&](int kx) { each<W>([&](int j) { of_column[k][kx][j] = all.of_column[k][kx][j]; }); });
+            });
+    }
+    /* To the sums of channels. */
+    template <int = 0>
+    __device__ __forceinline__ void add_to_channels(const place &at, const exchange &by, int64_t sample, bool wanted,
+                                                    channel_sums &all) const
+    {
+        channel_sums found;
+        const auto rstd_for = [&](int set, int i) {
+            if constexpr (tiled || gradients == NORMFUSE_GRADIENTS_OF_SAMPLES ||
+                          gradients == NORMFUSE_GRADIENTS_OF_CHANNELS)
+                return R(1); /* tiled: they are; else the kernel that joins them multiplies by it */
+            else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP)
+                return rstd_of[0][0];
+            else if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING)
+                return rstd_of[many_rstds ? set : 0][many_rstds ? i : 0];
+            else
+                return R(1);
+        };
+        each<weight_sets>([&](int set) {
+            each<weight_values>([&](int i) {
+                const R normalized = centred[set][i] * rstd_for(set, i);
+                if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES) {
+                    found.plain[set][i] = plain[set][i];
+                    found.normalized[set][i] = normalized;
+                    found.of_slope[set][i] = of_slope[set][i];
+                } else {
+                    if constexpr (sums_dz)
+                        all.plain[set][i] += wanted ? plain[set][i] : R(0);
+                    all.normalized[set][i] += wanted ? normalized : R(0);
+                    all.of_slope[set][i] += wanted ? of_slope[set][i] : R(0);
+                }
+            });
+        });
+        if constexpr (gradients == NORMFUSE_GRADIENTS_OF_SAMPLES)
+            finish_channels(at, by.dynamic, sample, wanted, found);
+    }
+    template <int = 0>
+    __device__ __forceinline__ void join_columns(const place &at, const exchange &by, int64_t sample)
+    {
+        const normfuse_single_arguments &a = at.a;
+        const R portion = share_of_values(a);
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {
             each<W>([&](int j) {
@@ -1062,7 +1030,11 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                                  0.0);
                     });
                 });
-    } else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP) {
+    }
+    template <int = 0> __device__ __forceinline__ void join_group(const place &at, const exchange &by)
+    {
+        const normfuse_single_arguments &a = at.a;
+        const R portion = share_of_values(a);
         constexpr bool weighs_first = parameters != NORMFUSE_PARAMETERS_OF_GROUP;
         R total[2] = {R(0), R(0)};
         each<weight_sets>([&](int set) {
@@ -1079,15 +1051,11 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
             sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
         }
         if constexpr (shared_by_cluster) {
-#if __CUDA_ARCH__ >= 900
             message<2> *const entries = reinterpret_cast<message<2> *>(by.dynamic);
-            await_open_mailboxes();
-            send_to_all<2>(by.mailbox, entries, at.rank, a.parts, total);
-            await_mailbox(by.mailbox, 0);
+            exchange_messages(by.mailbox, entries, at.rank, a.parts, {{total[0], total[1]}});
             const int lane = (int)threadIdx.x % 32;
             each<2>([&](int i) { total[i] = lane < a.parts ? entries[lane].numbers[i] : R(0); });
             sum_lanes<2, 32>(total);
-#endif
         }
         if constexpr (!weighs_first) {
             plain[0][0] = total[0];
@@ -1103,25 +1071,34 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         level[0][0] = mean_square
                           ? R(0)
                           : -total[0] * portion - (centre_has_bias ? R(0) : by_x[0][0] * centre.rest[0][0]);
-    } else if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
-        R total[2] = {plain[0][0], centred[0][0]};
-        sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
-        plain[0][0] = total[0];
-        centred[0][0] = total[1];
     }
-    if constexpr (sums_slopes && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
-        R total[1] = {of_slope[0][0]};
-        sum_threads<1, lanes>(total, by.shared.of_warps[2]);
-        of_slope[0][0] = total[0];
+    template <int = 0> __device__ __forceinline__ void join_totals(const place &at, const exchange &by, int64_t sample)
+    {
+        if constexpr (of_columns) {
+            join_columns(at, by, sample);
+        } else if constexpr (statistics == NORMFUSE_STATISTICS_GROUP) {
+            join_group(at, by);
+        } else if constexpr (gradients != NORMFUSE_GRADIENTS_NONE && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
+            R total[2] = {plain[0][0], centred[0][0]};
+            sum_threads<2, lanes>(total, by.shared.of_warps[walks ? by.turn % 2 : 0]);
+            plain[0][0] = total[0];
+            centred[0][0] = total[1];
+        }
+        if constexpr (sums_slopes && parameters == NORMFUSE_PARAMETERS_OF_GROUP) {
+            R total[1] = {of_slope[0][0]};
+            sum_threads<1, lanes>(total, by.shared.of_warps[2]);
+            of_slope[0][0] = total[0];
+        }
     }
-    if constexpr (!sums_early)
-        sum_channels();
-    if constexpr (writes_out) {
+    template <int = 0>
+    __device__ __forceinline__ void write(const place &at, int64_t sample, bool wanted, const held &x,
+                                          const held &of_du) const
+    {
         held to;
         each<KY>([&](int ky) {
             each<KX>([&](int kx) {
                 R numbers[W], more[W];
-                unpack<type, W>(given.of.x[ky][kx], numbers);
+                unpack<type, W>(x[ky][kx], numbers);
                 if constexpr (du)
                     unpack<type, W>(of_du[ky][kx], more);
                 const int set = weight_set(ky, kx);
@@ -1143,8 +1120,41 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
                 to[ky][kx] = pack<type, W>(numbers);
             });
         });
-        at.store(a.out, sample, wanted, to);
+        at.store(at.a.out, sample, wanted, to);
     }
+};
+
+template <int = 0>
+__device__ __forceinline__ void work_on(const place &at, const exchange &by, int64_t sample, bool wanted,
+                                        requested_backward &given, const requested_weights &weights, channel_sums &all)
+{
+    const normfuse_single_arguments &a = at.a;
+    given.of.add(weights);
+    held_y post;
+    held of_du;
+    if constexpr (reads_post)
+        at.template request<y_type>(a.call.post_add, sample, wanted, post);
+    if constexpr (du)
+        at.request(a.call.du, sample, wanted, of_du);
+    sample_backward found;
+    found.find_centres(a, given, weights);
+    found.find_sums(at, sample, given, post);
+    if constexpr (dpost_add) {
+        held_y to;
+        each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<y_type, W>(found.dz[ky][kx]); }); });
+        at.template store<y_type>(a.call.dpost_add, sample, wanted, to);
+    }
+    /* Before the threads wait for their totals, where these are not what is summed. */
+    constexpr bool sums_channels = gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns;
+    constexpr bool sums_early =
+        walks && parameters != NORMFUSE_PARAMETERS_OF_GROUP && gradients != NORMFUSE_GRADIENTS_OF_SAMPLES;
+    if constexpr (sums_early && sums_channels)
+        found.add_to_channels(at, by, sample, wanted, all);
+    found.join_totals(at, by, sample);
+    if constexpr (!sums_early && sums_channels)
+        found.add_to_channels(at, by, sample, wanted, all);
+    if constexpr (writes_out)
+        found.write(at, sample, wanted, given.of.x, of_du);
 }
 
 } // namespace

@@ -10,63 +10,14 @@ namespace {
 /* ---- tensors through slots ---------------------------------------------------------------------------------------- */
 
 /* Which tensors a walk reads. */
-template <bool sums, bool writes> struct reading {
-    static constexpr bool x = !backward || sums || has_statistics || activation != IDENTITY;
-    static constexpr bool dy = backward;
-    static constexpr bool before = pre_add && x;
-    static constexpr bool behind = backward ? reads_post : post_add && writes;
-    static constexpr bool more = du && writes;
-    static constexpr int of_dy = x, of_before = of_dy + dy, of_behind = of_before + before,
-                         of_more = of_behind + behind, count = of_more + more;
-};
+template <bool sums> constexpr bool reads_x = !backward || sums || has_statistics || activation != IDENTITY;
+template <bool sums, bool writes>
+using reading = passing<reads_x<sums>, backward != 0, pre_add && reads_x<sums>,
+                        backward ? reads_post : post_add && writes, du && writes>;
 
-struct vectors {
-    raw_vector x, dy, before, behind, more;
-};
+template <typename Reading> struct reader : pipeline<Reading> {
+    using pipeline<Reading>::at;
 
-template <typename Reading> struct pipeline {
-    const place &at;
-    raw_vector *const slots; /* [D][tensors][threads] */
-
-    __device__ __forceinline__ pipeline(const place &at, char *dynamic)
-        : at(at), slots(reinterpret_cast<raw_vector *>(dynamic) + threadIdx.x)
-    {
-    }
-    __device__ __forceinline__ raw_vector *slot(int turn, int tensor) const
-    {
-        return slots + (turn * Reading::count + tensor) * threads;
-    }
-    __device__ __forceinline__ void request(const cursor &of, int turn) const
-    {
-        const normfuse_stream_arguments &a = at.a;
-        const int64_t bytes = of.element * bytes_of(type);
-        const auto one = [&](int tensor, const char *from) { copy_ahead(slot(turn, tensor), from + bytes, of.has); };
-        if constexpr (Reading::x)
-            one(0, a.x);
-        if constexpr (Reading::dy)
-            one(Reading::of_dy, a.dy);
-        if constexpr (Reading::before)
-            one(Reading::of_before, a.call.pre_add);
-        if constexpr (Reading::behind)
-            one(Reading::of_behind, a.call.post_add);
-        if constexpr (Reading::more)
-            one(Reading::of_more, a.call.du);
-    }
-    __device__ __forceinline__ vectors receive(int turn) const
-    {
-        vectors of = {};
-        if constexpr (Reading::x)
-            of.x = *slot(turn, 0);
-        if constexpr (Reading::dy)
-            of.dy = *slot(turn, Reading::of_dy);
-        if constexpr (Reading::before)
-            of.before = *slot(turn, Reading::of_before);
-        if constexpr (Reading::behind)
-            of.behind = *slot(turn, Reading::of_behind);
-        if constexpr (Reading::more)
-            of.more = *slot(turn, Reading::of_more);
-        return of;
-    }
     /* work(cursor, vectors) for each vector that the thread has; `begun`: requests are made already. */
     template <typename Work> __device__ __forceinline__ void walk(cursor &following, Work work) const
     {
@@ -75,10 +26,11 @@ template <typename Reading> struct pipeline {
 #pragma unroll 1
         while (!now.is_over()) {
             await_older_copies<D - 1>();
-            const vectors of = receive(turn);
+            vectors of = {};
+            this->receive(of, turn);
             if (now.has)
                 work(now, of);
-            request(following, turn);
+            this->request(following, turn);
             commit_copies();
             following.next();
             now.next();
@@ -89,7 +41,7 @@ template <typename Reading> struct pipeline {
     {
 #pragma unroll 1
         for (int turn = 0; turn < D; turn++) {
-            request(following, turn);
+            this->request(following, turn);
             commit_copies();
             following.next();
         }
@@ -103,31 +55,19 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
                                                const Tensors &tensors, cursor &following)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr int sums = by_columns ? W : 2;
     R of_bias[weight_values];
     weights.of_pre_bias[0].receive(of_bias, R(0));
     const pivots pivot(at, of_bias);
-    R first[sums], second[sums];
-    int count = 0;
-    each<sums>([&](int i) { first[i] = second[i] = R(0); });
+    sums_of_u sums;
     tensors.walk(following, [&](const cursor &of, const vectors &read) {
         R u[W];
         unpack_u(read.x, read.before, of_bias, u);
         if constexpr (stores_u)
             store(of, a.call.u, u);
-        if constexpr (by_columns)
-            count++;
-        each<W>([&](int j) {
-            const bool counts = of.at.has_element(of.first_column, j);
-            const R distance = counts ? u[j] - pivot.of[weight_value(j)] : R(0);
-            first[j % sums] += distance;
-            second[j % sums] = fma(distance, distance, second[j % sums]);
-            if constexpr (!by_columns)
-                count += counts;
-        });
+        sums.add(at, of.first_column, [&](int j) { return u[j] - pivot.of[weight_value(j)]; });
     });
     if constexpr (!by_columns) {
-        const moments of_slab = join_moments<lanes>(first, second, count);
+        const moments of_slab = join_moments<lanes>(sums);
         if (at.exists && at.tx == 0 && at.ty == 0)
             store_triple(at, at.slab, 0, 1, (double)of_slab.count,
                          (double)pivot.of[0] + (double)of_slab.mean + (centre_has_bias ? (double)of_bias[0] : 0.0),
@@ -135,7 +75,7 @@ __device__ __forceinline__ void reduce_forward(const place &at, char *dynamic, c
     } else {
         await_older_copies<0>();
         __syncthreads(); /* slots are read no more */
-        const column_sums *const pieces_of_block = join_columns(at, dynamic, pivot, of_bias, first, second, count).sums;
+        const column_sums *const pieces_of_block = join_columns(at, dynamic, pivot, of_bias, sums).sums;
         each_subgroup(at, a.subgroup, [&](int column, int c, int copy) {
             double all = 0.0, mean_of = 0.0, squares = 0.0;
             const double base = pieces_of_block[column / piece].of[1];
@@ -188,10 +128,8 @@ struct requested_statistics {
     __device__ __forceinline__ void receive(const requested_weights &weights, const normfuse_call_arguments &call,
                                             centres &centre, rstds &rstd_of) const
     {
-        if constexpr (statistics == NORMFUSE_STATISTICS_RUNNING) {
-            receive_running(weights, call, centre, rstd_of);
-        } else if constexpr (!has_statistics) {
-            centre_on_bias(weights, centre);
+        if constexpr (!has_statistics) {
+            receive_given(weights, call, centre, rstd_of);
         } else {
             double mean_of[weight_values];
             R of_bias[weight_values];
@@ -223,11 +161,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const requested_w
     weigh(weights, centre, rstd_of, a.call, weighed);
     R of_bias[weight_values];
     weights.of_pre_bias[0].receive(of_bias, R(0));
-    constexpr R half = halves_z ? R(0.5) : R(1);
-    each<weight_values>([&](int i) {
-        weighed.by[0][i] *= half;
-        weighed.offset[0][i] *= half;
-    });
+    weighed.halve();
     tensors.walk(following, [&](const cursor &of, const vectors &read) {
         R u[W], more[W];
         unpack_u(read.x, read.before, of_bias, u);
@@ -237,9 +171,7 @@ __device__ __forceinline__ void apply_forward(const place &at, const requested_w
             unpack<type, W>(read.behind, more);
         each<W>([&](int j) {
             const int i = weight_value(j);
-            R z = fma(centre.of(u[j], 0, 0, j), weighed.by[0][i], weighed.offset[0][i]);
-            if constexpr (post_add)
-                z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
+            const R z = z_of(centre.of(u[j], 0, 0, j), weighed.by[0][i], weighed.offset[0][i], more, j);
             u[j] = activate(z, weighed.p[0][i]);
         });
         store(of, a.out, u);
@@ -253,23 +185,15 @@ template <int = 0>
 __device__ __forceinline__ void store_sums(const place &at, char *dynamic, const centres &centre, sums_of_dz &of)
 {
     const normfuse_stream_arguments &a = at.a;
-    constexpr int numbers = sums_slopes ? 3 : 2;
-    /* About the mean itself. */
-    each<weight_values>([&](int i) { of.centred[i] = fma(-centre.left(0, i), of.plain[i], of.centred[i]); });
+    of.move_to_mean(centre);
     if constexpr (!by_columns) {
-        __shared__ R of_warps[threads / 32 * numbers];
-        R all[numbers];
-        all[0] = of.plain[0];
-        all[1] = of.centred[0];
-        if constexpr (sums_slopes)
-            all[2] = of.of_slope[0];
-        sum_threads<numbers, lanes>(all, of_warps);
+        const message<3> all = join_slab(of);
         if (at.exists && at.tx == 0 && at.ty == 0)
-            store_pair(at, at.slab, 0, (double)all[0], (double)all[1], sums_slopes ? (double)all[numbers - 1] : 0.0);
+            store_pair(at, at.slab, 0, (double)all.numbers[0], (double)all.numbers[1], (double)all.numbers[2]);
     } else {
         await_older_copies<0>();
         __syncthreads(); /* slots are read no more */
-        const column_sums *const columns = join_columns<numbers>(at, dynamic, of);
+        const column_sums *const columns = join_columns(at, dynamic, of);
         each_subgroup(at, 1, [&](int column, int c, int copy) {
             double all[3] = {0.0, 0.0, 0.0};
             for (int k = 0; k < a.joined_rows; k++)
@@ -282,7 +206,7 @@ __device__ __forceinline__ void store_sums(const place &at, char *dynamic, const
 template <bool sums, bool writes>
 __device__ __forceinline__ void walk_backward(const place &at, char *dynamic, const requested_weights &weights,
                                               const requested_statistics &given,
-                                              const pipeline<reading<sums, writes>> &tensors, cursor &following)
+                                              const reader<reading<sums, writes>> &tensors, cursor &following)
 {
     const normfuse_stream_arguments &a = at.a;
     using read_of = reading<sums, writes>;
@@ -305,9 +229,7 @@ __device__ __forceinline__ void walk_backward(const place &at, char *dynamic, co
     }
     R of_bias[weight_values];
     weights.of_pre_bias[0].receive(of_bias, R(0));
-    constexpr R half = halves_z ? R(0.5) : R(1);
     sums_of_dz all;
-    each<weight_values>([&](int i) { all.plain[i] = all.centred[i] = all.of_slope[i] = R(0); });
     tensors.walk(following, [&](const cursor &of, const vectors &read) {
         R u[W], dz[W], more[W];
         unpack<type, W>(read.dy, dz);
@@ -322,25 +244,13 @@ __device__ __forceinline__ void walk_backward(const place &at, char *dynamic, co
             if constexpr (read_of::x)
                 distance = centre.of(u[j], 0, 0, j);
             R &g = dz[j];
-            if constexpr (activation != IDENTITY) {
-                R z;
-                if constexpr (read_of::behind && from_y) {
-                    z = more[j];
-                } else {
-                    z = fma(distance, weighed.by[0][i] * half, weighed.offset[0][i] * half);
-                    if constexpr (read_of::behind)
-                        z = halves_z ? fma(more[j], R(0.5), z) : z + more[j];
-                }
-                if constexpr (sums && sums_slopes)
-                    all.of_slope[i] += z > R(0) || !counts ? R(0) : g * z;
-                g = differentiate(g, z, weighed.p[0][i]);
-                if constexpr (halves_z)
-                    g *= R(0.5);
-            }
-            if constexpr (sums) {
-                all.plain[i] += counts ? g : R(0);
-                all.centred[i] = counts ? fma(g, distance, all.centred[i]) : all.centred[i];
-            }
+            g = dz_of(g, distance, weighed.by[0][i] * half, weighed.offset[0][i] * half, weighed.p[0][i], more, j,
+                      [&](R z) {
+                          if constexpr (sums && sums_slopes)
+                              all.of_slope[i] += z > R(0) || !counts ? R(0) : g * z;
+                      });
+            if constexpr (sums)
+                all.add(i, g, distance, counts);
             u[j] = distance;
         });
         if constexpr (dpost_add)
@@ -376,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     char *const memory = reinterpret_cast<char *>(dynamic);
     const place at(a, a.backwards ? (int)(gridDim.x - 1 - blockIdx.x) : (int)blockIdx.x);
     constexpr bool sums = reduces != 0, writes = applies != 0;
-    const pipeline<reading<sums, writes>> tensors(at, memory);
+    const reader<reading<sums, writes>> tensors = {{at, reinterpret_cast<raw_vector *>(memory) + threadIdx.x}};
     cursor following(at);
     tensors.begin(following);
     requested_weights weights;

@@ -50,37 +50,23 @@ template <> struct raw_type<2> {
 /* V elements of this type as they are in memory. */
 template <int type, int V> using raw = typename raw_type<V * bytes_of(type)>::type;
 
-__device__ __forceinline__ unsigned word(const uint4 &of, int i)
+template <typename Raw> __device__ __forceinline__ unsigned word(const Raw &of, int i)
 {
-    return i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w;
+    if constexpr (sizeof(Raw) == 16)
+        return i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w;
+    else if constexpr (sizeof(Raw) == 8)
+        return i == 0 ? of.x : of.y;
+    else
+        return of;
 }
-__device__ __forceinline__ unsigned word(const uint2 &of, int i)
+template <typename Raw> __device__ __forceinline__ void set_word(Raw &of, int i, unsigned value)
 {
-    return i == 0 ? of.x : of.y;
-}
-__device__ __forceinline__ unsigned word(unsigned of, int)
-{
-    return of;
-}
-__device__ __forceinline__ unsigned word(unsigned short of, int)
-{
-    return of;
-}
-__device__ __forceinline__ void set_word(uint4 &of, int i, unsigned value)
-{
-    (i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w) = value;
-}
-__device__ __forceinline__ void set_word(uint2 &of, int i, unsigned value)
-{
-    (i == 0 ? of.x : of.y) = value;
-}
-__device__ __forceinline__ void set_word(unsigned &of, int, unsigned value)
-{
-    of = value;
-}
-__device__ __forceinline__ void set_word(unsigned short &of, int, unsigned value)
-{
-    of = (unsigned short)value;
+    if constexpr (sizeof(Raw) == 16)
+        (i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w) = value;
+    else if constexpr (sizeof(Raw) == 8)
+        (i == 0 ? of.x : of.y) = value;
+    else
+        of = (Raw)value;
 }
 
 /* A number of a 16-bit type. */

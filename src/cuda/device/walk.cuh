@@ -222,35 +222,69 @@ __device__ __forceinline__ void unpack_u(const raw_vector &x, const raw_vector &
 {
     unpack<type, W>(x, numbers);
     if constexpr (rounds_u) {
-        R more[W];
-        if constexpr (pre_bias != 0)
-            each<W>([&](int j) { numbers[j] += of_bias[weight_value(j)]; });
-        if constexpr (pre_add) {
-            unpack<type, W>(added, more);
-            each<W>([&](int j) { numbers[j] += more[j]; });
-        }
+        add_to_x(numbers, added, of_bias);
         const raw_vector u = pack<type, W>(numbers);
         unpack<type, W>(u, numbers);
     }
 }
+
+/* ---- tensors through slots ---------------------------------------------------------------------------------------- */
+
+/* Which tensors pass through slots: x, dy, what is added before the norm, behind it, and to dx. */
+template <bool has_x, bool has_dy, bool has_before, bool has_behind, bool has_more> struct passing {
+    static constexpr bool x = has_x, dy = has_dy, before = has_before, behind = has_behind, more = has_more;
+    static constexpr int of_dy = x, of_before = of_dy + dy, of_behind = of_before + before,
+                         of_more = of_behind + behind, count = of_more + more;
+};
+
+struct vectors {
+    raw_vector x, dy, before, behind, more;
+};
+
+template <typename Passing> struct pipeline {
+    const place &at;
+    raw_vector *const slots; /* the thread's first of [D][tensors][threads] */
+
+    __device__ __forceinline__ raw_vector *slot(int turn, int tensor) const
+    {
+        return slots + (turn * Passing::count + tensor) * threads;
+    }
+    __device__ __forceinline__ void request(const cursor &of, int turn) const
+    {
+        const normfuse_stream_arguments &a = at.a;
+        const int64_t bytes = of.element * bytes_of(type);
+        const auto one = [&](int tensor, const char *from) { copy_ahead(slot(turn, tensor), from + bytes, of.has); };
+        if constexpr (Passing::x)
+            one(0, a.x);
+        if constexpr (Passing::dy)
+            one(Passing::of_dy, a.dy);
+        if constexpr (Passing::before)
+            one(Passing::of_before, a.call.pre_add);
+        if constexpr (Passing::behind)
+            one(Passing::of_behind, a.call.post_add);
+        if constexpr (Passing::more)
+            one(Passing::of_more, a.call.du);
+    }
+    __device__ __forceinline__ void receive(vectors &of, int turn) const
+    {
+        if constexpr (Passing::x)
+            of.x = *slot(turn, 0);
+        if constexpr (Passing::dy)
+            of.dy = *slot(turn, Passing::of_dy);
+        if constexpr (Passing::before)
+            of.before = *slot(turn, Passing::of_before);
+        if constexpr (Passing::behind)
+            of.behind = *slot(turn, Passing::of_behind);
+        if constexpr (Passing::more)
+            of.more = *slot(turn, Passing::of_more);
+    }
+};
 
 /* ---- sums of a block's columns ------------------------------------------------------------------------------------ */
 
 /* A thread joins its adjacent columns of one norm group first: a *piece* of them, which a forward then has in their place. */
 constexpr int pieces = W / piece, block_pieces = block_columns / piece;
 constexpr int piece_lanes = lanes_that_join(threads, block_pieces, down);
-
-/* The sums of the threads of each piece, joined: join(piece of the block, its lane, exists), by whole warps in step. */
-template <typename Join> __device__ __forceinline__ void each_piece(Join join)
-{
-    constexpr int at_once = threads / piece_lanes;
-#pragma unroll 1
-    for (int first = 0; first < block_pieces; first += at_once) {
-        const int of_block = first + (int)threadIdx.x / piece_lanes;
-        join(of_block < block_pieces ? of_block : block_pieces - 1, (int)threadIdx.x % piece_lanes,
-             of_block < block_pieces);
-    }
-}
 
 /* Rows of a column that the threads of each ty have. */
 struct shared_rows {
@@ -359,26 +393,73 @@ struct moments {
     R count, mean, squares;
 };
 
-/* Moments of the values that `lanes` threads have: each one's sums of distances from the pivot and of their squares, in parts, and
- * its count. */
-template <int lanes, int parts>
-__device__ __forceinline__ moments join_moments(const R (&first)[parts], const R (&second)[parts], int count)
+/* The thread's sums of distances from a pivot and of their squares, of each column, or of all in two sums in turn; and the
+ * values of one that these are of. */
+struct sums_of_u {
+    static constexpr int sums = by_columns ? W : 2;
+    R first[sums] = {}, second[sums] = {};
+    int count = 0;
+
+    /* distance(j): of each element of a vector. */
+    template <typename Distance>
+    __device__ __forceinline__ void add(const place &at, int first_column, Distance distance)
+    {
+        if constexpr (by_columns)
+            count++;
+        each<W>([&](int j) {
+            const bool counts = at.has_element(first_column, j);
+            const R of = counts ? distance(j) : R(0);
+            first[j % sums] += of;
+            second[j % sums] = fma(of, of, second[j % sums]);
+            if constexpr (!by_columns)
+                count += counts;
+        });
+    }
+};
+
+/* Moments of the values that `lanes` threads have. */
+template <int lanes> __device__ __forceinline__ moments join_moments(const sums_of_u &of)
 {
     __shared__ R of_warps[2][threads / 32 * 2];
-    R all[2] = {first[0] + first[1], (R)count};
-    const R own_mean = count > 0 ? all[0] / (R)count : R(0);
-    R squares[1] = {fma(-all[0], own_mean, second[0] + second[1])};
+    R all[2] = {of.first[0] + of.first[1], (R)of.count};
+    const R own_mean = of.count > 0 ? all[0] / (R)of.count : R(0);
+    R squares[1] = {fma(-all[0], own_mean, of.second[0] + of.second[1])};
     sum_threads<2, lanes>(all, of_warps[0]);
     const R mean = all[1] > R(0) ? all[0] / all[1] : R(0), apart = own_mean - mean;
-    squares[0] = fma((R)count * apart, apart, squares[0]);
+    squares[0] = fma((R)of.count * apart, apart, squares[0]);
     sum_threads<1, lanes>(squares, of_warps[1]);
     return {all[1], mean, squares[0]};
 }
 
 /* The thread's sums of dz, of dz (u - mean), and of what prelu's slope gets. */
 struct sums_of_dz {
-    R plain[weight_values], centred[weight_values], of_slope[weight_values];
+    R plain[weight_values] = {}, centred[weight_values] = {}, of_slope[weight_values] = {};
+
+    __device__ __forceinline__ void add(int i, R dz, R distance, bool counts)
+    {
+        plain[i] += counts ? dz : R(0);
+        centred[i] = counts ? fma(dz, distance, centred[i]) : centred[i];
+    }
+    /* Distances were from the centre: now from the mean itself. */
+    __device__ __forceinline__ void move_to_mean(const centres &centre)
+    {
+        each<weight_values>([&](int i) { centred[i] = fma(-centre.left(0, i), plain[i], centred[i]); });
+    }
 };
+constexpr int numbers_of_dz = sums_slopes ? 3 : 2;
+
+/* A slab's, of all its lanes. */
+template <int = 0> __device__ __forceinline__ message<3> join_slab(const sums_of_dz &of)
+{
+    __shared__ R of_warps[threads / 32 * numbers_of_dz];
+    R all[numbers_of_dz];
+    all[0] = of.plain[0];
+    all[1] = of.centred[0];
+    if constexpr (sums_slopes)
+        all[2] = of.of_slope[0];
+    sum_threads<numbers_of_dz, lanes>(all, of_warps);
+    return {{all[0], all[1], sums_slopes ? all[numbers_of_dz - 1] : R(0)}};
+}
 
 /* ---- sums of columns ---------------------------------------------------------------------------------------------- */
 
@@ -388,27 +469,26 @@ struct joined_pieces {
     const message<2> *first_columns; /* pivot and bias of its first column */
 };
 
-template <int values, int sums>
+template <int values>
 __device__ __forceinline__ joined_pieces join_columns(const place &at, char *memory, const pivots &pivot,
-                                                      const R (&of_bias)[values], const R (&first)[sums],
-                                                      const R (&second)[sums], int count)
+                                                      const R (&of_bias)[values], const sums_of_u &of)
 {
     /* Sums of threads, then of pieces, whose pivots and biases go with these. */
     message<2> *const of_threads = reinterpret_cast<message<2> *>(memory);
     message<2> *const first_columns = of_threads + down * block_pieces; /* pivots and biases */
     column_sums *const sums_of_pieces = reinterpret_cast<column_sums *>(first_columns + block_pieces);
-    const R rows_of_thread = (R)count, share = count > 0 ? R(1) / rows_of_thread : R(0);
+    const R rows_of_thread = (R)of.count, share = of.count > 0 ? R(1) / rows_of_thread : R(0);
     if (at.ty < down)
         each<pieces>([&](int p) {
             const int j = p * piece;
             R means[piece], mean_of = R(0), squares = R(0); /* about the first column's pivot */
             each<piece>([&](int i) {
-                const R own = quotient(first[j + i], rows_of_thread, share);
+                const R own = quotient(of.first[j + i], rows_of_thread, share);
                 means[i] = i == 0 ? own : (pivot.of[j + i] - pivot.of[j]) + own;
                 if constexpr (centre_has_bias)
                     means[i] += of_bias[j + i] - of_bias[j];
                 mean_of += means[i];
-                squares += fma(-first[j + i], own, second[j + i]);
+                squares += fma(-of.first[j + i], own, of.second[j + i]);
             });
             mean_of *= R(1) / piece;
             if constexpr (piece > 1)
@@ -421,7 +501,7 @@ __device__ __forceinline__ joined_pieces join_columns(const place &at, char *mem
                 first_columns[at.tx * pieces + p] = {{pivot.of[j], centre_has_bias ? of_bias[j] : R(0)}};
         });
     __syncthreads();
-    each_piece([&](int of_block, int lane, bool exists) {
+    each_item<threads, piece_lanes>(block_pieces, [&](int of_block, int lane, bool exists) {
         const shared_rows rows(at, at.wide * block_columns + of_block * piece);
         R all[2] = {R(0), R(0)};
 #pragma unroll 4
@@ -450,7 +530,7 @@ __device__ __forceinline__ joined_pieces join_columns(const place &at, char *mem
     return {sums_of_pieces, first_columns};
 }
 
-template <int numbers>
+template <int numbers = numbers_of_dz>
 __device__ __forceinline__ column_sums *join_columns(const place &at, char *memory, const sums_of_dz &of)
 {
     message<numbers> *const of_threads = reinterpret_cast<message<numbers> *>(memory);
@@ -465,7 +545,7 @@ __device__ __forceinline__ column_sums *join_columns(const place &at, char *memo
                 to.numbers[2] = of.of_slope[j];
         });
     __syncthreads();
-    each_piece([&](int column, int lane, bool exists) {
+    each_item<threads, piece_lanes>(block_pieces, [&](int column, int lane, bool exists) {
         R all[numbers];
         each<numbers>([&](int i) { all[i] = R(0); });
 #pragma unroll 4
