@@ -614,7 +614,7 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
                               .k = at_real(plan, c->k, i),
                               .a = p->from_y ? NULL : at_real(plan, c->a, i),
                               .b = at_real(plan, c->b, i),
-                              .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
+                              .coefficient_step = (size_t)(t->across ? plan->spread : plan->coefficient_step),
                               .activation = p->activation,
                               .act_param = p->act_param,
                               .slope = p->slope.data ? at_real(plan, c->slope, i) : NULL};
@@ -641,7 +641,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
     s.sum = w->sum;
     s.square = w->square;
     s.slope_sum = plan->sums_slopes ? w->slope_sum : NULL;
-    s.sum_per_row = !plan->batch;
+    s.sum_per_row = !plan->batch || t->across;
     keep_tile(plan, w, t, &s);
     const bool gives_dx = plan->apply && !plan->dependent;
     if (gives_dx) {
@@ -709,18 +709,23 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
         memset(slopes, 0, (size_t)(plan->batch ? entries : segments) * 8);
     if (piece.length == 0)
         return;
-    const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
+    const int64_t width = chunk_width(piece.length);
+    /* of a batch: one channel's samples, or of few samples one sample's channels */
+    const bool across = plan->batch && channels > 1 && segments < SPREAD_SAMPLES && width == piece.length;
+    const int64_t rows = across ? 1 : CHUNK_VALUES / width;
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width)
-            for (int64_t j = 0; j < bundles; j++) {
-                struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, smaller(rows, segments - r),
+            for (int64_t j = 0; j < (across ? 1 : bundles); j++) {
+                struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, across ? channels : smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
+                t.across = across;
                 t.c += j;
                 sums_of_tile(plan, w, state, &t, plan->batch ? j * plan->spread : piece.segment + r);
-                add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
-                add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
+                const int64_t to = plan->batch ? j : r, count = across || !plan->batch ? t.rows : 1;
+                add_reals(plan, w->sum, sums + to, count);
+                add_reals(plan, w->square, products + to, count);
                 if (slopes)
-                    add_reals(plan, w->slope_sum, slopes + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
+                    add_reals(plan, w->slope_sum, slopes + to, count);
             }
 }
 
