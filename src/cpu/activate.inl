@@ -14,7 +14,7 @@ VALUE(leading)(V v, size_t n)
     return n >= W ? v : OP(select_lt)(CAT(OP(load_), RT)(lanes), OP(set1)((R)n), v, OP(set1)(0));
 }
 
-/* What normalizes a value: that of norm group i for all lanes, or from entry i on each lane's own. */
+/* Statistics that normalize a value: those of norm group i for all lanes, or from entry i on each lane's own. */
 typedef struct { V k, rstd, rest; } OP(normalization);
 static inline __attribute__((always_inline)) OP(normalization) OP(normalization_of)(const R *k, const R *rstd, const R *rest, size_t i)
 {

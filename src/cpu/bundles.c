@@ -213,8 +213,8 @@ void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, s
         memcpy(state->c.p, state->c.a, (size_t)e.count * plan->real_bytes);
     void *arrays[] = {state->c.k, state->c.p, state->c.a, state->c.b};
     const int count = plan->backward && p->activation == NORMFUSE_IDENTITY ? 2 : 4; /* without an activation no z */
-    for (int j = 0; j < count; j++)
-        if (arrays[j] && (p->columns || plan->spread > 1))
+    for (int j = 0; j < count && (p->columns || plan->spread > 1); j++)
+        if (arrays[j])
             repeat_entries(plan, arrays[j], e.count);
     store_slopes(plan, &state->c, &e);
     if (plan->backward && plan->apply && !plan->reduce && !plan->none) {
@@ -309,14 +309,13 @@ static void finish_forward(const struct plan *plan, const struct team *team, str
         if (plan->apply)
             store_group(plan, team, &state->c, &e, j, st);
     }
-    if (plan->apply)
-        store_forward(plan, team, &state->c, &e);
+    if (!plan->apply)
+        return;
+    store_forward(plan, team, &state->c, &e);
     void *arrays[] = {state->c.k, state->c.a, state->c.b};
-    for (int j = 0; plan->apply && j < 3; j++)
-        if (p->columns || plan->spread > 1)
-            repeat_entries(plan, arrays[j], e.count);
-    if (plan->apply)
-        store_slopes(plan, &state->c, &e);
+    for (int j = 0; j < 3 && (p->columns || plan->spread > 1); j++)
+        repeat_entries(plan, arrays[j], e.count);
+    store_slopes(plan, &state->c, &e);
 }
 
 /* The partial sums of a bundle's slopes, in order, onto those of its channels. */

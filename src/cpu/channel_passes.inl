@@ -113,10 +113,10 @@ static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
         const size_t readable = FN(readable_from)(s, r, s->x_stride);
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
             const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
-            for (const size_t end = c + n; c < end; c += end - c < W ? end - c : W) {
+            const size_t end = c + n;
+            for (; c + W <= end; c += W) {
                 AHEAD(x + c, s->ahead);
-                const V h = OP(normalized)(FN(values_at)(x + c, end - c, readable - c), of);
-                V v = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
+                V v = OP(fma)(OP(normalized)(LOAD(x + c), of), LOAD_R(weight + c), LOAD_R(bias + c));
                 if (z) {
                     STORE_R(z + c, v);
                     continue;
@@ -127,6 +127,11 @@ static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
                     v = OP(activation)(NORMFUSE_SILU, v, v);
                 FN(write)(y + c, v, W, s->stream);
             }
+            if (c < end) { /* of z */
+                const V h = OP(normalized)(FN(values_at)(x + c, end - c, readable - c), of);
+                STORE_R(z + c, OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c)));
+            }
+            c = end;
         }
     }
 }
