@@ -1,10 +1,32 @@
 /* SPDX-License-Identifier: MIT
  *
- * activate.inl - activations and their derivatives of values in memory. Included after activation.inl, once per compute
+ * activate.inl - activations and their derivatives of values in memory, and normalized values. Included after activation.inl, once per compute
  * type.
  *
  * A formula is a chain of some twenty operations, and the hardware looks ahead over two or three vectors of it. Where a
  * vector is one or two registers (VF_IN_PAIRS), two vectors take each operation together (docs/decisions/0012). */
+#define VALUE static inline __attribute__((always_inline)) V OP
+
+/* The first n lanes of v, the others 0. */
+VALUE(leading)(V v, size_t n)
+{
+    static const R lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return n >= W ? v : OP(select_lt)(CAT(OP(load_), RT)(lanes), OP(set1)((R)n), v, OP(set1)(0));
+}
+
+/* Statistics that normalize a value: those of norm group i for all lanes, or from entry i on each lane's own. */
+typedef struct { V k, rstd, rest; } OP(normalization);
+static inline __attribute__((always_inline)) OP(normalization) OP(normalization_of)(const R *k, const R *rstd, const R *rest, size_t i)
+{
+    return (OP(normalization)){OP(set1)(k[i]), OP(set1)(rstd[i]), OP(set1)(rest[i])};
+}
+static inline __attribute__((always_inline)) OP(normalization) OP(normalization_at)(const R *k, const R *rstd, const R *rest, size_t i)
+{
+    return (OP(normalization)){CAT(OP(load_), RT)(k + i), CAT(OP(load_), RT)(rstd + i), CAT(OP(load_), RT)(rest + i)};
+}
+VALUE(normalized)(V v, OP(normalization) of) { return OP(fma)(OP(sub)(v, of.k), of.rstd, of.rest); }
+#undef VALUE
+
 #if defined(VF_IN_PAIRS)
 #define PAIR static inline __attribute__((always_inline)) OP(pair)
 typedef struct { V first, second; } OP(pair);

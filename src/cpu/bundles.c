@@ -41,73 +41,6 @@ struct statistics {
     double mean, rstd;
 };
 
-static struct statistics saved(const struct plan *plan, int64_t n, int64_t g)
-{
-    const struct normfuse_problem *p = plan->p;
-    return (struct statistics){load_parameter(&p->mean, n, g, 0), load_parameter(&p->rstd, n, g, 1)};
-}
-
-static struct statistics running(const struct plan *plan, int64_t c)
-{
-    const struct normfuse_problem *p = plan->p;
-    if (!p->evaluate)
-        return (struct statistics){0, 1}; /* affine */
-    return (struct statistics){load_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(load_parameter(&p->running_var, 0, c, 1) + p->eps)};
-}
-
-/* The value that the passes subtract in channel c: the mean of x, which pre_bias is a part of, in their type; and what that is more
- * than the mean. A difference of doubles is exact with what it leaves out (Knuth). Calls: inlined they are 2 KB. */
-static __attribute__((noinline)) double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
-{
-    const double bias = pre_bias_of(plan, n, c), of_x = mean - bias, part = of_x - mean;
-    const double k = plan->is_double ? of_x : (double)(float)of_x;
-    *rest = (k - of_x) - ((mean - (of_x - part)) - (bias + part));
-    return k;
-}
-
-static __attribute__((noinline)) double rest_of(const struct plan *plan, double mean, int64_t n, int64_t c)
-{
-    double rest;
-    (void)k_of(plan, mean, n, c, &rest);
-    return rest;
-}
-
-/* k, a, b of channels [c, c + count) of sample n, which share statistics: z = (x - k)*a + b. They are entries
- * [i, i + count). */
-static void store_forward(const struct plan *plan, struct coefficients *co, int64_t i, int64_t n, int64_t c, int64_t count,
-                        struct statistics st)
-{
-    const struct normfuse_problem *p = plan->p;
-    if (!plan->is_double && !p->scale.data && !p->shift.data && !p->weight.batch && !p->bias.batch && !p->pre_bias.data) {
-        const double k = (double)(float)st.mean, rest = k - st.mean;
-        const double *restrict weight = plan->weight + c, *restrict bias = plan->bias + c;
-        float *restrict out_k = (float *)co->k + i, *restrict out_a = (float *)co->a + i, *restrict out_b = (float *)co->b + i;
-        for (int64_t j = 0; j < count; j++) {
-            const double gain = st.rstd * weight[j];
-            out_k[j] = (float)k;
-            out_a[j] = (float)gain;
-            out_b[j] = (float)(bias[j] + rest * gain);
-        }
-        return;
-    }
-    for (int64_t j = 0; j < count; j++) {
-        double rest;
-        const double k = k_of(plan, st.mean, n, c + j, &rest);
-        const double gain = st.rstd * weight_of(plan, n, c + j);
-        double a = gain, b = bias_of(plan, n, c + j) + rest * gain;
-        if (p->scale.data) {
-            const double scale = 1 + load_parameter(&p->scale, n, c + j, 0);
-            a *= scale;
-            b *= scale;
-        }
-        if (p->shift.data)
-            b += load_parameter(&p->shift, n, c + j, 0);
-        store_real(plan, co->k, i + j, k);
-        store_real(plan, co->a, i + j, a);
-        store_real(plan, co->b, i + j, b);
-    }
-}
-
 /* Repeats the entries of `count` channels for each of their columns, and those for rows that are taken as one. */
 static void repeat_entries(const struct plan *plan, void *array, int64_t count)
 {
@@ -140,13 +73,16 @@ static struct statistics from_moments(const struct plan *plan, struct moments m)
 /* Which statistics channel c of sample n is normalized with, where they are given. */
 static struct statistics given_statistics(const struct plan *plan, int64_t n, int64_t c)
 {
+    const struct normfuse_problem *p = plan->p;
+    const int64_t g = plan->batch || plan->none ? c : c / plan->group_channels, of = plan->batch ? 0 : n;
+    if (plan->none && !p->evaluate)
+        return (struct statistics){0, 1}; /* affine */
     if (plan->none)
-        return running(plan, c);
-    const int64_t g = plan->batch ? c : c / plan->group_channels;
-    return plan->backward ? saved(plan, plan->batch ? 0 : n, g) : from_moments(plan, given_stats(plan, n, g));
+        return (struct statistics){load_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(load_parameter(&p->running_var, 0, c, 1) + p->eps)};
+    if (plan->backward)
+        return (struct statistics){load_parameter(&p->mean, of, g, 0), load_parameter(&p->rstd, of, g, 1)};
+    return from_moments(plan, given_stats(plan, n, g));
 }
-
-static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t bundle);
 
 /* A bundle's channels [first, first + count), in groups of d that share statistics, the first of them g. */
 struct extent {
@@ -171,6 +107,88 @@ static struct extent extent_of(const struct plan *plan, int64_t bundle)
     return e;
 }
 
+/* The value that the passes subtract in channel c: the mean of x, which pre_bias is a part of, in their type; and what that is more
+ * than the mean. A difference of doubles is exact with what it leaves out (Knuth). */
+static double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
+{
+    const double bias = pre_bias_of(plan, n, c), of_x = mean - bias, part = of_x - mean;
+    const double k = plan->is_double ? of_x : (double)(float)of_x;
+    *rest = (k - of_x) - ((mean - (of_x - part)) - (bias + part));
+    return k;
+}
+
+/* The statistics of a bundle's j-th group, for each of its channels. */
+static void store_group(const struct plan *plan, const struct team *team, struct coefficients *co, const struct extent *e, int64_t j,
+                        struct statistics st)
+{
+    double k = 0, rest = 0;
+    for (int64_t i = j * e->d; i < (j + 1) * e->d; i++) {
+        if (i == j * e->d || plan->p->pre_bias.data)
+            k = k_of(plan, st.mean, e->n, e->first + i, &rest);
+        store_real(plan, co->k, i, k);
+        team->rstd[i] = st.rstd;
+        team->rest[i] = rest;
+    }
+}
+
+/* a, b of a bundle's channels: z = (x - k)*a + b. */
+static void store_forward(const struct plan *plan, const struct team *team, struct coefficients *co, const struct extent *e)
+{
+    const struct normfuse_problem *p = plan->p;
+    const double *restrict rstd = team->rstd, *restrict rest = team->rest;
+    if (!plan->is_double && !p->scale.data && !p->shift.data && !p->weight.batch && !p->bias.batch) {
+        const double *restrict weight = plan->weight + e->first, *restrict bias = plan->bias + e->first;
+        float *restrict a = co->a, *restrict b = co->b;
+        for (int64_t i = 0; i < e->count; i++) {
+            const double gain = rstd[i] * weight[i];
+            a[i] = (float)gain;
+            b[i] = (float)(bias[i] + rest[i] * gain);
+        }
+        return;
+    }
+    for (int64_t i = 0; i < e->count; i++) {
+        const int64_t c = e->first + i;
+        const double gain = rstd[i] * weight_of(plan, e->n, c), scale = 1 + load_parameter(&p->scale, e->n, c, 0);
+        store_real(plan, co->a, i, gain * scale);
+        store_real(plan, co->b, i, (bias_of(plan, e->n, c) + rest[i] * gain) * scale + load_parameter(&p->shift, e->n, c, 0));
+    }
+}
+
+/* q, r of dx = p*dy' + q*(x - k) + r from the sums of the bundle's channels. */
+static void backward_coefficients(const struct plan *plan, const struct team *team, struct coefficients *co, const struct extent *e)
+{
+    const struct normfuse_problem *p = plan->p;
+    const double m = (double)plan->set_values;
+    const bool plain = !p->scale.data && !p->weight.batch;
+    for (int64_t j = 0; j < e->count; j += e->d) {
+        const double *all_of = team->sums + j, *centred_of = all_of + e->count, *weight = plan->weight + e->first + j;
+        double all[4] = {0}, centred[4] = {0}; /* value i in sum i % 4: sums that do not wait for one another */
+        int64_t i = 0;
+        for (; plain && i + 4 <= e->d; i += 4)
+            for (int l = 0; l < 4; l++) {
+                all[l] += weight[i + l] * all_of[i + l];
+                centred[l] += weight[i + l] * centred_of[i + l];
+            }
+        for (; i < e->d; i++) {
+            const int64_t c = e->first + j + i;
+            const double gain = plain ? weight[i] : weight_of(plan, e->n, c) * (1 + load_parameter(&p->scale, e->n, c, 0));
+            all[i % 4] += gain * all_of[i];
+            centred[i % 4] += gain * centred_of[i];
+        }
+        const double rstd = team->rstd[j];
+        const double q = -(rstd * rstd) * (rstd * (((centred[0] + centred[1]) + (centred[2] + centred[3])) / m));
+        const double level = -rstd * (((all[0] + all[1]) + (all[2] + all[3])) / m);
+        for (i = j; i < j + e->d; i++) {
+            store_real(plan, co->q, i, q);
+            store_real(plan, co->r, i, level + q * team->rest[i]);
+        }
+    }
+    if (p->columns || plan->spread > 1) {
+        repeat_entries(plan, co->q, e->count);
+        repeat_entries(plan, co->r, e->count);
+    }
+}
+
 /* prelu's slopes of a bundle's channels. */
 static void store_slopes(const struct plan *plan, struct coefficients *co, const struct extent *e)
 {
@@ -182,79 +200,30 @@ static void store_slopes(const struct plan *plan, struct coefficients *co, const
         repeat_entries(plan, co->slope, e->count);
 }
 
-void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state, double *sums, int64_t bundle)
+void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, struct bundle_state *state, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
     if (!plan->backward && plan->reduce)
         return;
     const struct extent e = extent_of(plan, bundle);
     for (int64_t j = 0; j < e.groups; j++)
-        store_forward(plan, &state->c, j * e.d, e.n, e.first + j * e.d, e.d, given_statistics(plan, e.n, e.first + j * e.d));
+        store_group(plan, team, &state->c, &e, j, given_statistics(plan, e.n, e.first + j * e.d));
+    store_forward(plan, team, &state->c, &e);
     if (plan->backward)
         memcpy(state->c.p, state->c.a, (size_t)e.count * plan->real_bytes);
     void *arrays[] = {state->c.k, state->c.p, state->c.a, state->c.b};
     const int count = plan->backward && p->activation == NORMFUSE_IDENTITY ? 2 : 4; /* without an activation no z */
-    for (int j = 0; j < count; j++)
-        if (arrays[j] && (p->columns || plan->spread > 1))
+    for (int j = 0; j < count && (p->columns || plan->spread > 1); j++)
+        if (arrays[j])
             repeat_entries(plan, arrays[j], e.count);
     store_slopes(plan, &state->c, &e);
     if (plan->backward && plan->apply && !plan->reduce && !plan->none) {
         const double *given = p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first);
         for (int64_t i = 0; i < e.count; i++) {
-            sums[i] = given[2 * i];
-            sums[e.count + i] = given[2 * i + 1];
+            team->sums[i] = given[2 * i];
+            team->sums[e.count + i] = given[2 * i + 1];
         }
-        backward_coefficients(plan, &state->c, sums, bundle);
-    }
-}
-
-/* Entries [i, i + count) of an array of the compute type. */
-static void fill_real(const struct plan *plan, void *array, int64_t i, int64_t count, double v)
-{
-    if (plan->is_double)
-        for (int64_t j = i; j < i + count; j++)
-            ((double *)array)[j] = v;
-    else
-        for (int64_t j = i; j < i + count; j++)
-            ((float *)array)[j] = (float)v;
-}
-
-/* q, r of dx = p*dy' + q*(x - k) + r from the sums of the bundle's channels. */
-static void backward_coefficients(const struct plan *plan, struct coefficients *co, const double *sums, int64_t bundle)
-{
-    const struct normfuse_problem *p = plan->p;
-    const struct extent e = extent_of(plan, bundle);
-    const double m = (double)plan->set_values;
-    const bool plain = !p->scale.data && !p->weight.batch;
-    for (int64_t j = 0; j < e.groups; j++) {
-        const struct statistics st = given_statistics(plan, e.n, e.first + j * e.d);
-        const double *all_of = sums + j * e.d, *centred_of = sums + e.count + j * e.d, *weight = plan->weight + e.first + j * e.d;
-        double all[4] = {0}, centred[4] = {0}; /* value i in sum i % 4: sums that do not wait for one another */
-        int64_t i = 0;
-        for (; plain && i + 4 <= e.d; i += 4)
-            for (int l = 0; l < 4; l++) {
-                all[l] += weight[i + l] * all_of[i + l];
-                centred[l] += weight[i + l] * centred_of[i + l];
-            }
-        for (; i < e.d; i++) {
-            const int64_t c = e.first + j * e.d + i;
-            const double gain = plain ? weight[i] : weight_of(plan, e.n, c) * (1 + load_parameter(&p->scale, e.n, c, 0));
-            all[i % 4] += gain * all_of[i];
-            centred[i % 4] += gain * centred_of[i];
-        }
-        const double q = -(st.rstd * st.rstd) * (st.rstd * (((centred[0] + centred[1]) + (centred[2] + centred[3])) / m));
-        const double level = -st.rstd * (((all[0] + all[1]) + (all[2] + all[3])) / m);
-        fill_real(plan, co->q, j * e.d, e.d, q);
-        if (!p->pre_bias.data) {
-            fill_real(plan, co->r, j * e.d, e.d, level + q * rest_of(plan, st.mean, e.n, e.first));
-            continue;
-        }
-        for (i = j * e.d; i < (j + 1) * e.d; i++)
-            store_real(plan, co->r, i, level + q * rest_of(plan, st.mean, e.n, e.first + i));
-    }
-    if (p->columns || plan->spread > 1) {
-        repeat_entries(plan, co->q, e.count);
-        repeat_entries(plan, co->r, e.count);
+        backward_coefficients(plan, team, &state->c, &e);
     }
 }
 
@@ -318,7 +287,7 @@ static double join_pieces(const struct plan *plan, const struct bundle_state *st
     return before;
 }
 
-static void finish_forward(const struct plan *plan, struct team *team, struct bundle_state *state, int64_t bundle)
+static void finish_forward(const struct plan *plan, const struct team *team, struct bundle_state *state, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
     const struct extent e = extent_of(plan, bundle);
@@ -338,14 +307,15 @@ static void finish_forward(const struct plan *plan, struct team *team, struct bu
         const struct statistics st = from_moments(plan, m);
         store_statistics(plan, e.n, e.g + j, m, st, writes_stats);
         if (plan->apply)
-            store_forward(plan, &state->c, j * e.d, e.n, e.first + j * e.d, e.d, st);
+            store_group(plan, team, &state->c, &e, j, st);
     }
+    if (!plan->apply)
+        return;
+    store_forward(plan, team, &state->c, &e);
     void *arrays[] = {state->c.k, state->c.a, state->c.b};
-    for (int j = 0; plan->apply && j < 3; j++)
-        if (p->columns || plan->spread > 1)
-            repeat_entries(plan, arrays[j], e.count);
-    if (plan->apply)
-        store_slopes(plan, &state->c, &e);
+    for (int j = 0; j < 3 && (p->columns || plan->spread > 1); j++)
+        repeat_entries(plan, arrays[j], e.count);
+    store_slopes(plan, &state->c, &e);
 }
 
 /* The partial sums of a bundle's slopes, in order, onto those of its channels. */
@@ -361,11 +331,12 @@ static void join_slopes(const struct plan *plan, const struct bundle_state *stat
     }
 }
 
-static void finish_backward(const struct plan *plan, struct team *team, struct bundle_state *state, int64_t bundle)
+static void finish_backward(const struct plan *plan, const struct team *team, struct bundle_state *state, int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
     const struct extent e = extent_of(plan, bundle);
-    double *all = team->sums, *centred = team->sums + e.count;
+    double *restrict all = team->sums, *restrict centred = team->sums + e.count;
+    const double *restrict rstd = team->rstd, *restrict rest = team->rest;
     const bool writes_sums = p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
     double *given = writes_sums ? p->sums + 2 * (plan->batch ? e.first : e.n * p->c + e.first) : NULL;
 
@@ -379,26 +350,17 @@ static void finish_backward(const struct plan *plan, struct team *team, struct b
     /* An evaluation's sums are scaled piece by piece: so are they where they go on from an earlier call's. */
     const bool is_scaled = plan->batch && plan->none && p->evaluate;
     if (is_scaled) {
-        for (int64_t i = 0; i < e.count; i++) {
-            const struct statistics st = given_statistics(plan, 0, e.first + i);
-            const double rest = rest_of(plan, st.mean, 0, e.first + i);
+        for (int64_t i = 0; i < e.count; i++)
             for (int64_t index = 0; index < plan->pieces; index++) {
                 const double *partial = state->partials + index * plan->partial_sums * plan->entries;
                 all[i] += partial[i];
-                centred[i] += st.rstd * (partial[plan->entries + i] + rest * partial[i]);
+                centred[i] += rstd[i] * (partial[plan->entries + i] + rest[i] * partial[i]);
             }
-        }
-    } else if (p->columns || plan->batch) {
-        for (int64_t index = 0; index < plan->pieces; index++) {
-            const double *restrict first = state->partials + index * plan->partial_sums * plan->entries, *restrict second = first + plan->entries;
-            for (int64_t i = 0; i < e.count; i++) {
-                all[i] += first[i];
-                centred[i] += second[i];
-            }
-        }
     } else {
-        for (int64_t part = 0; part < plan->parts; part++) {
-            const double *restrict first = state->partials + plan->partial_sums * part * plan->bundle_channels, *restrict second = first + plan->bundle_channels;
+        const bool by_piece = p->columns || plan->batch;
+        const int64_t entries = by_piece ? plan->entries : plan->bundle_channels;
+        for (int64_t index = 0; index < (by_piece ? plan->pieces : plan->parts); index++) {
+            const double *restrict first = state->partials + index * plan->partial_sums * entries, *restrict second = first + entries;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -408,38 +370,31 @@ static void finish_backward(const struct plan *plan, struct team *team, struct b
 
     if (plan->sums_slopes)
         join_slopes(plan, state, &e);
-    const bool weights = plan->sums_samples;
-    double *block_sums = weights ? plan->sample_sums + 2 * (e.n / plan->block_samples * p->c) : NULL;
-    const bool plain = weights && !p->scale.data && !p->dscale.data && !p->dshift.data;
-    for (int64_t j = 0; j < e.groups; j++) {
-        const struct statistics st = is_scaled ? (struct statistics){0, 1} : given_statistics(plan, e.n, e.first + j * e.d);
-        const double rest = is_scaled ? 0 : rest_of(plan, st.mean, e.n, e.first + j * e.d);
-        double *restrict sum = all + j * e.d, *restrict product = centred + j * e.d;
-        for (int64_t i = 0; i < e.d; i++)
-            product[i] += (p->pre_bias.data && !is_scaled ? rest_of(plan, st.mean, e.n, e.first + j * e.d + i) : rest) * sum[i]; /* the passes subtracted k, not the mean */
-        if (plain) {
-            double *restrict dbias = block_sums + e.first + j * e.d, *restrict dweight = dbias + p->c;
-            for (int64_t i = 0; i < e.d; i++) {
-                dbias[i] += sum[i];
-                dweight[i] += st.rstd * product[i];
-            }
-            continue;
+    for (int64_t i = 0; !is_scaled && i < e.count; i++)
+        centred[i] += rest[i] * all[i]; /* the passes subtracted k, not the mean */
+    double *block_sums = plan->sums_samples ? plan->sample_sums + 2 * (e.n / plan->block_samples * p->c) : NULL;
+    if (block_sums && !p->scale.data && !p->dscale.data && !p->dshift.data) {
+        double *restrict dbias = block_sums + e.first, *restrict dweight = dbias + p->c;
+        for (int64_t i = 0; i < e.count; i++) {
+            dbias[i] += all[i];
+            dweight[i] += rstd[i] * centred[i];
         }
-        for (int64_t i = j * e.d; i < (j + 1) * e.d; i++) {
+    } else {
+        for (int64_t i = 0; i < e.count; i++) {
             const int64_t c = e.first + i;
             if (writes_sums) {
                 given[2 * i] = p->accumulate && !continues ? given[2 * i] + all[i] : all[i];
                 given[2 * i + 1] = p->accumulate && !continues ? given[2 * i + 1] + centred[i] : centred[i];
                 continue;
             }
-            const double dweight = st.rstd * centred[i];
+            const double dweight = is_scaled ? centred[i] : rstd[i] * centred[i];
             if (plan->batch && continues) {
                 store_parameter(&p->dweight, 0, c, dweight);
                 store_parameter(&p->dbias, 0, c, all[i]);
             } else if (plan->batch) {
                 add_parameter(p, &p->dweight, c, dweight);
                 add_parameter(p, &p->dbias, c, all[i]);
-            } else if (weights) {
+            } else if (block_sums) {
                 const double gain = 1 + load_parameter(&p->scale, e.n, c, 0);
                 block_sums[c] += gain * all[i];
                 block_sums[p->c + c] += gain * dweight;
@@ -454,7 +409,7 @@ static void finish_backward(const struct plan *plan, struct team *team, struct b
         }
     }
     if (plan->dependent)
-        backward_coefficients(plan, &state->c, team->sums, bundle);
+        backward_coefficients(plan, team, &state->c, &e);
 }
 
 void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t bundle)

@@ -6,13 +6,6 @@
  * Under columns a position's values are read where they are, once from memory and then from the L1 cache. A norm group is
  * summed by itself: its value i belongs to lane i % (2*W), and vectors end with it. Under rows a position is a lane. */
 
-/* The first n lanes of v, the others 0. */
-BODY V FN(first)(V v, size_t n)
-{
-    static const R lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return n >= W ? v : OP(select_lt)(LOAD_R(lanes), OP(set1)((R)n), v, OP(set1)(0));
-}
-
 /* A vector at p, of whose values n are a norm group's and `readable` are in memory; lanes behind the norm group hold anything. */
 BODY V FN(values_at)(const T *p, size_t n, size_t readable)
 {
@@ -50,7 +43,7 @@ BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, doub
             }
         }
         for (bool second = false; i < end; i += end - i < W ? end - i : W, second = true) {
-            const V d = FN(first)(OP(sub)(FN(values_at)(x + i, end - i, readable - i), k), end - i);
+            const V d = OP(leading)(OP(sub)(FN(values_at)(x + i, end - i, readable - i), k), end - i);
             if (second) {
                 sum1 = OP(add)(sum1, d);
                 square1 = OP(fma)(d, d, square1);
@@ -68,10 +61,10 @@ BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, doub
 /* The same of at most 2*W values about their mean, which is returned. */
 BODY R FN(sums_of_short_group)(const T *x, size_t n, size_t readable, double inverse, R *sum, R *square)
 {
-    const V zero = OP(set1)(0), x0 = FN(first)(FN(values_at)(x, n, readable), n);
-    const V x1 = n > W ? FN(first)(FN(values_at)(x + W, n - W, readable - W), n - W) : zero;
+    const V zero = OP(set1)(0), x0 = OP(leading)(FN(values_at)(x, n, readable), n);
+    const V x1 = n > W ? OP(leading)(FN(values_at)(x + W, n - W, readable - W), n - W) : zero;
     const R mean = (R)((double)OP(hsum)(OP(add)(x0, x1)) * inverse), shift = mean - mean == 0 ? mean : 0;
-    const V k = OP(set1)(shift), d0 = FN(first)(OP(sub)(x0, k), n), d1 = n > W ? FN(first)(OP(sub)(x1, k), n - W) : zero;
+    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n), d1 = n > W ? OP(leading)(OP(sub)(x1, k), n - W) : zero;
     *sum = OP(hsum)(OP(add)(d0, d1));
     *square = OP(hsum)(OP(add)(OP(mul)(d0, d0), OP(mul)(d1, d1)));
     return shift;
@@ -119,12 +112,11 @@ static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
         const R *weight = s->weight, *bias = s->bias;
         const size_t readable = FN(readable_from)(s, r, s->x_stride);
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
-            const V k = OP(set1)(((const R *)s->shift)[at]), rstd = OP(set1)(((const R *)s->rstd)[at]);
-            const V rest = OP(set1)(((const R *)s->rest)[at]);
-            for (const size_t end = c + n; c < end; c += end - c < W ? end - c : W) {
+            const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
+            const size_t end = c + n;
+            for (; c + W <= end; c += W) {
                 AHEAD(x + c, s->ahead);
-                const V h = OP(fma)(OP(sub)(FN(values_at)(x + c, end - c, readable - c), k), rstd, rest);
-                V v = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
+                V v = OP(fma)(OP(normalized)(LOAD(x + c), of), LOAD_R(weight + c), LOAD_R(bias + c));
                 if (z) {
                     STORE_R(z + c, v);
                     continue;
@@ -135,6 +127,11 @@ static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
                     v = OP(activation)(NORMFUSE_SILU, v, v);
                 FN(write)(y + c, v, W, s->stream);
             }
+            if (c < end) { /* of z */
+                const V h = OP(normalized)(FN(values_at)(x + c, end - c, readable - c), of);
+                STORE_R(z + c, OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c)));
+            }
+            c = end;
         }
     }
 }
@@ -150,8 +147,7 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
         R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
         const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
-            const V k = OP(set1)(((const R *)s->shift)[at]), rstd = OP(set1)(((const R *)s->rstd)[at]);
-            const V rest = OP(set1)(((const R *)s->rest)[at]);
+            const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
             double all = 0, all_squares = 0;
             for (const size_t group_end = c + n; c < group_end;) {
                 const size_t end = group_end - c < NORMFUSE_SMALL_CHUNK ? group_end : c + NORMFUSE_SMALL_CHUNK;
@@ -160,9 +156,9 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
                     const size_t m = end - c;
                     AHEAD(x + c, s->ahead);
                     AHEAD(gradient + c, s->ahead_gradient);
-                    const V h = FN(first)(OP(fma)(OP(sub)(FN(values_at)(x + c, m, readable - c), k), rstd, rest), m);
-                    const V g = FN(first)(FN(reals_at)(gradient + c, m, real - c), m);
-                    const V scaled = FN(first)(OP(mul)(g, LOAD_R(weight + c)), m); /* a weight behind the last one may be NaN */
+                    const V h = OP(leading)(OP(normalized)(FN(values_at)(x + c, m, readable - c), of), m);
+                    const V g = OP(leading)(FN(reals_at)(gradient + c, m, real - c), m);
+                    const V scaled = OP(leading)(OP(mul)(g, LOAD_R(weight + c)), m); /* a weight behind the last one may be NaN */
                     STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), g));
                     STORE_R(sum_weight + c, OP(fma)(g, h, LOAD_R(sum_weight + c)));
                     const V sum = OP(add)(sum0, scaled), square = OP(fma)(scaled, h, square0);
@@ -193,13 +189,12 @@ static void FN(dx_of_positions)(const struct normfuse_channels *arguments)
         if (du)
             du += (ptrdiff_t)r * s->post_add_stride;
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
-            const V k = OP(set1)(((const R *)s->shift)[at]), rstd = OP(set1)(((const R *)s->rstd)[at]);
-            const V rest = OP(set1)(((const R *)s->rest)[at]), slope = OP(set1)(((const R *)s->slope)[at]);
-            const V offset = OP(set1)(((const R *)s->offset)[at]);
+            const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
+            const V slope = OP(set1)(((const R *)s->slope)[at]), offset = OP(set1)(((const R *)s->offset)[at]);
             for (const size_t end = c + n; c < end; c += end - c < W ? end - c : W) {
-                const V h = OP(fma)(OP(sub)(FN(values_at)(x + c, end - c, readable - c), k), rstd, rest);
+                const V h = OP(normalized)(FN(values_at)(x + c, end - c, readable - c), of);
                 const V g = FN(reals_at)(gradient + c, end - c, real - c);
-                const V v = OP(fma)(rstd, OP(mul)(g, LOAD_R(weight + c)), OP(fma)(slope, h, offset));
+                const V v = OP(fma)(of.rstd, OP(mul)(g, LOAD_R(weight + c)), OP(fma)(slope, h, offset));
                 if (z)
                     STORE_R(z + c, v);
                 else
@@ -214,7 +209,6 @@ static void FN(dx_of_positions)(const struct normfuse_channels *arguments)
 static void FN(load_channels)(const struct normfuse_channels *arguments)
 {
     const struct normfuse_channels local = *arguments, *s = &local;
-    const R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
     for (size_t r = 0; r < s->channels; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
         R *u = (R *)s->tile + r * s->pitch, *sums = s->loads == NORMFUSE_LOAD_SQUARES ? s->square : s->sum;
@@ -224,7 +218,7 @@ static void FN(load_channels)(const struct normfuse_channels *arguments)
             AHEAD(x + p, s->ahead);
             V v = p + W <= s->positions ? LOAD(x + p) : p < s->positions ? LOAD_PART(x + p, s->positions - p, OP(set1)(0)) : OP(set1)(0);
             if (s->loads == NORMFUSE_LOAD_NORMALIZED) {
-                v = OP(fma)(OP(sub)(v, LOAD_R(shift + p)), LOAD_R(rstd + p), LOAD_R(rest + p));
+                v = OP(normalized)(v, OP(normalization_at)(s->shift, s->rstd, s->rest, p));
                 if (z)
                     STORE_R(z + p, OP(fma)(v, weight, bias));
             } else {
@@ -254,8 +248,7 @@ static void FN(load_channels)(const struct normfuse_channels *arguments)
 
 BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight, V bias)
 {
-    const V h = OP(fma)(OP(sub)(LOAD_R(u + p), LOAD_R((const R *)s->shift + p)), LOAD_R((const R *)s->rstd + p),
-                        LOAD_R((const R *)s->rest + p));
+    const V h = OP(normalized)(LOAD_R(u + p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
     V z = OP(fma)(h, weight, bias);
     if (post_add)
         z = OP(add)(z, FN(load_values)(post_add + p, n, z));

@@ -436,9 +436,15 @@ static void move_statistics(const struct plan *plan, const struct normfuse_param
                             bool is_load)
 {
     const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(q->type);
-    const int64_t groups = plan->p->columns ? plan->groups : 1;
-    for (int64_t i = 0; i < t->count; i++) {
-        char *at = q->data + (t->n * q->batch + (plan->p->columns ? 0 : t->group) * q->channel + (t->s + i) * plan->statistic_step) * bytes;
+    const int64_t groups = plan->p->columns ? plan->groups : 1, step = plan->statistic_step;
+    char *const first = q->data + (t->n * q->batch + (plan->p->columns ? 0 : t->group) * q->channel + t->s * step) * bytes;
+    float *const reals = groups == 1 && step == 1 && q->type == NORMFUSE_F32 ? (float *)(void *)first : NULL;
+    for (int64_t i = 0; reals && is_load && i < t->count; i++) /* by vectors */
+        values[i] = (double)reals[i];
+    for (int64_t i = 0; reals && !is_load && i < t->count; i++)
+        reals[i] = (float)values[i];
+    for (int64_t i = 0; !reals && i < t->count; i++) {
+        char *at = first + i * step * bytes;
         for (int64_t g = 0; g < groups; g++, at += q->channel * bytes, values++) {
             if (is_load)
                 *values = normfuse_load(at, q->type);

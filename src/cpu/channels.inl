@@ -33,13 +33,6 @@ static void REAL(moments)(const struct normfuse_channels *s)
     }
 }
 
-/* v, or 0 behind position n. */
-BODY V REAL(valid)(V v, size_t p, size_t n)
-{
-    static const R lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return p + W <= n ? v : p < n ? OP(select_lt)(LOAD_R(lanes), OP(set1)((R)(n - p)), v, OP(set1)(0)) : OP(set1)(0);
-}
-
 static void REAL(sums)(const struct normfuse_channels *s)
 {
     R *sums = s->sum, *squares = s->square;
@@ -52,7 +45,8 @@ static void REAL(sums)(const struct normfuse_channels *s)
         const V weight = OP(set1)(((const R *)s->weight)[r]);
         V of_bias = OP(set1)(0), of_weight = of_bias;
         for (size_t p = 0; p < s->pitch; p += W) {
-            const V gradient = REAL(valid)(LOAD_R(g + p), p, s->positions), normalized = REAL(valid)(LOAD_R(h + p), p, s->positions);
+            const size_t n = p < s->positions ? s->positions - p : 0;
+            const V gradient = OP(leading)(LOAD_R(g + p), n), normalized = OP(leading)(LOAD_R(h + p), n);
             const V scaled = OP(mul)(gradient, weight);
             of_bias = OP(add)(of_bias, gradient);
             of_weight = OP(fma)(gradient, normalized, of_weight);

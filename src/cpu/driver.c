@@ -32,9 +32,9 @@ static void walk_alone(const struct plan *plan, struct worker *w, int64_t first,
         const int64_t next = reduces && plan->ahead ? bundle + 1 : -1;
         /* two states: with coefficients that never change, two bundles fill both */
         if (applies && !plan->reduce && !(plan->constant && bundle >= first + 2))
-            normfuse_prepare_bundle(plan, now, team->sums, bundle);
+            normfuse_prepare_bundle(plan, team, now, bundle);
         if (reduces && !(plan->constant && bundle + 1 >= first + 2))
-            normfuse_prepare_bundle(plan, then, team->sums, bundle + 1);
+            normfuse_prepare_bundle(plan, team, then, bundle + 1);
         for (int64_t i = 0; i < plan->pieces; i++) {
             const int64_t index = forward || (bundle & 1) ? i : plan->pieces - 1 - i;
             if (applies)
@@ -80,7 +80,7 @@ static void walk_together(struct plan *plan, int32_t t)
                     if (atomic_fetch_add_explicit(&plan->finished[bundle + 1], 1, memory_order_acq_rel) == pieces - 1) {
                         normfuse_finish_bundle(plan, team, bundle + 1);
                         if (bundle + 2 < plan->bundles && !(plan->constant && bundle >= 0))
-                            normfuse_prepare_bundle(plan, &team->state[bundle & 1], team->sums, bundle + 2);
+                            normfuse_prepare_bundle(plan, team, &team->state[bundle & 1], bundle + 2);
                         normfuse_flag_raise(&plan->ready[bundle + 1]);
                     }
                 }
@@ -103,7 +103,7 @@ static void walk_pieces(struct plan *plan, int32_t t)
         for (int64_t i = from; i < smaller(all, from + grain); i++) {
             const int64_t bundle = i / plan->pieces;
             if (prepared < 0 || (bundle != prepared && !plan->constant)) {
-                normfuse_prepare_bundle(plan, &w->own.state[0], w->own.sums, bundle);
+                normfuse_prepare_bundle(plan, &w->own, &w->own.state[0], bundle);
                 prepared = bundle;
             }
             normfuse_apply_piece(plan, w, &w->own.state[0], bundle, i % plan->pieces, -1);
@@ -221,7 +221,7 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
                 atomic_init(&plan.finished[i], 0);
                 atomic_init(&plan.ready[i], 0);
             }
-            normfuse_prepare_bundle(&plan, &plan.shared.state[0], plan.shared.sums, 0);
+            normfuse_prepare_bundle(&plan, &plan.shared, &plan.shared.state[0], 0);
         }
         atomic_init(&plan.next_task, 0);
         if (plan.threads == 1)

@@ -614,7 +614,7 @@ static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker 
                               .k = at_real(plan, c->k, i),
                               .a = p->from_y ? NULL : at_real(plan, c->a, i),
                               .b = at_real(plan, c->b, i),
-                              .coefficient_step = (size_t)(t->across ? 1 : plan->coefficient_step),
+                              .coefficient_step = (size_t)(t->across ? plan->spread : plan->coefficient_step),
                               .activation = p->activation,
                               .act_param = p->act_param,
                               .slope = p->slope.data ? at_real(plan, c->slope, i) : NULL};
@@ -641,7 +641,7 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
     s.sum = w->sum;
     s.square = w->square;
     s.slope_sum = plan->sums_slopes ? w->slope_sum : NULL;
-    s.sum_per_row = !plan->batch;
+    s.sum_per_row = !plan->batch || t->across;
     keep_tile(plan, w, t, &s);
     const bool gives_dx = plan->apply && !plan->dependent;
     if (gives_dx) {
@@ -702,25 +702,25 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
     /* of a batch: the piece's channels; else the channels of a part */
     const int64_t entries = plan->batch ? plan->entries : plan->bundle_channels;
     double *sums = state->partials + (plan->batch ? index : part) * plan->partial_sums * entries + (plan->batch ? 0 : piece.segment);
-    double *products = sums + entries, *slopes = plan->sums_slopes ? products + entries : NULL;
-    memset(sums, 0, (size_t)(plan->batch ? entries : segments) * 8);
-    memset(products, 0, (size_t)(plan->batch ? entries : segments) * 8);
-    if (slopes)
-        memset(slopes, 0, (size_t)(plan->batch ? entries : segments) * 8);
+    const void *const of_rows[] = {w->sum, w->square, w->slope_sum};
+    for (int64_t i = 0; i < plan->partial_sums; i++)
+        memset(sums + i * entries, 0, (size_t)(plan->batch ? entries : segments) * 8);
     if (piece.length == 0)
         return;
-    const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
+    const int64_t width = chunk_width(piece.length);
+    /* of a batch: one channel's samples, or of few samples one sample's channels */
+    const bool across = plan->batch && channels > 1 && segments < SPREAD_SAMPLES && width == piece.length;
+    const int64_t rows = across ? 1 : CHUNK_VALUES / width;
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width)
-            for (int64_t j = 0; j < bundles; j++) {
-                struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, smaller(rows, segments - r),
+            for (int64_t j = 0; j < (across ? 1 : bundles); j++) {
+                struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, across ? channels : smaller(rows, segments - r),
                                         smaller(width, piece.length - at));
+                t.across = across;
                 t.c += j;
                 sums_of_tile(plan, w, state, &t, plan->batch ? j * plan->spread : piece.segment + r);
-                add_reals(plan, w->sum, sums + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
-                add_reals(plan, w->square, products + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
-                if (slopes)
-                    add_reals(plan, w->slope_sum, slopes + (plan->batch ? j : r), plan->batch ? 1 : t.rows);
+                for (int64_t i = 0; i < plan->partial_sums; i++)
+                    add_reals(plan, of_rows[i], sums + i * entries + (plan->batch ? j : r), across || !plan->batch ? t.rows : 1);
             }
 }
 
@@ -728,10 +728,10 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, bundle);
-    memset(w->mean, 0, (size_t)channels * 8);
-    memset(w->m2, 0, (size_t)channels * 8);
-    if (plan->sums_slopes)
-        memset(w->slopes, 0, (size_t)channels * 8);
+    const void *const of_rows[] = {w->sum, w->square, w->slope_sum};
+    double *const of_columns[] = {w->mean, w->m2, w->slopes};
+    for (int64_t j = 0; j < plan->partial_sums; j++)
+        memset(of_columns[j], 0, (size_t)channels * 8);
     const int64_t maximum = rows_of_tile(plan, plan->chunk_rows);
     for (int64_t r = 0; r < rows; r += plan->chunk_rows) {
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
@@ -740,13 +740,10 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
             const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
             sums_of_tile(plan, w, state, &t, 0);
         }
-        plan->column->accumulate(w->sum, w->mean, (size_t)channels, (size_t)plan->folded);
-        plan->column->accumulate(w->square, w->m2, (size_t)channels, (size_t)plan->folded);
-        if (plan->sums_slopes)
-            plan->column->accumulate(w->slope_sum, w->slopes, (size_t)channels, (size_t)plan->folded);
+        for (int64_t j = 0; j < plan->partial_sums; j++)
+            plan->column->accumulate(of_rows[j], of_columns[j], (size_t)channels, (size_t)plan->folded);
     }
     double *sums = state->partials + index * plan->partial_sums * plan->entries;
-    const double *const of_columns[] = {w->mean, w->m2, w->slopes};
     for (int64_t j = 0; j < plan->partial_sums; j++, sums += plan->entries) {
         if (plan->spread == 1) {
             memcpy(sums, of_columns[j], (size_t)channels * 8);

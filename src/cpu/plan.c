@@ -52,10 +52,29 @@ int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes)
     return block;
 }
 
+/* A whole batch with its statistics: no part of one, which is cut as the whole is, so that its samples may be counted. */
+static bool is_whole_batch(const struct normfuse_problem *p)
+{
+    return p->sets == NORMFUSE_SETS_BATCH && (p->phases == (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ||
+                                              p->phases == (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY));
+}
+
+/* So few samples that repeating coefficients takes longer than it gains. */
+static bool has_few_samples(const struct normfuse_problem *p)
+{
+    return p->n < larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE);
+}
+
+/* Rows that passes walk as they are: longer than a vector, and without ends inside of one that an activation is made for. */
+static bool has_good_rows(const struct normfuse_problem *p)
+{
+    return p->s > SPREAD_MOMENTS && (p->s % SPREAD_MOMENTS == 0 || p->activation == NORMFUSE_IDENTITY);
+}
+
 /* Columns that a channel has: each of the few values of its rows, where sets are channels, or nothing. */
 static int64_t spreading(const struct normfuse_problem *p)
 {
-    const bool shared = !p->weights_samples;
+    const bool shared = !p->weights_samples && !(has_good_rows(p) && is_whole_batch(p) && has_few_samples(p));
     const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
     const bool by_channel = p->sets == NORMFUSE_SETS_BATCH || p->sets == NORMFUSE_SETS_NONE;
     return !p->columns && by_channel && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
@@ -66,8 +85,13 @@ static int64_t channels_of_bundle(int64_t c, int64_t spread, int64_t rows)
 {
     /* few rows: or there was one piece for all threads */
     const bool few = c * spread < 2 * BUNDLE_COLUMNS && rows <= FEW_BUNDLE_ROWS;
-    const int64_t columns = few ? FEW_BUNDLE_COLUMNS : BUNDLE_COLUMNS;
-    return c * spread < 2 * columns ? c : round_up(divide_up(columns, spread), 32);
+    int64_t columns = few ? FEW_BUNDLE_COLUMNS : BUNDLE_COLUMNS, bundles = 2;
+    if (c * spread < 2 * columns)
+        return c;
+    while (few && bundles * columns < c * spread) /* as many for each thread */
+        bundles *= 2;
+    columns = few ? divide_up(c * spread, bundles) : columns;
+    return round_up(divide_up(columns, spread), 32);
 }
 /* The same where groups of d stay together. */
 static int64_t channels_of_groups(int64_t c, int64_t d)
@@ -221,6 +245,11 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         else if (16 * columns * (p->s / rows) > PARTIAL_BYTES)
             rows = larger(rows, PIECE_ROWS);
         cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
+        if (plan->bundles > 1 && p->n * p->s <= FEW_BUNDLE_ROWS && is_whole_batch(p)) { /* 128 rows and 3 would be two pieces */
+            plan->parts = plan->pieces = 1;
+            plan->part = plan->length;
+            plan->segments_per_piece = plan->segments;
+        }
         plan->bundle_groups = 1;
         plan->entries = plan->batch || plan->backward || plan->none ? plan->bundle_channels : plan->bundle_channels / plan->group_channels;
         plan->partial_doubles = plan->partial_sums * plan->entries * plan->pieces;
@@ -247,7 +276,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
         plan->staged = true;
     if (plan->batch && !p->columns && plan->apply && !plan->staged && p->s > 1 &&
-        p->n >= larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE) && plan->coefficients > 1 &&
+        !has_few_samples(p) && plan->coefficients > 1 &&
         p->s * (int64_t)plan->type_bytes < SHORT_ROW_BYTES && p->s * (int64_t)plan->type_bytes % ALIGNMENT != 0 &&
         plan->coefficients * p->s <= SPREAD_ROW && plan->parts == 1) {
         bool adjacent = true; /* tiles of all samples, which no stage holds */
@@ -276,7 +305,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     /* each thread holds the bundle that it applies and the next one */
     const int64_t share = larger(l2 / 2, machine->llc_bytes / (4 * plan->threads));
     if (plan->batch) {
-        plan->bundles_per_task = p->columns ? 1 : larger(larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle_groups)), plan->bundles / TASKS_PER_THREAD / plan->threads);
+        const int64_t together = larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle_groups));
+        plan->bundles_per_task = p->columns ? 1 : smaller(larger(together, plan->bundles / TASKS_PER_THREAD / plan->threads), divide_up(plan->bundles, plan->threads));
         plan->group_ranges = 1;
         plan->tasks = divide_up(plan->bundles, plan->bundles_per_task);
     } else {
@@ -289,13 +319,15 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         const int64_t wanted = plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->bundles_per_task = divide_up(groups, plan->group_ranges);
+        if (plan->small_sets && !p->columns && plan->blocks * divide_up(groups, plan->small_at_once) < plan->threads)
+            plan->small_at_once = divide_up(groups, plan->threads);
         if (plan->small_sets) /* whole tiles */
             plan->bundles_per_task = smaller(groups, round_up(plan->bundles_per_task, plan->small_at_once));
         plan->group_ranges = divide_up(groups, plan->bundles_per_task);
         plan->blocks_per_task = plan->group_ranges > 1 ? 1 : larger(1, plan->blocks / TASKS_PER_THREAD / plan->threads);
         plan->tasks = divide_up(plan->blocks, plan->blocks_per_task) * plan->group_ranges;
     }
-    if (plan->tasks == 1 && plan->pieces == 1 && plan->reduce) /* a team would take turns */
+    if (plan->tasks == 1 && plan->pieces <= 1 && plan->reduce) /* a team would take turns */
         plan->threads = 1;
     const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6 && p->activation != NORMFUSE_PRELU;
     plan->back_and_forth = bundle_bytes > l2 * plan->threads;
@@ -349,6 +381,8 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
     team->kept = normfuse_take(arena, plan->kept_values, plan->real_bytes);
     team->u = normfuse_take(arena, plan->held_u, plan->type_bytes);
     team->sums = normfuse_take(arena, 2 * plan->bundle_channels, 8);
+    team->rstd = normfuse_take(arena, plan->bundle_channels, 8);
+    team->rest = normfuse_take(arena, plan->bundle_channels, 8);
 }
 
 static void lay_out_small_worker(const struct plan *plan, struct small_worker *w, struct arena *arena)

@@ -84,6 +84,7 @@ struct team {
                             bundles: a piece is applied before the next bundle's same piece is reduced */
     char *u;             /* likewise u, in x's type, where plan->held_u */
     double *sums;        /* backward, at the join of a bundle: per channel the sum of dy', then of dy'*(u - mean) */
+    double *rstd, *rest; /* of the bundle that is prepared or finished, per channel; rest: what k is more than the mean */
 };
 
 /* Memory of one thread for small sets: per value of a tile; of a row; of a set. The compute type where void. */
@@ -408,7 +409,7 @@ void normfuse_channels_store_empty(const struct normfuse_problem *p);
 void normfuse_read_parameters(const struct plan *plan);
 /* Fills what a bundle's reduce or apply part needs and is known before its reduce part: k, a, b where the statistics
  * are given, and p of dx. Where the sums are given too (sharded backward), all of it. */
-void normfuse_prepare_bundle(const struct plan *plan, struct bundle_state *state, double *sums, int64_t bundle);
+void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, struct bundle_state *state, int64_t bundle);
 /* Joins the partial sums of a bundle: what the caller wants of them, and the coefficients of its apply part. */
 void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t bundle);
 /* After all bundles: the sums over samples, in order. */

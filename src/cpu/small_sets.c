@@ -27,7 +27,12 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
         return false;
-    if (p->s > (p->columns ? SMALL_SET_ROWS : values <= SMALL_SET_FEW ? SMALL_SET_LONG_WIDTH : SMALL_SET_WIDTH))
+    /* A costly activation of rows that end inside vectors is made in a stage; rows of whole vectors need no entry for each value. */
+    const bool is_costly = p->activation > NORMFUSE_LEAKY_RELU;
+    const bool is_ragged = is_costly && p->s % SPREAD_MOMENTS != 0 && (plan->backward || values <= 2 * SMALL_SET_FEW);
+    const bool is_row = !is_costly && plan->backward && d == 1 && p->s == SMALL_SET_LONG_WIDTH;
+    const int64_t width = is_ragged || (values <= SMALL_SET_FEW && !is_row) ? SMALL_SET_LONG_WIDTH : SMALL_SET_WIDTH;
+    if (p->s > (p->columns ? SMALL_SET_ROWS : width))
         return false;
     plan->staged = plan->add;
     for (size_t i = 0; i < count; i++)

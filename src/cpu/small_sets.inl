@@ -11,17 +11,10 @@
 #define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
 #define BODY static inline __attribute__((always_inline))
 
-/* The first n lanes of v, the others 0. */
-BODY V REAL(first)(V v, size_t n)
-{
-    static const R lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return n >= W ? v : OP(select_lt)(LOAD_R(lanes), OP(set1)((R)n), v, OP(set1)(0));
-}
-
 /* Onto the sums of x - k and of its square: n values. */
 BODY void REAL(add_moments)(const R *x, size_t n, V k, V *sum, V *square)
 {
-    const V d = REAL(first)(OP(sub)(LOAD_R(x), k), n);
+    const V d = OP(leading)(OP(sub)(LOAD_R(x), k), n);
     *sum = OP(add)(*sum, d);
     *square = OP(fma)(d, d, *square);
 }
@@ -55,9 +48,9 @@ BODY size_t REAL(chunk_end)(size_t i, size_t n)
 BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *x, double inverse, R *sum, R *square)
 {
     const size_t n = s->n, more = n > W ? n - W : 0;
-    const V zero = OP(set1)(0), x0 = REAL(first)(LOAD_R(x), n), x1 = more ? REAL(first)(LOAD_R(x + W), more) : zero;
+    const V zero = OP(set1)(0), x0 = OP(leading)(LOAD_R(x), n), x1 = more ? OP(leading)(LOAD_R(x + W), more) : zero;
     const R mean = (R)((double)OP(hsum)(OP(add)(x0, x1)) * inverse), shift = mean - mean == 0 ? mean : 0;
-    const V k = OP(set1)(shift), d0 = REAL(first)(OP(sub)(x0, k), n), d1 = more ? REAL(first)(OP(sub)(x1, k), more) : zero;
+    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n), d1 = more ? OP(leading)(OP(sub)(x1, k), more) : zero;
     *sum = OP(hsum)(OP(add)(d0, d1));
     *square = OP(hsum)(OP(add)(OP(mul)(d0, d0), OP(mul)(d1, d1)));
     return shift;
@@ -90,7 +83,7 @@ static __attribute__((noinline)) double REAL(sum_of_vectors)(const R *x, const R
     V sum[2] = {OP(set1)(0), OP(set1)(0)};
     for (size_t i = 0; i < n; i += W) {
         const V v = weight ? OP(mul)(LOAD_R(x + i), LOAD_R(weight + i)) : LOAD_R(x + i);
-        sum[i / W % 2] = OP(add)(sum[i / W % 2], REAL(first)(v, n - i));
+        sum[i / W % 2] = OP(add)(sum[i / W % 2], OP(leading)(v, n - i));
     }
     return (double)OP(hsum)(OP(add)(sum[0], sum[1]));
 }
@@ -175,7 +168,7 @@ static void REAL(normalize_rows)(const struct normfuse_small_sets *s, size_t sam
     R *normalized = s->normalized ? (R *)s->normalized + start : NULL, *z = s->z ? (R *)s->z + start : NULL;
     for (size_t at = 0; at < s->rows * columns; at += columns)
         for (size_t c = 0; c < columns; c += W) {
-            const V h = OP(fma)(OP(sub)(LOAD_R(u + at + c), LOAD_R(k + c)), LOAD_R(rstd + c), LOAD_R(rest + c));
+            const V h = OP(normalized)(LOAD_R(u + at + c), OP(normalization_at)(k, rstd, rest, c));
             if (normalized)
                 STORE_R(normalized + at + c, h);
             if (z)
@@ -246,10 +239,9 @@ static void REAL(normalize)(const struct normfuse_small_sets *s)
         for (size_t r = 0, at = sample * s->rows * s->sets * s->n; r < s->rows; r++)
             for (size_t j = 0, c = 0; j < s->sets; j++, at += s->n, c += s->n) {
                 const size_t set = sample * s->sets + j;
-                const V k = OP(set1)(((const R *)s->shift)[set]), rstd = OP(set1)(((const R *)s->rstd)[set]);
-                const V rest = OP(set1)(((const R *)s->rest)[set]);
+                const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, set);
                 for (size_t i = 0; i < s->n; i += W) {
-                    const V h = OP(fma)(OP(sub)(LOAD_R(x + at + i), k), rstd, rest);
+                    const V h = OP(normalized)(LOAD_R(x + at + i), of);
                     if (normalized)
                         STORE_R(normalized + at + i, h);
                     if (z)
@@ -262,7 +254,7 @@ static void REAL(normalize)(const struct normfuse_small_sets *s)
 /* Onto the sums of gradient*weight and of its product with the normalized value: n values. */
 BODY void REAL(add_products)(const R *g, const R *weight, const R *h, size_t n, V *sum, V *square)
 {
-    const V scaled = REAL(first)(OP(mul)(LOAD_R(g), LOAD_R(weight)), n), normalized = REAL(first)(LOAD_R(h), n);
+    const V scaled = OP(leading)(OP(mul)(LOAD_R(g), LOAD_R(weight)), n), normalized = OP(leading)(LOAD_R(h), n);
     *sum = OP(add)(*sum, scaled);
     *square = OP(fma)(scaled, normalized, *square);
 }
@@ -278,7 +270,7 @@ static void REAL(sums)(const struct normfuse_small_sets *s)
         const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns, *weight = s->weight;
         R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
         for (size_t c = 0; c < columns; c += W) {
-            const V gradient = REAL(first)(LOAD_R(g + c), columns - c), normalized = REAL(first)(LOAD_R(h + c), columns - c);
+            const V gradient = OP(leading)(LOAD_R(g + c), columns - c), normalized = OP(leading)(LOAD_R(h + c), columns - c);
             STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), gradient));
             STORE_R(sum_weight + c, OP(fma)(gradient, normalized, LOAD_R(sum_weight + c)));
         }
@@ -355,7 +347,7 @@ static void REAL(prelu)(const void *slope, void *z, void *gradient, void *sum_sl
             R *to = out + r * n + c;
             const V v = LOAD_R(in), old = LOAD_R(to), p = LOAD_R((const R *)slope + c);
             if (sums)
-                STORE_R(sums + c, OP(add)(LOAD_R(sums + c), REAL(first)(OP(slope_gradient)(old, v), n - c)));
+                STORE_R(sums + c, OP(add)(LOAD_R(sums + c), OP(leading)(OP(slope_gradient)(old, v), n - c)));
             const V result = gradient ? OP(activation_gradient)(NORMFUSE_PRELU, p, old, v) : OP(activation)(NORMFUSE_PRELU, p, v);
             STORE_R(to, OP(select_lt)(lane, OP(set1)((R)(n - c)), result, old)); /* the next row's values stay */
         }
