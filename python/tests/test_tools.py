@@ -487,7 +487,6 @@ COMPILED = [*LAYERS, "affine"]
 ACTIVATED = [None, "relu", "silu", "prelu"]
 
 
-@pytest.mark.sampled()
 @pytest.mark.parametrize("activation", ACTIVATED)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_autograd(name, activation):
