@@ -721,7 +721,7 @@ static void test_accumulated_bits(void)
 {
     static const char *const cases[] = {
         "batch_norm 70x5x11", "batch_norm 700x3", "batch_norm 9x33x65", "batch_norm 37x130x9 dtype=bf16",
-        "batch_norm 3x2x40001", "batch_norm 4500x3x2 +pre_add +u",
+        "batch_norm 3x2x40001", "batch_norm 4500x3x2 +pre_add +u", "batch_norm 131x1536", "batch_norm 3x300x64",
         "batch_norm 70x5x11 dir=bwd", "batch_norm 9x33x65 dir=bwd act=silu", "batch_norm 701x3 dir=bwd",
         "batch_norm 3x2x40001 dir=bwd", "group_norm 70x6x11 groups=2 dir=bwd",
             "group_norm 9x32x300 groups=8 dir=bwd act=gelu",
@@ -733,7 +733,8 @@ static void test_accumulated_bits(void)
             "group_norm 70x6x11 groups=2 dir=bwd +scale",
         "group_norm 3000x1x100 groups=1 dir=bwd", "batch_norm 5000x1x64 dir=bwd dtype=f64",
             "batch_norm 20000x1x16 dtype=f64", "batch_norm 300x700x7 mode=eval dir=bwd", "batch_norm 40x5000 dir=bwd",
-            "batch_norm 600x2000 dtype=f64", "batch_norm 600x3000 dir=bwd act=silu",
+            "batch_norm 600x2000 dtype=f64", "batch_norm 600x3000 dir=bwd act=silu", "batch_norm 131x1536 dir=bwd", "batch_norm 3x300x64 dir=bwd",
+            "batch_norm 2x70x32 dir=bwd act=silu", "batch_norm 2x70x32",
         "affine 600x2000 dir=bwd", "group_norm 300x24 groups=2 dir=bwd",
         "batch_norm 70x5x11 dir=bwd act=prelu", "batch_norm 37x130x9 dtype=bf16 dir=bwd act=prelu",
             "batch_norm 3x2x40001 dir=bwd act=prelu",

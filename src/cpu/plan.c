@@ -52,29 +52,16 @@ int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes)
     return block;
 }
 
-/* A whole batch with its statistics: no part of one, which is cut as the whole is, so that its samples may be counted. */
-static bool is_whole_batch(const struct normfuse_problem *p)
-{
-    return p->sets == NORMFUSE_SETS_BATCH && (p->phases == (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ||
-                                              p->phases == (NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY));
-}
-
 /* So few samples that repeating coefficients takes longer than it gains. */
 static bool has_few_samples(const struct normfuse_problem *p)
 {
     return p->n < larger(SPREAD_SAMPLES, p->s / SPREAD_SHARE);
 }
 
-/* Rows that passes walk as they are: longer than a vector, and without ends inside of one that an activation is made for. */
-static bool has_good_rows(const struct normfuse_problem *p)
-{
-    return p->s > SPREAD_MOMENTS && (p->s % SPREAD_MOMENTS == 0 || p->activation == NORMFUSE_IDENTITY);
-}
-
 /* Columns that a channel has: each of the few values of its rows, where sets are channels, or nothing. */
 static int64_t spreading(const struct normfuse_problem *p)
 {
-    const bool shared = !p->weights_samples && !(has_good_rows(p) && is_whole_batch(p) && has_few_samples(p));
+    const bool shared = !p->weights_samples;
     const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
     const bool by_channel = p->sets == NORMFUSE_SETS_BATCH || p->sets == NORMFUSE_SETS_NONE;
     return !p->columns && by_channel && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
@@ -245,11 +232,6 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         else if (16 * columns * (p->s / rows) > PARTIAL_BYTES)
             rows = larger(rows, PIECE_ROWS);
         cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
-        if (plan->bundles > 1 && p->n * p->s <= FEW_BUNDLE_ROWS && is_whole_batch(p)) { /* 128 rows and 3 would be two pieces */
-            plan->parts = plan->pieces = 1;
-            plan->part = plan->length;
-            plan->segments_per_piece = plan->segments;
-        }
         plan->bundle_groups = 1;
         plan->entries = plan->batch || plan->backward || plan->none ? plan->bundle_channels : plan->bundle_channels / plan->group_channels;
         plan->partial_doubles = plan->partial_sums * plan->entries * plan->pieces;
