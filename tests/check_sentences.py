@@ -5,8 +5,8 @@
 A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have 100
 columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line. Tables, code, quoted output,
 headings and HTML comments are left out, and docs/history/, which is kept as it was written; `code` and a link's text
-count as the words one reads. Comments of the library, the program and the build begin with the noun that they are about, not
-with Of, What, Where, Whether or Those. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
+count as the words one reads. Comments of the library, the program, the packages and the build, and Python's docstrings,
+begin with the noun that they are about, not with Of, What, Where, Whether or Those. The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too
 long, --list the numbers of all pages."""
 import argparse
 import pathlib
@@ -101,14 +101,15 @@ def pages():
     yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "history" not in page.parts)
 
 
-FOLDERS = ("src", "include", "cli", "cmake", "bench")
+FOLDERS = ("src", "include", "cli", "cmake", "bench", "python/normfuse", "hub", "integrations", "examples")
 SUFFIXES = {".c", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake"}
 
 
 def headless_comments(path):
     """Numbers of the lines where a comment begins without the noun that it is about."""
+    docstring = '"""' if path.suffix == ".py" else "//"
     return [number for number, line in enumerate(path.read_text().splitlines(), 1)
-            if re.match(r"\s*(//|/\*|\*|#) ?(Of|What|Where|Whether|Those)\b", line)]
+            if re.match(rf"\s*(//|/\*|\*|#|{docstring}) ?(Of|What|Where|Whether|Those)\b", line)]
 
 
 def main():
