@@ -430,7 +430,7 @@ def nudged(value: Any, unit: float) -> Any:
 
 
 def results(task: Task, model: nn.Module, wide: Optional[torch.dtype] = None, nudge: bool = False) -> list[Tensor]:
-    """What is compared: the output, or the loss and the gradients of the first weight and of all parameters with one
+    """The tensors that are compared: the output, or the loss and the gradients of the first weight and of all parameters with one
     axis (norms' weights and all biases: every layer's gradient arrives at some of them, and they are small)."""
     inputs, call = task.compared or (task.inputs, task.call)
     if wide:
@@ -492,7 +492,7 @@ class Clock:
 
 
 def agreed(value: Any) -> Any:
-    """What the first of the processes says."""
+    """The answer of the first of the processes."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -541,7 +541,7 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def peak_gib(task: Task, call: Callable[[], Any]) -> Optional[float]:
-    """Of one call, with the model and its inputs, in GiB; None on the CPU."""
+    """The peak memory of one call, with the model and its inputs, in GiB; None on the CPU."""
     if device_of(task.model).type != "cuda":
         return None
     own = sum(t.numel() * t.element_size() for t in [*task.model.parameters(), *task.model.buffers()])

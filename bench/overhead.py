@@ -49,7 +49,7 @@ def cases(device):
         return call
 
     class Layer(torch.nn.Module):
-        """What a user has where there is no fused module: the norm and its activation."""
+        """The module that a user has where there is no fused module: the norm and its activation."""
 
         def __init__(self, norm, activation):
             super().__init__()

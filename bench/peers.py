@@ -95,7 +95,7 @@ def parse(line, additions=False):
 
 
 def bias_shape(problem):
-    """Of pre_bias, to be broadcast to [N, C, spatial...]; None: there is none."""
+    """The shape of pre_bias, to be broadcast to [N, C, spatial...]; None: there is none."""
     shape = problem["shape"]
     return problem["pre_bias"] and [shape[0] if problem["pre_bias"] == "sample" else 1, shape[1]] + [1] * (len(shape) - 2)
 

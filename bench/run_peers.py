@@ -44,7 +44,7 @@ def steps(problems, gpu, arguments):
 
 
 class Bar:
-    """What is done, on the last line of a terminal; nothing elsewhere."""
+    """Shows what is done, on the last line of a terminal; nothing elsewhere."""
 
     def __init__(self):
         self.shown = sys.stderr.isatty()

@@ -86,7 +86,7 @@ def in_turn(runs, rounds, device):
 
 
 def compare(layers, shape, device):
-    """What is wrong with a layer, by its name."""
+    """The faults of a layer, by its name."""
     torch.manual_seed(0)  # the same in all processes
     failed = {}
     results = {name: call() for name, call in calls_of(layers, shape, device)["step"].items()}

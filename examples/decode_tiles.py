@@ -4,12 +4,12 @@ decoder makes of the whole latent: every norm takes the statistics of the whole 
 
     python examples/decode_tiles.py [--tile 16]
 
-needs NumPy and normfuse. Prints the largest difference to the whole, which must be below the bound of docs/numerics.md, and for
-comparison that of tiles which are normalized each by itself: these have seams.
+needs NumPy and normfuse. Prints the largest difference to the whole, which must be below the bound of docs/numerics.md,
+and for comparison that of tiles which are normalized each by itself: these have seams.
 
-A norm's statistics need the input of that norm on all tiles, so the tiles are run once for each norm, up to it, and once
-to the end. Memory is that of one tile. A tile is run with a halo as wide as the convolutions look; statistics leave the
-halo out, so that every position counts once.
+A norm's statistics need the input of that norm on all tiles, so the tiles are run once for each norm, up to it, and
+once to the end. Memory is that of one tile. A tile is run with a halo as wide as the convolutions look; statistics
+leave the halo out, so that every position counts once.
 """
 import argparse
 
@@ -124,15 +124,15 @@ def decode_plainly(latent, decoder):
 
 
 def convolution_error(error, largest, kernel, unit):
-    """Of two convolutions, each of them summed in any order, on inputs that differ by `error` at most."""
+    """The bound for two convolutions, each of them summed in any order, on inputs that differ by `error` at most."""
     terms = kernel[0].size
     size = float(abs(kernel).reshape(len(kernel), -1).sum(1).max())
     return size * (error + 2.02 * terms * unit * (largest + error))
 
 
 def norm_error(error, x, mean, rstd, weight, bias, unit):
-    """Of two group norms with SiLU whose inputs differ by `error` at most: twice the bounds of docs/numerics.md for rows
-    (a difference of two results is within both), and how far inputs move statistics and results."""
+    """The bound for two group norms with SiLU whose inputs differ by `error` at most: twice those of docs/numerics.md
+    for rows (a difference of two results is within both), and how far inputs move statistics and results."""
     count = x[0].size // GROUPS
     m = max(256, 4096 / SMALLEST) + 5  # roundings on the way into a chunk's sum
     joins, grown = 16 + count / 32, (m + 2) * unit / (1 - (m + 2) * unit)
@@ -167,7 +167,8 @@ def main():
     for dtype in ("float64", "float32"):
         decoder = make_decoder(dtype)
         rows, columns = numpy.mgrid[:40, :56]
-        latent = numpy.random.default_rng(0).standard_normal((1, LATENT, 40, 56)) + 3 * numpy.sin(rows / 9) + columns / 20
+        latent = numpy.random.default_rng(0).standard_normal((1, LATENT, 40, 56))
+        latent += 3 * numpy.sin(rows / 9) + columns / 20
         latent = latent.astype(dtype)  # brighter to the right: tiles differ in their statistics
         whole, bound = decode_whole(latent, decoder) if dtype == "float64" else (decode_plainly(latent, decoder), None)
         difference = abs(decode_in_tiles(latent, decoder, size) - whole).max()

@@ -53,8 +53,8 @@ def reference(x, dy, weight, bias):
 
     A sum in f32 runs over at most 2048 values in 32 lanes, so each term takes up to 64 roundings and a few of joining
     and of its own: SUM. Values are centred near the mean before they are summed, so the terms of the mean are about one
-    standard deviation, 1 where they are normalized, and rstd is half as far off as the variance. Then z takes 8 roundings
-    of its terms, and SiLU (exp, a division, a product) 4 of y."""
+    standard deviation, 1 where they are normalized, and rstd is half as far off as the variance. Then z takes 8
+    roundings of its terms, and SiLU (exp, a division, a product) 4 of y."""
     n, c = x.shape[:2]
     per_channel = (1, c, 1, 1)
     x, dy, w, b = (v.astype(numpy.float64) for v in (x, dy, weight.reshape(per_channel), bias.reshape(per_channel)))
@@ -151,7 +151,8 @@ def main():
 
     wanted = reference(x, dy, arrays["weight"], arrays["bias"])
     failed = False
-    print("Group norm (8 groups) with SiLU, forward and backward, through `build/normfuse run`, against NumPy in double:")
+    print("Group norm (8 groups) with SiLU, forward and backward, through `build/normfuse run`, "
+          "against NumPy in double:")
     for layout in ("nchw", "nhwc"):
         outputs, seconds = normalize(layout, arrays)
         print(f"  {layout.upper()}, {seconds:.2f} s with reading and writing the files")
@@ -170,7 +171,8 @@ def main():
     for direction, name in (("fwd", "forward"), ("bwd", "backward")):
         tail = " dir=bwd" if direction == "bwd" else ""
         problem = f"group_norm {sizes} groups={GROUPS} act=silu"
-        rows = [("normfuse", "NCHW", bench(problem + tail)), ("normfuse", "NHWC", bench(f"{problem} layout=nhwc{tail}"))]
+        rows = [("normfuse", "NCHW", bench(problem + tail)),
+                ("normfuse", "NHWC", bench(f"{problem} layout=nhwc{tail}"))]
         if threads > 1:
             rows.append(("normfuse", "NCHW", bench(problem + tail, 1)))
         for who, layout, row in rows:

@@ -5,10 +5,10 @@
  *     mpicc -std=c11 mpi_group_norm.c -o mpi_group_norm $(pkg-config --cflags --libs normfuse)
  *     mpirun -n 4 ./mpi_group_norm
  *
- * Forward: one MPI_Allgather of three doubles for each norm group. Backward: one of two doubles for each channel of each
- * sample. Every rank merges in rank order, so all ranks have the same bits. Every rank also computes the whole image, and
- * compares: the largest difference must be below the bound of docs/numerics.md. Strips differ in size; from three ranks
- * on that of rank 1 is empty, and it takes part in both gathers like the others. */
+ * Forward: one MPI_Allgather of three doubles for each norm group. Backward: one of two doubles for each channel of
+ * each sample. Every rank merges in rank order, so all ranks have the same bits. Every rank also computes the whole
+ * image, and compares: the largest difference must be below the bound of docs/numerics.md. Strips differ in size; from
+ * three ranks on that of rank 1 is empty, and it takes part in both gathers like the others. */
 #include <math.h>
 #include <mpi.h>
 #include <normfuse.h>
@@ -103,7 +103,7 @@ static double largest(double value)
     return all;
 }
 
-/* Whether all ranks hold the bytes of rank 0. */
+/* True if all ranks hold the bytes of rank 0. */
 static int is_same(const double *values, size_t count)
 {
     double *const first = doubles(count);
@@ -217,10 +217,11 @@ int main(int count, char **words)
                                        .dbias = &whole.dbias.tensor};
     check(normfuse_group_norm_backward(&options, &backward, NULL), "backward of the whole");
 
-    /* The bound of docs/numerics.md, for rows of f64: u = 2^-53, m roundings on the way into a chunk's sum, J chunks and
-     * pieces, T the squares about the shift. `values` is a norm group's. Both results are within it, so their difference
-     * is within twice as much. Of the backward a majorant: its error, and how far mean and rstd move it. */
-    const double u = 0x1p-53, values = (double)C / GROUPS * H * W, m = 128 + 4096.0 / W + 5, joins = 16 + values / 256 + ranks;
+    /* The bound of docs/numerics.md, for rows of f64: u = 2^-53, m roundings on the way into a chunk's sum, J chunks
+     * and pieces, T the squares about the shift. `values` is a norm group's. Both results are within it, so their
+     * difference is within twice as much. Of the backward a majorant: its error, and how far mean and rstd move it. */
+    const double u = 0x1p-53, values = (double)C / GROUPS * H * W, m = 128 + 4096.0 / W + 5,
+                 joins = 16 + values / 256 + ranks;
     double y_bound = 0, dx_bound = 0, parameter_bound = 0;
     for (int i = 0; i < PAIRS; i++) {
         const int set = i / C * GROUPS + i % C / (C / GROUPS);
@@ -235,11 +236,14 @@ int main(int count, char **words)
         for (int k = 0; k < H * W; k++)
             widest = fmax(widest, fabs(whole.x.data[i * H * W + k] - mean));
         const double z = gain * widest + fabs(bias.data[i % C]);
-        const double z_error = gain * (mean_error + widest * rho) + 2 * u * gain * (widest + mean_error + u * fabs(mean)) +
+        const double z_error = gain * (mean_error + widest * rho) +
+                               2 * u * gain * (widest + mean_error + u * fabs(mean)) +
                                u * (fabs(bias.data[i % C]) + u * fabs(mean * gain)) + u * z +
                                8 * u * (gain * widest + fabs(bias.data[i % C]) + z);
-        y_bound = fmax(y_bound, 2 * 1.01 * (1.0999 * z_error + 6 * u * z + u * z)); /* SiLU: its steepest slope, 6 roundings */
-        const double steep = 2 * pow(1 + fabs(weight.data[i % C]), 2) * pow(1 + widest * rstd, 3); /* |dy| is at most 1 */
+        /* SiLU: its steepest slope, 6 roundings */
+        y_bound = fmax(y_bound, 2 * 1.01 * (1.0999 * z_error + 6 * u * z + u * z));
+        /* |dy| is at most 1 */
+        const double steep = 2 * pow(1 + fabs(weight.data[i % C]), 2) * pow(1 + widest * rstd, 3);
         const double moved = 8 * steep * (mean_error * rstd + rho + g + joins * u);
         dx_bound = fmax(dx_bound, 2 * rstd * moved);
         parameter_bound = fmax(parameter_bound, 2 * N * H * W * moved);

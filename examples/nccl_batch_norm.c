@@ -3,14 +3,15 @@
  * nccl_batch_norm.c - synchronized batch norm with ReLU over the GPUs of one process: statistics of the samples of all
  * GPUs, sent by NCCL on the caller's streams. It needs two GPUs to show anything; with one it runs, and sends nothing.
  *
- *     cc -std=c11 nccl_batch_norm.c -o nccl_batch_norm $(pkg-config --cflags --libs normfuse) -lnccl -lcudart -lpthread -lm
+ *     cc -std=c11 nccl_batch_norm.c -o nccl_batch_norm $(pkg-config --cflags --libs normfuse) \
+ *         -lnccl -lcudart -lpthread -lm
  *     ./nccl_batch_norm               compares the results with those of the whole batch on the CPU
  *     ./nccl_batch_norm 32 256 14 14  and then times layers of that shape, [N, C, H, W] of each GPU
  *
  * (-I and -L for CUDA and NCCL where the compiler does not find them.) Forward: one ncclAllGather of three doubles for
- * each channel. Backward: one of two doubles for each channel. Gathers, not ncclAllReduce: every GPU merges in rank order,
- * so all GPUs have the same bits. Nothing waits for the device between the kernels and the gathers: all of them are in
- * order on one stream a GPU, and can be captured into a graph. A thread drives each GPU. */
+ * each channel. Backward: one of two doubles for each channel. Gathers, not ncclAllReduce: every GPU merges in rank
+ * order, so all GPUs have the same bits. Nothing waits for the device between the kernels and the gathers: all of them
+ * are in order on one stream a GPU, and can be captured into a graph. A thread drives each GPU. */
 #define _POSIX_C_SOURCE 200809L /* pthread_barrier_t */
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -209,7 +210,7 @@ static void backward(const struct worker *w)
     check(normfuse_batch_norm_backward_apply(&options, &tensors, &exec), "backward_apply");
 }
 
-/* What the layer is without the other GPUs; device -1: on the CPU. */
+/* The layer without the other GPUs; device -1: on the CPU. */
 static void forward_alone(const struct worker *w)
 {
     const normfuse_exec exec = exec_of(w);
@@ -251,7 +252,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of one layer: the median over rounds of LAYERS of them, which all GPUs begin together. */
+/* Time of one layer: the median over rounds of LAYERS of them, which all GPUs begin together. */
 static double us_a_layer(const struct worker *w, void (*layer)(const struct worker *), int is_captured)
 {
     cudaGraph_t graph = NULL;

@@ -41,7 +41,8 @@ def add_group_norm_silu(nodes, weights, x, name):
 
 def add_convolution(nodes, weights, x, name):
     draw = numpy.random.default_rng(len(nodes))
-    weights.append(numpy_helper.from_array((draw.random((CHANNELS, CHANNELS, 1, 1), "float32") - 0.5) / 10, name + ".weight"))
+    weights.append(numpy_helper.from_array((draw.random((CHANNELS, CHANNELS, 1, 1), "float32") - 0.5) / 10,
+                                           name + ".weight"))
     nodes.append(helper.make_node("Conv", [x, name + ".weight"], [name], name))
     return name
 

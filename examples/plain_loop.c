@@ -14,8 +14,8 @@ struct sizes {
     size_t n, c, s, groups;
 };
 
-static void forward(const struct sizes *z, const float *x, const float *weight, const float *bias, float *y, float *mean,
-                    float *rstd)
+static void forward(const struct sizes *z, const float *x, const float *weight, const float *bias, float *y,
+                    float *mean, float *rstd)
 {
     const size_t channels = z->c / z->groups, values = channels * z->s;
     for (size_t g = 0; g < z->n * z->groups; g++) {

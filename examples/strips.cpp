@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// strips.cpp - group norm of an image that arrives in strips of rows, with normfuse.hpp: statistics of each strip, merged
-// in order, then each strip normalized with them. Prints the largest difference to the image in one call.
+// strips.cpp - group norm of an image that arrives in strips of rows, with normfuse.hpp: statistics of each strip,
+// merged in order, then each strip normalized with them. Prints the largest difference to the image in one call.
 //
 //     c++ -std=c++17 strips.cpp -o strips $(pkg-config --cflags --libs normfuse)
 #include <normfuse.hpp>
@@ -55,7 +55,8 @@ int main()
             normfuse::group_norm_apply(options, strip);
             for (std::size_t c = 0; c < C; c++)
                 for (std::size_t i = 0; i < ROWS * W; i++)
-                    worst = std::fmax(worst, std::fabs(strips[s][c * ROWS * W + i] - whole[(c * H + s * ROWS) * W + i]));
+                    worst = std::fmax(worst,
+                                      std::fabs(strips[s][c * ROWS * W + i] - whole[(c * H + s * ROWS) * W + i]));
         }
         std::printf("%d strips of %d rows: largest difference to the whole image %.2g\n", static_cast<int>(STRIPS),
                     static_cast<int>(ROWS), static_cast<double>(worst));

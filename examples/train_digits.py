@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Trains a small convolutional network with group norm on scikit-learn's handwritten digits (1797 images of 8 x 8, which
-come with the package), once with torch.nn.GroupNorm and once with normfuse's from the same weights, and compares.
+"""Trains a small convolutional network with group norm on scikit-learn's handwritten digits (1797 images of 8 x 8,
+which come with the package), once with torch.nn.GroupNorm and once with normfuse's from the same weights, and compares.
 
     python examples/train_digits.py [--epochs 8] [--seeds 3]
 
-needs torch, scikit-learn and normfuse. A line for each seed; the mean accuracies must agree within what seeds differ by.
+needs torch, scikit-learn and normfuse. A line for each seed; the mean accuracies must agree within what seeds differ
+by.
 """
 import argparse
 import copy

@@ -48,7 +48,8 @@ __all__ = sys.modules[_name].__all__
 
 
 def beyond(library):
-    """What a library needs that manylinux_2_28 does not have: symbols of newer glibc, of C++ or Python, and libraries."""
+    """The needs of a library that manylinux_2_28 does not meet: symbols of newer glibc, of C++ or Python, and
+    libraries."""
     text = subprocess.run(["readelf", "-W", "--dyn-syms", "--dynamic", library], check=True, text=True,
                           stdout=subprocess.PIPE).stdout
     found = [name for name in re.findall(r"\(NEEDED\).*\[(.+)\]", text) if not NEEDED.fullmatch(name)]

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from .torch import distributed, functional, modules
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d",
+           "InstanceNorm3d",
            "LayerNorm", "RMSNorm", "SyncBatchNorm"]
 
 

@@ -5,9 +5,9 @@
 A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have
 100 columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line.
 Tables, code, quoted output, headings and HTML comments are left out, and docs/history/, which is kept as it was
-written; `code` and a link's text count as the words one reads. Comments of the library, the program, the tests and the
-build begin with the noun that they are about, not with Of, What, Where, Whether or Those. The last line is `N passed, N
-failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
+written; `code` and a link's text count as the words one reads. Comments of the library, the program, the packages, the tests and
+the build, and docstrings outside of tests, begin with the noun that they are about, not with Of, What, Where, Whether or Those.
+The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
 import argparse
 import pathlib
 import re
@@ -102,14 +102,16 @@ def pages():
     yield from (page for page in sorted((ROOT / "docs").rglob("*.md")) if "history" not in page.parts)
 
 
-FOLDERS = ("src", "include", "cli", "cmake", "bench", "tests", "python/tests")
+FOLDERS = ("src", "include", "cli", "cmake", "bench", "python/normfuse", "hub", "integrations", "examples", "tests",
+           "python/tests")
 SUFFIXES = {".c", ".cpp", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake"}
 
 
 def headless_comments(path):
     """Numbers of the lines where a comment begins without the noun that it is about."""
+    docstring = '"""' if path.suffix == ".py" and "tests" not in path.parts else "//"
     return [number for number, line in enumerate(path.read_text().splitlines(), 1)
-            if re.match(r"\s*(//|/\*|\*|#) ?(Of|What|Where|Whether|Those)\b", line)]
+            if re.match(rf"\s*(//|/\*|\*|#|{docstring}) ?(Of|What|Where|Whether|Those)\b", line)]
 
 
 def main():
@@ -146,7 +148,7 @@ def main():
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))
-             if path.suffix in SUFFIXES and not path.name.startswith("test_convert")]
+             if path.suffix in SUFFIXES]
     for path in [page for page in args.pages if page.suffix in SUFFIXES] if args.pages else files:
         found = headless_comments(path)
         passed += not found

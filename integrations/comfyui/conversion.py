@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the nodes do: a converted model as object patches of ComfyUI's ModelPatcher.
+"""The work of the nodes: a converted model as object patches of ComfyUI's ModelPatcher.
 
 convert changes classes of modules, and nothing else that ComfyUI's models need. So each change is one object patch, of
 `<path>.__class__`: ComfyUI sets the classes when it loads the model, and puts the old ones back when it unloads it or
@@ -20,7 +20,7 @@ OVER_CHANNELS = {("comfy.ldm.wan.vae", "RMS_norm"), ("comfy.ldm.wan.vae2_2", "RM
 
 
 def _marks(module: nn.Module) -> dict[str, Any]:
-    """What convert keeps in a module beside its class."""
+    """The entries that convert keeps in a module beside its class."""
     return {name: value for name, value in module.__dict__.items() if name.startswith("_normfuse_")}
 
 

@@ -4,7 +4,8 @@ from .conversion import convert_model, convert_vae
 
 CATEGORY = "normfuse"
 DESCRIPTIONS = {
-    "vae": "Group norms and the activations after them become fused calls, in decoding and encoding. Prints what was done.",
+    "vae": "Group norms and the activations after them become fused calls, in decoding and encoding. "
+           "Prints what was done.",
     "model": "Norms and the activations after them become fused calls: for UNets. Prints what was done.",
 }
 

@@ -15,10 +15,10 @@ Shapes. x has the axes N, C and zero to three spatial ones; with layout="nhwc" t
 number of samples, C of channels. Arrays "like x" have its shape, dtype and device, and strides of their own: memory may
 be contiguous in either order of axes, or a slice of such memory along N or C. Other strides are refused, not copied.
 
-dtypes. x is float64, float32, float16 or bfloat16 (in NumPy: of the package ml_dtypes). Parameters (weight, bias, scale,
-shift, pre_bias, slope, running statistics) are of any of these, whatever x is. Statistics are float64 for the mean, and
-for rstd = 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are applied to z
-as it is.
+dtypes. x is float64, float32, float16 or bfloat16 (in NumPy: of the package ml_dtypes). Parameters (weight, bias,
+scale, shift, pre_bias, slope, running statistics) are of any of these, whatever x is. Statistics are float64 for the
+mean, and for rstd = 1/sqrt(variance + eps) float32, or float64 for float64 x. Values have no units; activations are
+applied to z as it is.
 
 Activations. None or a name of normfuse.ACTIVATIONS: "relu", "silu", "gelu" and others. "leaky_relu" and "elu" take
 act_param (slope, 0.01; alpha, 1.0), "prelu" takes slope (an array).
@@ -30,9 +30,9 @@ dx may be dy, x or du; dpost_add may be dy; any other overlap is refused. There 
 CUDA. Kernels are enqueued on the current stream of x's library (CuPy, PyTorch), and nothing is waited for.
 
 Errors. ValueError: shapes that contradict each other, overlapping or read-only outputs, options out of range.
-OverflowError: an integer that 64 bits do not hold. TypeError: a dtype, device or strides that there is no kernel for, or
-what is not an array. MemoryError; RuntimeError: the CUDA driver. Where one is raised before the work began nothing was
-written.
+OverflowError: an integer that 64 bits do not hold. TypeError: a dtype, device or strides that there is no kernel for,
+or what is not an array. MemoryError; RuntimeError: the CUDA driver. Where one is raised before the work began nothing
+was written.
 
 Numbers. Results are within the bounds of docs/numerics.md, on the CPU the same bits from any number of threads
 (NORMFUSE_NUM_THREADS) and any instruction set.
@@ -51,7 +51,8 @@ from ._library import integer as _integer
 from ._library import version as _version
 from ._words import did_you_mean as _did_you_mean
 
-__all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward", "channel_norm",
+__all__ = ["Gradients", "batch_norm", "batch_norm_backward", "channel_affine", "channel_affine_backward",
+           "channel_norm",
            "channel_norm_backward", "group_norm", "group_norm_apply", "group_norm_backward", "group_norm_stats",
            "instance_norm", "instance_norm_backward", "stats_merge"]
 
@@ -87,7 +88,7 @@ _AFFINE_BACKWARD_NAMES = {"weight": "scale", "dweight": "dscale"}
 
 
 def _number_of(name: str, word: Any, numbers: Mapping[str, int], before: str = "") -> int:
-    """What normfuse.h has for one of its words; `before`: what else the argument may be."""
+    """The number that normfuse.h has for one of its words; `before`: what else the argument may be."""
     if not (isinstance(word, str) and word in numbers):
         raise ValueError(f"{name} is {word!r}, expected {before}one of {', '.join(numbers)}"
                          f"{_did_you_mean(word, numbers)}")
@@ -173,7 +174,8 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
     weight, bias    [C]; None: 1 and 0
     eps             is added to the biased variance; any number, rstd = 1/sqrt(variance + eps) in IEEE arithmetic
     pre_add         like x; added before the statistics
-    pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x and
+    pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x
+    and
                     these
     post_add        like x; added before the activation
     slope           [C] or [1]: that of activation="prelu" (He et al. 2015, arXiv:1502.01852), which needs it
@@ -238,7 +240,8 @@ def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = No
     x               [N, C, ...] (layout="nhwc": [N, ..., C]), the same part of N images; a part may have no position
     num_groups      divides C
     pre_add         like x; added before the statistics
-    pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x and
+    pre_bias        [C] or [N, C]; likewise: a convolution's bias, an embedding. return_sum: also return u, the sum of x
+    and
                     these
     out             [N, num_groups, 3] of float64, where the statistics are written; out_sum as in `group_norm`
 
@@ -259,8 +262,8 @@ def group_norm_stats(x: Array, num_groups: int, *, pre_add: Optional[Array] = No
 
 
 def stats_merge(stats: Union[Array, Sequence[Array]], *, out: Optional[Array] = None) -> Array:
-    """The statistics of a whole from those of its parts (Chan et al. 1979). The same parts in the same order have the same
-    bits in every process.
+    """The statistics of a whole from those of its parts (Chan et al. 1979). The same parts in the same order have the
+    same bits in every process.
 
     stats           float64 [parts, ..., 3], or a list or tuple of arrays [..., 3], which are copied into one; at least
                     one part. A count of 0 is legal
@@ -295,8 +298,8 @@ def group_norm_apply(x: Array, stats: Array, num_groups: int, weight: Optional[A
     x               [N, C, ...] (layout="nhwc": [N, ..., C]), a part
     stats           float64 [N, num_groups, 3], of the whole: what `stats_merge` returned
 
-    The other arguments, and what is returned, are as in `group_norm`; mean and rstd are those of the whole. With pre_add
-    u is not written: `group_norm_stats` returns it."""
+    The other arguments, and what is returned, are as in `group_norm`; mean and rstd are those of the whole. With
+    pre_add u is not written: `group_norm_stats` returns it."""
     groups = _integer("num_groups", num_groups)
     call = _Call("group_norm", x, layout, _FORWARD_NAMES)
     call.give(pre_add=pre_add, post_add=post_add)
@@ -430,7 +433,8 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
     if not training:
         call.give_parameters(running_mean=running_mean, running_var=running_var)
     channel = (call.channels,)
-    _take_gradients(call, {"weight": (dweight, weight is not None, channel), "bias": (dbias, bias is not None, channel)},
+    _take_gradients(call, {"weight": (dweight, weight is not None, channel),
+                           "bias": (dbias, bias is not None, channel)},
                     dx, dpost_add, post_add is not None or y is not None, dpre_bias, dslope)
     fields = _activation(activation, act_param)
     _with_running(fields, not training, 0.0, 0)
@@ -444,7 +448,8 @@ def batch_norm_backward(dy: Array, x: Array, mean: Optional[Array], rstd: Option
 def _channel_norm_options(groups: int, eps: float, statistics: str, eps_kind: str, activation: Optional[str],
                           act_param: Optional[float]) -> ChannelNormOptions:
     return ChannelNormOptions(groups=groups, eps=eps, statistics=_number_of("statistics", statistics, STATISTICS),
-                              eps_kind=_number_of("eps_kind", eps_kind, EPS_KINDS), **_activation(activation, act_param))
+                              eps_kind=_number_of("eps_kind", eps_kind, EPS_KINDS),
+                              **_activation(activation, act_param))
 
 
 def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array] = None, *, groups: int = 1,
@@ -455,19 +460,21 @@ def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array]
                  return_statistics: bool = False, layout: str = "nchw", out: Optional[Array] = None,
                  out_sum: Optional[Array] = None, out_mean: Optional[Array] = None,
                  out_rstd: Optional[Array] = None) -> Any:
-    """Normalization of each position of x over its D = C/groups channels of a group: layer normalization (Ba et al. 2016,
-    arXiv:1607.06450) of channels, or RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467). On CUDA x is
+    """Normalization of each position of x over its D = C/groups channels of a group: layer normalization (Ba et al.
+    2016, arXiv:1607.06450) of channels, or RMS normalization (Zhang and Sennrich 2019, arXiv:1910.07467). On CUDA x is
     channels last, or tokens.
 
     x               [N, C, ...] (layout="nhwc": [N, ..., C]); tokens are [N, C], or [N, L, C] with layout="nhwc"
     weight, bias    [C]; None: 1 and 0
     groups          of channels, divides C; 1: all channels of a position
     statistics      "mean_and_variance": layer norm, v = u - mean. "mean_square": RMS norm, v = u; mean is 0
-    eps_kind        "added": rstd = 1/sqrt(sum of v^2 / D + eps), for any eps. "of_norm": rstd = sqrt(D) / max(sqrt(sum of
+    eps_kind        "added": rstd = 1/sqrt(sum of v^2 / D + eps), for any eps. "of_norm": rstd = sqrt(D) / max(sqrt(sum
+    of
                     v^2), eps), for eps of 0 or above. With "mean_square" this is sqrt(D) times
                     torch.nn.functional.normalize, whose eps is 1e-12
     post_add        like y
-    return_statistics   also return mean and rstd, [N, groups, ...] whatever the layout, which the backward needs; mean is
+    return_statistics   also return mean and rstd, [N, groups, ...] whatever the layout, which the backward needs; mean
+    is
                     None with "mean_square"
     out             where y is written: like x, but of float32 where x has 16 bits, or of 16 bits where x is float32, if
                     that is its dtype. What is not given is made with x's dtype
@@ -546,8 +553,8 @@ def channel_affine_backward(dy: Array, x: Array, scale: Optional[Array] = None, 
                             y: Optional[Array] = None, du: Optional[Array] = None, layout: str = "nchw",
                             dx: Wanted = None, dscale: Wanted = None, dbias: Wanted = None, dpost_add: Wanted = None,
                             dpre_bias: Wanted = None, dslope: Wanted = None) -> Gradients:
-    """The gradients of `channel_affine`, given dy, that of its y, and its arguments: dscale = sum of dz * u, dbias = sum
-    of dz, where dz = dy * act'(z), over what shares the parameter.
+    """The gradients of `channel_affine`, given dy, that of its y, and its arguments: dscale = sum of dz * u, dbias =
+    sum of dz, where dz = dy * act'(z), over what shares the parameter.
 
     The other arguments, and what is returned, are as in `group_norm_backward`. Without scale and bias, their gradients,
     where requested, are [C], and an array that is given for one decides between [C] and [N, C]."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""python -m normfuse info: what is installed, what it runs on, and how PyTorch's operators are bound. A line that cannot
-be found out says why."""
+"""python -m normfuse info: what is installed, what it runs on, and how PyTorch's operators are bound. A line that
+cannot be found out says why."""
 import argparse
 import importlib.metadata
 import platform
@@ -41,7 +41,8 @@ def library_rows() -> Iterator[Tuple[str, str]]:
     call(library.normfuse_info(facts))
     yield from (("cpu", text(facts.cpu)),
                 ("isa", f"{text(facts.isa)} (usable: {text(facts.isas_usable)}; built: {text(facts.isas_built)})"),
-                ("caches", f"{facts.l1_bytes} {facts.l2_bytes} {facts.llc_bytes} bytes"), ("threads", str(facts.threads)),
+                ("caches", f"{facts.l1_bytes} {facts.l2_bytes} {facts.llc_bytes} bytes"),
+                ("threads", str(facts.threads)),
                 ("compiler", text(facts.compiler)), ("cuda", text(facts.cuda)))
     if library.normfuse_compiler_info(compiler) == 0:
         yield "nvrtc", text(compiler.compiler)
@@ -58,7 +59,8 @@ def rows() -> Iterator[Tuple[str, str]]:
         yield "library", str(error)
     yield "python", platform.python_version()
     others: Tuple[Tuple[str, Callable[[], str]], ...] = (
-        *((name, lambda name=name: version_of(name)) for name in ("numpy", "jax", "onnxruntime")), ("torch", torch_binding))
+        *((name, lambda name=name: version_of(name)) for name in ("numpy", "jax", "onnxruntime")),
+        ("torch", torch_binding))
     for name, value in others:
         try:
             yield name, value()
@@ -73,7 +75,8 @@ def info() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m normfuse", description=__doc__)
-    parser.add_argument("command", choices=["info"], help="info: version, instruction sets, GPUs, driver, NVRTC, the cache "
+    parser.add_argument("command", choices=["info"],
+                        help="info: version, instruction sets, GPUs, driver, NVRTC, the cache "
                                                           "of kernels, PyTorch's binding")
     parser.parse_args()
     info()

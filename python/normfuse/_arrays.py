@@ -49,7 +49,7 @@ class Array(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What every protocol says of an array: strides are in elements, None is row-major."""
+    """The facts that every protocol gives of an array: strides are in elements, None is row-major."""
     address: int
     code: int
     bits: int
@@ -226,7 +226,7 @@ def _numpy_dtype(name: str) -> numpy.dtype:
 
 
 def _result(array: Array, like: Array) -> Any:
-    """What the caller is handed: JAX cannot write to its arrays, so theirs are filled as NumPy's."""
+    """The array that the caller is handed: JAX cannot write to its arrays, so theirs are filled as NumPy's."""
     if like.family == "jax" and array.family == "numpy":
         return sys.modules["jax"].numpy.asarray(array.source)
     return array.source
@@ -263,7 +263,7 @@ class Call:
 
     @staticmethod
     def _current_stream(x: Any) -> int:
-        """Where the library of x has the work on it: its current stream, or the default one."""
+        """The stream where the library of x has the work on it: its current stream, or the default one."""
         family = _family(type(x))
         if family == "torch" and getattr(x, "is_cuda", False):
             return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
@@ -375,7 +375,7 @@ class Call:
                 library.normfuse_stream_scratch_free(device, execution.stream, pooled)
 
     def shape_of(self, name: str) -> Tuple[int, ...]:
-        """Of a parameter; () where it is not given."""
+        """The shape of a parameter; () where it is not given."""
         array = self._arrays.get(name)
         return () if array is None else tuple(array.tensor.shape[:array.tensor.ndim])
 

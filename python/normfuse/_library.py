@@ -123,7 +123,7 @@ PARALLEL_FOR = ctypes.CFUNCTYPE(None, c_void_p, c_int64, c_void_p, c_void_p)
 
 
 class Exec(Sized):
-    """Where a call runs."""
+    """The place where a call runs."""
     _fields_ = [("struct_bytes", c_uint32), ("flags", c_uint32), ("stream", c_void_p), ("scratch", c_void_p),
                 ("scratch_bytes", c_size_t), ("sync", c_void_p), ("sync_bytes", c_size_t),
                 ("parallel_for", PARALLEL_FOR), ("pool", c_void_p), ("threads", c_int32), ("reserved", c_int32)]
@@ -192,7 +192,7 @@ for _operator, _options, _calls in (
 
 
 def find() -> pathlib.Path:
-    """Where libnormfuse.so is: what NORMFUSE_LIBRARY names; else normfuse/lib/ beside this file, as in a wheel; else
+    """The path of libnormfuse.so: what NORMFUSE_LIBRARY names; else normfuse/lib/ beside this file, as in a wheel; else
     build/release/ of the source tree that this file is part of."""
     named = os.environ.get("NORMFUSE_LIBRARY")
     if named:

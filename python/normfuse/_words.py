@@ -8,13 +8,14 @@ import re
 from typing import Any, Iterable, Optional, Tuple
 
 # Names of these in other libraries.
-_OTHER_NAMES = {"swish": "silu", "linear": "identity", "none": "identity", "channelsfirst": "nchw", "channelslast": "nhwc",
+_OTHER_NAMES = {"swish": "silu", "linear": "identity", "none": "identity", "channelsfirst": "nchw",
+                "channelslast": "nhwc",
                 "nchw": "nchw", "nhwc": "nhwc", "rms": "mean_square", "layer": "mean_and_variance"}
 
 
 def require(package: str, title: str, oldest: Tuple[int, int], user: str, extra: str) -> Any:
-    """The package, imported. ImportError in one sentence where it is missing or older than `oldest`. `user` is the part of
-    normfuse that needs it, `extra` what pip calls what brings it."""
+    """The package, imported. ImportError in one sentence where it is missing or older than `oldest`. `user` is the part
+    of normfuse that needs it, `extra` what pip calls what brings it."""
     wanted = f"{user} needs {title} {'.'.join(map(str, oldest))} or newer"
     install = f"pip install '{extra}'"
     try:

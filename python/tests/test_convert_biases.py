@@ -1011,7 +1011,7 @@ def test_decoders(diffusers, options):
     model = copy.deepcopy(stock)
     nft.convert(model)
     before, after = (operators(m, latents, call=decode) for m in (stock, model))
-    # What is left: the first, those behind the upsamplings, the last.
+    # Left are the first, those behind the upsamplings, the last.
     assert after["bare"] == 29 and after["biased"] == before["biased"] - 29 == 5 + (options["latent_channels"] == 4)
     assert after["channel_affine"] == 14 and before["div"] - after["div"] == 14
 

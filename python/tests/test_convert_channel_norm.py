@@ -128,6 +128,12 @@ KNOWN = ["comfy", "comfy bias", "comfy last", "segment_anything", "sam2", "trans
          "diffusers normalization RMSNorm", "diffusers normalization RMSNorm bias", "diffusers normalization RMSNorm alone"]
 
 
+# One of each class of ours, for torch.compile.
+COMPILED = {"comfy bias", "sam2", "transformers new channels_last", "transformers older channels_first",
+            "timm LayerNorm2d", "timm RmsNorm2d", "diffusers autoencoders.autoencoder_kl_wan WanRMS_norm bias",
+            "diffusers autoencoders.autoencoder_kl_ltx2 PerChannelRMSNorm", "diffusers normalization RMSNorm bias"}
+
+
 def exact(layer):
     """The layer, with statistics of the input's type where its class has them in f32 alone."""
     for module in layer.modules():
@@ -173,9 +179,10 @@ def test_layers_with_an_activation_and_a_residual(monkeypatch, name):
     if "." in kind.__module__ and not name.startswith(("comfy", "sam2", "segment", "transformers")):
         again = pickle.loads(pickle.dumps(model.first))
         assert torch.equal(again(x), model.first(x)) and type(again) is type(model.first)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), model(x), rtol=1e-13, atol=1e-13)
+    if name in COMPILED:
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-13, atol=1e-13)
     nft.revert(model)
     assert type(model.first) is kind and torch.equal(model(x), stock(x))
 
@@ -294,8 +301,8 @@ def test_blocks_of_diffusers(name):
     assert folded(report) == expected and all(layer.done for layer in report.layers)
     check_same(model, exact(copy.deepcopy(stock)), *inputs)
     assert {path: what for path, what in nft.fused(model).items() if what != ("",)} == expected
-    torch._dynamo.reset()
-    if name != "hunyuan refiner":
+    if name in ("wan", "wan attention", "ltx", "ltx of a time", "dc", "dc vit"):  # the others compute the same
+        torch._dynamo.reset()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-12, atol=1e-12)
 
@@ -318,7 +325,8 @@ def test_convnext_of_torchvision():
     assert torch.equal(pickle.loads(pickle.dumps(norm))(x), norm(x))
     torch._dynamo.reset()
     x = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x), rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=1e-12)
     nft.revert(model)
     assert type(model.features[1][0].block[2]) is nn.LayerNorm
     assert not nft.convert(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))).layers
@@ -499,7 +507,7 @@ def test_views(function):
     assert said == PROGRAMS[function] or function in (_samples_moved,), said  # which shapes decide
     model.eval()
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=1e-12, atol=1e-12)
 
 

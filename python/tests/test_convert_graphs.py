@@ -23,11 +23,16 @@ def seed():
 
 
 def resnet():
-    return load_torchvision().models.resnet50(num_classes=7), (torch.randn(2, 3, 33, 33),)
+    """Each stage has a block with a shortcut that is a convolution, and the last one a block without."""
+    of = load_torchvision().models.resnet
+    return of.ResNet(of.Bottleneck, [1, 1, 1, 2], num_classes=7), (torch.randn(2, 3, 33, 33),)
 
 
 def mobilenet():
-    return load_torchvision().models.mobilenet_v3_small(num_classes=7), (torch.randn(2, 3, 33, 33),)
+    """Its first blocks: with ReLU and hardswish, with and without squeeze-and-excitation, with and without a sum."""
+    of = load_torchvision().models.mobilenetv3
+    blocks, last = of._mobilenet_v3_conf("mobilenet_v3_small")
+    return of.MobileNetV3(blocks[:6], last, num_classes=7), (torch.randn(2, 3, 33, 33),)
 
 
 def load_diffusers():
@@ -52,7 +57,7 @@ def autoencoder():
     return model, (torch.randn(1, 3, 16, 16),)
 
 
-MODELS = {"ResNet-50": resnet, "MobileNetV3": mobilenet, "UNet": unet, "AutoencoderKL": autoencoder}
+MODELS = {"ResNet": resnet, "MobileNetV3": mobilenet, "UNet": unet, "AutoencoderKL": autoencoder}
 
 
 class Graphs:

@@ -1287,3 +1287,48 @@ def test_a_dropout_between_an_addition_and_its_activation(inplace):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the block runs its own forward
         check_same(model, stock)
+
+
+class NormThenActivation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act, self.seen = nn.BatchNorm2d(4), nn.ReLU(), []
+
+    def forward(self, x):
+        x = self.norm(x)
+        x = self.act(x)
+        return x
+
+
+CHANGES = {
+    "none": lambda m: None,
+    "another activation": lambda m: setattr(m, "act", nn.Tanh()),
+    "a function in its place": lambda m: m.__dict__.__setitem__("act", torch.tanh),
+    "another norm": lambda m: setattr(m, "norm", nn.InstanceNorm2d(4)),
+    "a hook of the norm": lambda m: m.norm.register_forward_hook(lambda f, x, y: m.seen.append("norm")) and None,
+    "a hook of the activation": lambda m: m.act.register_forward_hook(lambda f, x, y: m.seen.append("act")) and None,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_norm_and_its_activation_in_statements_of_their_own(name):
+    """The call sees what became of the two since."""
+    stock = NormThenActivation()
+    model = copy.deepcopy(stock)
+    nft.convert(model)
+    for m in (stock, model):
+        CHANGES[name](m)
+    check_same(model, stock)
+    assert model.seen == stock.seen and (nft.fused(model) == {"norm": ("relu",)}) == (name == "none")
+
+
+def test_a_norm_before_an_activation_that_is_missing():
+    """The norm has run when the exception leaves."""
+    stock = NormThenActivation()
+    model = copy.deepcopy(stock)
+    nft.convert(model)
+    for m in (stock, model):
+        del m.act
+        with pytest.raises(AttributeError):
+            m(torch.linspace(-1, 1, 200).view(X))
+    torch.testing.assert_close(model.norm.running_mean, stock.norm.running_mean)

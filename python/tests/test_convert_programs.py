@@ -579,7 +579,7 @@ def tensors_of(output):
 OVERWRITTEN = "modified by an inplace operation"
 MULTIPLE_VIEWS = "or another view of its base has been modified inplace"
 MIXED = "mixed dtype (CPU)"  # of stock's norms
-# What a norm that waits raises, maybe some lines later.
+# Exceptions of norms that wait come maybe some lines later.
 OF_NORMS = ("running_mean should contain", "divisible by num_groups", "expected 4D input")
 
 
@@ -650,7 +650,7 @@ def is_same(a, b, bound):
 def difference(want, got, relative):
     """The first of what differs, or None."""
     for number, (a, b) in enumerate(zip(want, got)):
-        # What cancels, as the gradient of a bias before a batch norm does, is as exact as the largest value.
+        # A value that cancels, as the gradient of a bias before a batch norm does, is as exact as the largest value.
         bound = functools.lru_cache(None)(lambda: relative * max([1.0, *(
             float(value.abs().nan_to_num(0.0, 0.0, 0.0).max()) for _, value in a
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel())]))

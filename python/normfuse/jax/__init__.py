@@ -79,7 +79,8 @@ def _run(operator: str, arrays: Any, layout: str, activation: Optional[str], act
     if operator == "instance_norm":
         operator, groups = "group_norm", channels
     word_of_groups = "groups" if operator == "channel_norm" else "num_groups"
-    made = apply(Settings(operator, channels_last, _library.integer(word_of_groups, groups), float(eps), float(momentum),
+    made = apply(Settings(operator, channels_last, _library.integer(word_of_groups, groups), float(eps),
+                          float(momentum),
                           flags, fields["activation"], float(fields["act_param"]), return_sum, axes,
                           **of_channel_norm), given)
     results = [made[name].reshape(shape) for name in ("y", "u") if name in made]
@@ -92,14 +93,15 @@ def group_norm(x: Array, num_groups: int, weight: Optional[Array] = None, bias: 
                pre_bias: Optional[Array] = None, pre_add: Optional[Array] = None, return_sum: bool = False,
                post_add: Optional[Array] = None, scale: Optional[Array] = None, shift: Optional[Array] = None,
                layout: str = "nhwc") -> Any:
-    """act((norm(x + pre_bias + pre_add) * weight + bias) * (1 + scale) + shift + post_add), normalized over the channels
-    of each group and all positions of one sample.
+    """act((norm(x + pre_bias + pre_add) * weight + bias) * (1 + scale) + shift + post_add), normalized over the
+    channels of each group and all positions of one sample.
 
     x                   [N, ..., C] (layout="nchw": [N, C, ...])
     num_groups          divides C
     weight, bias        [C]; None: 1 and 0
     eps                 is added to the biased variance
-    activation          None, or a name of normfuse.ACTIVATIONS but prelu; act_param: the slope of leaky_relu (0.01), the
+    activation          None, or a name of normfuse.ACTIVATIONS but prelu; act_param: the slope of leaky_relu (0.01),
+    the
                         alpha of elu (1)
     pre_bias            [C] or [N, C]: the bias of the convolution before, an embedding
     pre_add, post_add   like x. return_sum: also return x + pre_bias + pre_add
@@ -142,7 +144,8 @@ def batch_norm(x: Array, running_mean: Optional[Array] = None, running_var: Opti
     training            normalize with the statistics of x, and return the updates of running_mean and running_var, if
                         given, behind y (and u): (1 - momentum) * running + momentum * new, of the unbiased variance.
                         Otherwise running_mean and running_var are what x is normalized with; they have no gradient
-    axis_name           in training, under shard_map, pmap or vmap: the axis, or a tuple of them, whose devices share the
+    axis_name           in training, under shard_map, pmap or vmap: the axis, or a tuple of them, whose devices share
+    the
                         statistics. Gradients of weight, bias and pre_bias are then a device's share, as those of other
                         parameters: their sum over the devices is the gradient. Under jit with a sharded batch nothing
                         is needed
@@ -160,13 +163,15 @@ def channel_norm(x: Array, weight: Optional[Array] = None, bias: Optional[Array]
                  pre_add: Optional[Array] = None, return_sum: bool = False, post_add: Optional[Array] = None,
                  scale: Optional[Array] = None, shift: Optional[Array] = None, dtype: Any = None,
                  layout: str = "nhwc") -> Any:
-    """act((norm(x + pre_bias + pre_add) * weight + bias) * (1 + scale) + shift + post_add), each position normalized over
-    the D = C/groups channels of a group: layer norm of channels (arXiv:1607.06450), or RMS norm (arXiv:1910.07467).
+    """act((norm(x + pre_bias + pre_add) * weight + bias) * (1 + scale) + shift + post_add), each position normalized
+    over the D = C/groups channels of a group: layer norm of channels (arXiv:1607.06450), or RMS norm
+    (arXiv:1910.07467).
 
     x                   [N, ..., C] (layout="nchw": [N, C, ...]); tokens are [N, C] or [N, L, C]
     groups              of channels, divides C; 1: all channels of a position
     statistics          "mean_and_variance": layer norm, v = u - mean. "mean_square": RMS norm, v = u
-    eps_kind            "added": rstd = 1/sqrt(sum of v^2 / D + eps), for any eps. "of_norm": rstd = sqrt(D) / max(sqrt(sum
+    eps_kind            "added": rstd = 1/sqrt(sum of v^2 / D + eps), for any eps. "of_norm": rstd = sqrt(D) /
+    max(sqrt(sum
                         of v^2), eps), for eps of 0 or above
     dtype               of y, and of post_add: None or x's, float32 where x has 16 bits, or one of 16 bits where x is
                         float32. u has x's

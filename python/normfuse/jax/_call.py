@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""One call of the library in JAX: its shapes and checks, its lowering to the handlers of src/bindings/xla.c, how it is split over
-devices, and its rule of vmap. Gradients are in _gradients.py.
+"""One call of the library in JAX: its shapes and checks, its lowering to the handlers of src/bindings/xla.c, how it is
+split over devices, and its rule of vmap. Gradients are in _gradients.py.
 
 Programs are traced to custom_vmap of custom_partitioning of `handler_p`, the primitive that is lowered to XLA's custom
 call: vmap sees the call before it is split over devices, and each device's part is a call again.
@@ -40,7 +40,7 @@ Axes = Tuple[Tuple[Any, int], ...]
 
 
 class Call(NamedTuple):
-    """What is static of a call. inputs and outputs are names of normfuse_tensors, in its order."""
+    """The static part of a call. inputs and outputs are names of normfuse_tensors, in its order."""
     operation: str
     inputs: Tuple[str, ...]
     outputs: Tuple[str, ...]
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether it is one of the calls that devices share a forward or a backward by."""
+        """True if it is one of the calls that devices share a forward or a backward by."""
         return not self.operation.endswith(("forward", "backward"))
 
     @property
@@ -168,7 +168,8 @@ def _options(call: Call) -> Any:
 def _scratch_bytes(call: Call, avals: Sequence[Any], device_type: int) -> int:
     """Asks the library, which checks every argument on the way, and raises what it refuses."""
     tensors, alive = _describe(call, avals, device_type)
-    function = getattr(library, f"normfuse_{call.operator}_{'backward' if call.is_backward else 'forward'}_scratch_bytes")
+    direction = "backward" if call.is_backward else "forward"
+    function = getattr(library, f"normfuse_{call.operator}_{direction}_scratch_bytes")
     most = 0
     for sync in ((None, 0), (4096, 65536))[:1 + (device_type == _library.CUDA)]:
         size = ctypes.c_size_t()
@@ -228,13 +229,15 @@ def _whole(call: Call) -> Call:
         wanted = set(call.outputs) - {"sums"} | {"dx"}
         return call._replace(operation="batch_norm_backward", outputs=ordered(wanted),
                              inputs=ordered(set(call.inputs) - {"sums"}))
-    return call._replace(operation="batch_norm_forward", outputs=ordered(set(call.outputs) - {"stats"} | {"y", "mean", "rstd"}),
+    return call._replace(operation="batch_norm_forward",
+                         outputs=ordered(set(call.outputs) - {"stats"} | {"y", "mean", "rstd"}),
                          inputs=ordered(set(call.inputs) - {"stats"}))
 
 
 def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
     # `struct attributes` of src/bindings/xla.c.
-    integers = [OPERATIONS.index(call.operation), _mask(call.inputs), _mask(call.outputs), call.channels_last, call.groups,
+    integers = [OPERATIONS.index(call.operation), _mask(call.inputs), _mask(call.outputs), call.channels_last,
+                call.groups,
                 call.flags, call.activation, call.set_values, call.statistics, call.eps_kind]
     reals = [call.eps, call.momentum, call.act_param]
     shared = {i: call.outputs.index(name) for i, name in enumerate(call.inputs) if name in call.outputs} \
@@ -242,8 +245,8 @@ def _lower(ctx: Any, *operands: Any, call: Call, is_cuda: bool) -> Any:
     avals = list(ctx.avals_out)
     if is_cuda and not call.operation.endswith("_merge"):
         if any(is_symbolic_dim(size) for aval in ctx.avals_in for size in aval.shape):
-            raise NotImplementedError("normfuse.jax: on CUDA scratch memory is of a fixed size; export a program for each "
-                                      "shape, with numbers")
+            raise NotImplementedError("normfuse.jax: on CUDA scratch memory is of a fixed size; export a program for "
+                                      "each shape, with numbers")
         whole = _whole(call)
         given = dict(zip(call.inputs, ctx.avals_in))
         size = _scratch_bytes(whole, [given[name] for name in whole.inputs], _library.CUDA)
@@ -267,7 +270,7 @@ for _platform, _handler in (("cpu", library.normfuse_xla_cpu), ("CUDA", library.
 
 
 def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
-    """What each axis of an array is: "n", the samples; "c"; a spatial one; or others."""
+    """The meaning of each axis of an array: "n", the samples; "c"; a spatial one; or others."""
     if name in BIG:
         spatial = tuple(f"s{a}" for a in range(rank - 2))
         return ("n", *spatial, "c") if call.channels_last else ("n", "c", *spatial)
@@ -282,12 +285,12 @@ def _axes(call: Call, name: str, rank: int) -> Tuple[str, ...]:
 
 
 def refuse_symbolic_axes() -> None:
-    raise NotImplementedError("normfuse.jax: axis_name takes shapes that are known while tracing; export the program with "
-                              "numbers")
+    raise NotImplementedError("normfuse.jax: axis_name takes shapes that are known while tracing; export the program "
+                              "with numbers")
 
 
 def axes_of(axis_name: Any) -> Axes:
-    """Those that a name, a tuple of names, or None says."""
+    """The names that a name, a tuple of names, or None says."""
     names = axis_name if isinstance(axis_name, (tuple, list)) else () if axis_name is None else (axis_name,)
     try:
         return tuple((name, jax.lax.psum(1, name)) for name in names)
@@ -349,7 +352,8 @@ def synchronized(call: Call, arrays: Dict[str, Any], axes: Axes, index: Any, sum
          {name: value for name, value in arrays.items() if name != "du"})
     of_parameters = set() if sums_parameters else {"dweight", "dbias"} & wanted
     part("batch_norm_backward_apply", of_parameters,
-         {**{name: value for name, value in arrays.items() if name != "du"}, "sums": outputs["sums"]}, set_values=values)
+         {**{name: value for name, value in arrays.items() if name != "du"}, "sums": outputs["sums"]},
+         set_values=values)
     part("batch_norm_backward_apply", wanted - of_parameters - {"dpost_add"}, {**arrays, **merged("sums")},
          set_values=values, has_wide_gradients=sums_parameters)
     return outputs
@@ -357,9 +361,9 @@ def synchronized(call: Call, arrays: Dict[str, Any], axes: Axes, index: Any, sum
 
 @functools.lru_cache(maxsize=None)
 def _partitioned(call: Call, ranks: Tuple[Tuple[int, ...], Tuple[int, ...]], has_shardy: bool) -> Any:
-    """The call as a function that XLA's partitioner may split along the samples, a channel norm along its positions too, and
-    along nothing else. The partitioner before Shardy does not split it: JAX ends the process where that one's shardings
-    have no names."""
+    """The call as a function that XLA's partitioner may split along the samples, a channel norm along its positions
+    too, and along nothing else. The partitioner before Shardy does not split it: JAX ends the process where that one's
+    shardings have no names."""
     inputs = [_axes(call, name, rank) for name, rank in zip(call.inputs, ranks[0])]
     outputs = [_axes(call, name, rank) for name, rank in zip(call.outputs, ranks[1])]
     factors = dict.fromkeys(factor for axes in (*inputs, *outputs) for factor in axes)  # in order, as Shardy wants them
@@ -381,7 +385,8 @@ def _partitioned(call: Call, ranks: Tuple[Tuple[int, ...], Tuple[int, ...]], has
         at = call.inputs.index("x" if "x" in call.inputs else call.inputs[0])
         x = arguments[at]
         found = {}
-        for factor, size, names in zip(inputs[at], x.shape, x.sharding.spec if isinstance(x.sharding, NamedSharding) else ()):
+        spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else ()
+        for factor, size, names in zip(inputs[at], x.shape, spec):
             names = () if names is None else names if isinstance(names, tuple) else (names,)
             # XLA pads what the devices do not divide, and the sums would be of the padding, too.
             is_sum = trains or any(factor in over for over in summed.values())
@@ -457,7 +462,7 @@ def _bound(call: Call) -> Any:
 
 
 def _are_samples(call: Call, axes: Sequence[Tuple[str, ...]], is_mapped: Sequence[bool]) -> bool:
-    """Whether the samples of one call give what a call for each element of the batch gives."""
+    """True if the samples of one call give what a call for each element of the batch gives."""
     if call.is_part or (call.operator == "batch_norm" and not call.evaluates):
         return False
     sums = [name for name in call.outputs if name.startswith("running") or (

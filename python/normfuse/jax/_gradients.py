@@ -18,7 +18,7 @@ Arrays = Dict[str, Any]
 
 
 class Settings(NamedTuple):
-    """What is static of an operator's call."""
+    """The static part of an operator's call."""
     operator: str  # of _call.Call
     channels_last: bool
     groups: int
@@ -188,7 +188,8 @@ _mean.defvjp(lambda axes, is_checked, value: (_mean(axes, is_checked, value), No
 
 
 def _mean_over(axes: Axes, value: Any) -> Any:
-    """pmean, whose own gradient asks JAX for sizes of axes, which it does not have in a backward under vmap(axis_name)."""
+    """pmean, whose own gradient asks JAX for sizes of axes, which it does not have in a backward under
+    vmap(axis_name)."""
     varying, names = varying_of(jax.typeof(value)), {name for name, _ in axes}
     if varying & names and names - varying:
         value = jax.lax.pcast(value, tuple(names - varying), to="varying")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What the layers in the place of Flax's share: which of Flax's options there is no kernel for, and a call in the words of
-Flax."""
+"""The common part of the layers in the place of Flax's: which of Flax's options there is no kernel for, and a call in
+the words of Flax."""
 from __future__ import annotations
 
 import math
@@ -41,7 +41,8 @@ def layout(layer: Any, option: str, axes: Any, rank: int) -> str:
 
 def check_reduction(layer: Any, rank: int) -> None:
     axes = layer.reduction_axes
-    if axes is not None and {a % rank for a in (axes if isinstance(axes, Iterable) else (axes,))} != set(range(1, rank)):
+    if axes is not None and {a % rank for a in (axes if isinstance(axes, Iterable) else (axes,))} != \
+            set(range(1, rank)):
         refuse(layer, "reduction_axes", axes, "statistics are over all axes but the first")
 
 
@@ -62,15 +63,17 @@ def channel_axis(layer: Any, rank: int) -> str:
     return order
 
 
-def by_position(layer: Any, x: Any, scale: Any, bias: Any, dtype: Any, post_add: Any, order: str, statistics: str) -> Any:
-    """Layer norm or RMS norm of channels whose result has dtype. There are kernels for a result of x's dtype, and for one of
-    float32 and one of 16 bits."""
+def by_position(layer: Any, x: Any, scale: Any, bias: Any, dtype: Any, post_add: Any, order: str,
+                statistics: str) -> Any:
+    """Layer norm or RMS norm of channels whose result has dtype. There are kernels for a result of x's dtype, and for
+    one of float32 and one of 16 bits."""
     dtype = jnp.dtype(dtype)
     if x.dtype != dtype and {x.dtype.itemsize, dtype.itemsize} != {2, 4}:
         x = x.astype(jnp.promote_types(x.dtype, dtype))
     given = dtype if dtype.itemsize < 8 and x.dtype.itemsize < 8 else x.dtype
     y = channel_norm(x, scale, bias, statistics=statistics, eps=layer.epsilon, activation=layer.activation,
-                     act_param=layer.act_param, post_add=None if post_add is None else post_add.astype(given), dtype=given,
+                     act_param=layer.act_param, post_add=None if post_add is None else post_add.astype(given),
+                     dtype=given,
                      layout=order)
     return y.astype(dtype)
 
@@ -96,8 +99,8 @@ def batch(layer: Any, x: Any, running: Tuple[Any, Any], scale: Any, bias: Any, d
 
 def _batch_of_few(x: Any, values: int, scale: Any, bias: Any, dtype: Any, eps: float, words: Any
                   ) -> Tuple[Any, Any, Any]:
-    """What Flax gives where a channel has one value or none: the value is its own mean and the variance 0, which is an
-    evaluation without a gradient of x; a mean and a variance of nothing are NaN."""
+    """The result of Flax where a channel has one value or none: the value is its own mean and the variance 0, which is
+    an evaluation without a gradient of x; a mean and a variance of nothing are NaN."""
     x = jax.lax.stop_gradient(x)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     channels = x.shape[-1 if words["layout"] == "nhwc" else 1]

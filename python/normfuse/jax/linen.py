@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""GroupNorm, InstanceNorm, BatchNorm, LayerNorm and RMSNorm in the place of flax.linen's: subclasses with the same fields,
-parameters, collections and results, and a fused activation and addition besides.
+"""GroupNorm, InstanceNorm, BatchNorm, LayerNorm and RMSNorm in the place of flax.linen's: subclasses with the same
+fields, parameters, collections and results, and a fused activation and addition besides.
 
     norm = linen.GroupNorm(32, activation="silu")
     y = norm.apply(variables, x, post_add=residual)
 
 use_fast_variance has no effect: the variance is always the exact one. Options that would change the result raise
 NotImplementedError: mask, axis_index_groups, axis_name (but for BatchNorm), force_float32_reductions=False,
-reduction_axes of GroupNorm other than all but the first, channels on other axes than the last or the second. In GroupNorm
-channels are last. In LayerNorm and RMSNorm reduction_axes and feature_axes are the channels' axis."""
+reduction_axes of GroupNorm other than all but the first, channels on other axes than the last or the second. In
+GroupNorm channels are last. In LayerNorm and RMSNorm reduction_axes and feature_axes are the channels' axis."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -28,7 +28,9 @@ __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 def _parameters(layer: Any, x: Any, channels: int) -> Any:
     """scale, bias, and the dtype of the result."""
     scale = layer.param("scale", layer.scale_init, (channels,), layer.param_dtype) if layer.use_scale else None
-    bias = layer.param("bias", layer.bias_init, (channels,), layer.param_dtype) if getattr(layer, "use_bias", False) else None
+    bias = None
+    if getattr(layer, "use_bias", False):
+        bias = layer.param("bias", layer.bias_init, (channels,), layer.param_dtype)
     given = [value for value in (x, scale, bias) if value is not None]
     return scale, bias, dtypes.canonicalize_dtype(*given, dtype=layer.dtype)
 

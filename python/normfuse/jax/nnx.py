@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""GroupNorm, InstanceNorm, BatchNorm, LayerNorm and RMSNorm in the place of flax.nnx's: subclasses with the same arguments,
-variables and results, and a fused activation and addition besides.
+"""GroupNorm, InstanceNorm, BatchNorm, LayerNorm and RMSNorm in the place of flax.nnx's: subclasses with the same
+arguments, variables and results, and a fused activation and addition besides.
 
     norm = nnx.GroupNorm(256, 32, activation="silu", rngs=flax.nnx.Rngs(0))
     y = norm(x, post_add=residual)

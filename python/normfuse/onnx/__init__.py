@@ -28,7 +28,7 @@ __all__ = ["library_path", "rewrite", "rewrite_file"]
 
 
 def library_path() -> str:
-    """Where libnormfuse_onnxruntime.so is, for SessionOptions.register_custom_ops_library: beside libnormfuse.so.
+    """The path of libnormfuse_onnxruntime.so, for SessionOptions.register_custom_ops_library: beside libnormfuse.so.
     ImportError where it is not there, or where an older ONNX Runtime was imported than it works with."""
     if "onnxruntime" in sys.modules:
         require("onnxruntime", "ONNX Runtime", (1, 18), "normfuse.onnx", "normfuse[onnx]")
@@ -39,20 +39,21 @@ def library_path() -> str:
 
 
 def rewrite(model: bytes, folder: Optional[str] = None) -> Tuple[bytes, List["Change"]]:
-    """The serialized model with operators of the domain "normfuse" in the place of its normalizations, and what became of
-    each of them. Bytes of what is not replaced stay as they are.
+    """The serialized model with operators of the domain "normfuse" in the place of its normalizations, and what became
+    of each of them. Bytes of what is not replaced stay as they are.
 
     folder      where the model's external data is, if it has such data
 
-    ValueError: `model` is not a serialized ONNX model of one graph, or the graph is malformed; the text names the node."""
+    ValueError: `model` is not a serialized ONNX model of one graph, or the graph is malformed; the text names the
+    node."""
     require("onnx", "onnx", (1, 17), "normfuse.onnx.rewrite", "normfuse[onnx]")
     from . import _rewrite
     return _rewrite.rewrite(model, folder)
 
 
 def rewrite_file(source: Any, output: Any) -> List["Change"]:
-    """`rewrite` of a file into another one, which may be the same: whatever fails, `output` stays as it was. It keeps its
-    permissions, and links to it stay links. External data is not copied, so a model that has some must stay in its
+    """`rewrite` of a file into another one, which may be the same: whatever fails, `output` stays as it was. It keeps
+    its permissions, and links to it stay links. External data is not copied, so a model that has some must stay in its
     folder: ValueError otherwise."""
     source, output = pathlib.Path(source), pathlib.Path(output)
     made, changes = rewrite(source.read_bytes(), str(source.parent))

@@ -15,8 +15,9 @@ channels that models write themselves, consist of: over the last axis or the sec
     Pow, ReduceMean, Add, Sqrt, Div                             RMS norm; also Reciprocal and Mul for Div
     ReduceL2, Clip, Expand, Div, Mul by the root of C           of_norm
 
-with Mul and Add behind it. Between two Transposes, there and back, one of the last axis is one of the second. A node belongs to one pattern at most. Graphs are read through onnx's protobuf classes and
-written as bytes: fields of the model that are not replaced are copied, whatever they hold. A file may hold anything:
+with Mul and Add behind it. Between two Transposes, there and back, one of the last axis is one of the second. A node
+belongs to one pattern at most. Graphs are read through onnx's protobuf classes and written as bytes: fields of the
+model that are not replaced are copied, whatever they hold. A file may hold anything:
 what is malformed is a ValueError, and memory and time grow with the file, not with the sizes that it claims.
 """
 from __future__ import annotations
@@ -55,7 +56,8 @@ FIRST_IR_OF_DEFAULTS = 4
 INPUTS = {"InstanceNormalization": (3, 3), "GroupNormalization": (3, 3), "BatchNormalization": (5, 5), "Conv": (2, 3),
           "Reshape": (2, 2), "Mul": (2, 2), "Add": (2, 2), "Clip": (1, 3), "Constant": (0, 0),
           "LayerNormalization": (2, 3), "RMSNormalization": (2, 2), "ReduceMean": (1, 2), "ReduceL2": (1, 2),
-          **dict.fromkeys(("Sub", "Div", "Pow", "Expand"), (2, 2)), **dict.fromkeys(("Transpose", "Sqrt", "Reciprocal"), (1, 1)),
+          **dict.fromkeys(("Sub", "Div", "Pow", "Expand"), (2, 2)),
+          **dict.fromkeys(("Transpose", "Sqrt", "Reciprocal"), (1, 1)),
           **dict.fromkeys(("ConstantOfShape", "Identity", "Shape", "Sigmoid", "Relu", "LeakyRelu", "Elu", "HardSwish",
                            "Mish", "Gelu", "Swish"), (1, 1))}
 # Which of them are vectors, and the fewest axes of the first one.
@@ -167,7 +169,8 @@ def _attribute(node: Any, name: str, kind: int, default: Any = None) -> Any:
     if not found:
         return default
     if len(found) > 1 or found[0].type != kind:
-        raise ValueError(f"node {_label(node)!r}: the attribute {name} is there twice, or of another type than ONNX says")
+        raise ValueError(f"node {_label(node)!r}: the attribute {name} is there twice, or of another type "
+                         "than ONNX says")
     return onnx.helper.get_attribute_value(found[0])
 
 
@@ -191,7 +194,8 @@ class Survey:
 
 def _survey(graph: Any) -> Survey:
     """ValueError: a value is made twice, or needs itself."""
-    tensors = [tensor.name for tensor in graph.initializer] + [tensor.values.name for tensor in graph.sparse_initializer]
+    tensors = [*(tensor.name for tensor in graph.initializer),
+               *(tensor.values.name for tensor in graph.sparse_initializer)]
     inputs = [value.name for value in graph.input]
     for names in (inputs, tensors):
         if len(set(names)) != len(names):
@@ -374,7 +378,7 @@ class Graph:
         return self.shapes.get(name)
 
     def source(self, name: str) -> str:
-        """What a chain of Identity copies."""
+        """The value that a chain of Identity copies."""
         passed = []
         while name not in self.sources and _is(self.producer(name), "Identity"):
             passed.append(name)
@@ -384,7 +388,7 @@ class Graph:
         return name
 
     def is_constant(self, name: str) -> bool:
-        """Whether ONNX Runtime takes it for constant, without reading it."""
+        """True if ONNX Runtime takes it for constant, without reading it."""
         name = self.source(name)
         if name in self.initializers:
             return self.lists_initializers or name not in self.inputs
@@ -402,7 +406,8 @@ class Graph:
             return None
         if not node.attribute:
             raise ValueError(f"node {_label(node)!r}: Constant has no value")
-        for key, kind in (("value_float", "FLOAT"), ("value_floats", "FLOATS"), ("value_int", "INT"), ("value_ints", "INTS")):
+        for key, kind in (("value_float", "FLOAT"), ("value_floats", "FLOATS"), ("value_int", "INT"),
+                          ("value_ints", "INTS")):
             value = _attribute(node, key, onnx.AttributeProto.AttributeType.Value(kind))
             if value is not None:
                 return numpy.asarray(value, numpy.float32 if "float" in key else numpy.int64)
@@ -410,9 +415,10 @@ class Graph:
         return None if value is None else self._read(value, f"the tensor of node {_label(node)!r}")
 
     def _fill_of(self, node: Any) -> Optional[numpy.ndarray]:
-        """What a ConstantOfShape makes, in the memory of one element."""
+        """The tensor that a ConstantOfShape makes, in the memory of one element."""
         sizes, given = self.constant(node.input[0]), _attribute(node, "value", onnx.AttributeProto.TENSOR)
-        value = numpy.zeros(1, numpy.float32) if given is None else self._read(given, f"the value of node {_label(node)!r}")
+        value = (numpy.zeros(1, numpy.float32) if given is None else
+                 self._read(given, f"the value of node {_label(node)!r}"))
         if sizes is None or value is None:
             return None
         if sizes.ndim != 1 or sizes.dtype.kind != "i" or (sizes < 0).any() or value.size != 1:
@@ -460,7 +466,7 @@ class Graph:
 
 
 def _names_beside(model: Any) -> Iterator[str]:
-    """What is used by parts of a model that are no nodes."""
+    """The names used by parts of a model that are no nodes."""
     for annotation in model.graph.quantization_annotation:
         yield annotation.tensor_name
         yield from (entry.value for entry in annotation.quant_parameter_tensor_names)
@@ -519,7 +525,7 @@ class Match:
 
 @dataclasses.dataclass
 class Change:
-    """What became of a normalization: `operator` is None where it was left, and `note` says why."""
+    """The outcome for a normalization: `operator` is None where it was left, and `note` says why."""
     name: str
     kind: str
     operator: Optional[str]
@@ -530,12 +536,13 @@ class Change:
         if self.operator is None:
             return f"left {self.name} ({self.kind}): {self.note}"
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
-        return f"replaced {self.name} ({self.kind}): {self.operator} for {nodes}" + (f"; {self.note}" if self.note else "")
+        note = f"; {self.note}" if self.note else ""
+        return f"replaced {self.name} ({self.kind}): {self.operator} for {nodes}{note}"
 
 
 @dataclasses.dataclass
 class Plan:
-    """What a rewrite does to a graph."""
+    """The changes that a rewrite makes to a graph."""
     changes: List[Change] = dataclasses.field(default_factory=list)
     replaced: Dict[int, Any] = dataclasses.field(default_factory=dict)  # the new node, at the place of a pattern's last
     removed: Set[int] = dataclasses.field(default_factory=set)
@@ -545,8 +552,8 @@ class Plan:
 
 
 def _is_by_channel(shape: Optional[Sequence[Any]], of: Sequence[Any], axis: int) -> bool:
-    """Whether what has that shape, broadcast to what has the other one, differs along that axis alone; and whether the
-    operators take it, which is [C], or has all axes or all but N."""
+    """Two answers: whether what has that shape, broadcast to what has the other one, differs along that axis alone; and
+    whether the operators take it, which is [C], or has all axes or all but N."""
     if shape is None:
         return False
     missing = len(of) - len(shape)
@@ -578,7 +585,8 @@ def _check_groups(graph: Graph, reshape: Any) -> int:
 def _check_back(graph: Graph, reshape: Any, x: str) -> None:
     """That a Reshape gives the shape of x again."""
     maker = graph.producer(reshape.input[1])
-    if _is(maker, "Shape") and maker.input[0] == x and not _integer(maker, "start", 0) and _integer(maker, "end") is None:
+    if _is(maker, "Shape") and maker.input[0] == x and not _integer(maker, "start", 0) and \
+            _integer(maker, "end") is None:
         return
     sizes, wanted = graph.constant(reshape.input[1]), graph.shape(x) or []
     if sizes is None or sizes.ndim != 1 or sizes.dtype.kind != "i" or len(sizes) != len(wanted):
@@ -615,8 +623,10 @@ def _match_reshaped(graph: Graph, plan: Plan, index: int) -> Match:
     return Match("GroupNorm", inputs, attributes, output, nodes)
 
 
-def _match_parameter(graph: Graph, value: str, operation: str, shape: Sequence[Any], axis: int) -> Union[str, float, None]:
-    """The other input of a Mul or an Add that is the value's only user: its name, if it is by channel, or one number."""
+def _match_parameter(graph: Graph, value: str, operation: str, shape: Sequence[Any],
+                     axis: int) -> Union[str, float, None]:
+    """The other input of a Mul or an Add that is the value's only user: its name, if it is by channel, or one
+    number."""
     user = graph.only_user(value)
     if user is None or not _is(graph.nodes[user], operation):
         return None
@@ -673,7 +683,8 @@ def _match_instance_norm(graph: Graph, plan: Plan, index: int) -> Match:
             return _match_reshaped(graph, plan, index)
         except Left as reason:
             note = f"not GroupNorm: {reason}"
-    return Match("InstanceNorm", list(norm.input), {"epsilon": _float(norm, "epsilon", 1e-5)}, norm.output[0], [index], note)
+    return Match("InstanceNorm", list(norm.input), {"epsilon": _float(norm, "epsilon", 1e-5)}, norm.output[0],
+                 [index], note)
 
 
 def _match_group_norm(graph: Graph, plan: Plan, index: int) -> Match:
@@ -741,7 +752,7 @@ def _reduced_axis(graph: Graph, node: Any, x: str) -> Optional[int]:
 
 
 def _squared(graph: Graph, name: str) -> Optional[str]:
-    """What the value is the square of."""
+    """The value whose square it is."""
     node = graph.producer(name)
     is_square = _is(node, "Mul") and node.input[0] == node.input[1] or \
         _is(node, "Pow") and _number(graph, node.input[1], 1) == 2
@@ -803,7 +814,8 @@ def _find_mean_square(graph: Graph, index: int) -> Optional[Chain]:
     x, numerators = v, [v]
     centred = graph.producer(v)
     mean = graph.producer(centred.input[1]) if _is(centred, "Sub") else None
-    if _is(mean, "ReduceMean") and mean.input[0] == centred.input[0] and _reduced_axis(graph, mean, mean.input[0]) == axis:
+    if _is(mean, "ReduceMean") and mean.input[0] == centred.input[0] and \
+            _reduced_axis(graph, mean, mean.input[0]) == axis:
         x, users = centred.input[0], graph.consumers[mean.output[0]]
         if len(users) > 2:
             raise Left("a value between its nodes is used elsewhere too")
@@ -819,9 +831,10 @@ def _find_mean_square(graph: Graph, index: int) -> Optional[Chain]:
 
 
 def _is_expanded(graph: Graph, sizes: str, x: str) -> bool:
-    """Whether an Expand of what has x's axes to these sizes gives x's shape."""
+    """True if an Expand of what has x's axes to these sizes gives x's shape."""
     maker = graph.producer(sizes)
-    if _is(maker, "Shape") and maker.input[0] == x and not _integer(maker, "start", 0) and _integer(maker, "end") is None:
+    if _is(maker, "Shape") and maker.input[0] == x and not _integer(maker, "start", 0) and \
+            _integer(maker, "end") is None:
         return True
     wanted, known = graph.constant(sizes), graph.shape(x)
     return wanted is not None and known is not None and wanted.ndim == 1 and len(wanted) == len(known) and \
@@ -829,8 +842,8 @@ def _is_expanded(graph: Graph, sizes: str, x: str) -> bool:
 
 
 def _find_clamped(graph: Graph, index: int) -> Optional[Chain]:
-    """The norm whose L2 norm is at that index: torch.nn.functional.normalize. `output` is not yet multiplied by the root of
-    C."""
+    """The norm whose L2 norm is at that index: torch.nn.functional.normalize. `output` is not yet multiplied by the
+    root of C."""
     reduce = graph.nodes[index]
     x = reduce.input[0]
     axis, clip = _reduced_axis(graph, reduce, x), _only_node(graph, reduce.output[0], "Clip")
@@ -845,7 +858,8 @@ def _find_clamped(graph: Graph, index: int) -> Optional[Chain]:
         raise Left("its epsilon is not one of float32 above 0")
     nodes, norm = [index, clip], graph.nodes[clip].output[0]
     expand = _only_node(graph, norm, "Expand")
-    if expand is not None and graph.nodes[expand].input[0] == norm and _is_expanded(graph, graph.nodes[expand].input[1], x):
+    if expand is not None and graph.nodes[expand].input[0] == norm and \
+            _is_expanded(graph, graph.nodes[expand].input[1], x):
         nodes.append(expand)
         norm = graph.nodes[expand].output[0]
     last = _quotient(graph, norm, [x])
@@ -858,12 +872,13 @@ def _find_clamped(graph: Graph, index: int) -> Optional[Chain]:
 def _rounding(graph: Graph, index: Optional[int]) -> float:
     """How far, relatively, a constant of that node may be from the number that it stands for."""
     kinds = [array.dtype for array in map(graph.constant, graph.nodes[index].input) if array is not None]
-    return max((2.0**-7 if kind.kind == "V" else 4 * float(numpy.finfo(kind).eps) for kind in kinds if kind.kind in "fV"),
+    return max((2.0**-7 if kind.kind == "V" else 4 * float(numpy.finfo(kind).eps) for kind in kinds
+                if kind.kind in "fV"),
                default=0.0)
 
 
 def _match_chain(graph: Graph, plan: Plan, index: int) -> Optional[Match]:
-    """What a ReduceMean or a ReduceL2 belongs to, if it is a norm."""
+    """The norm that a ReduceMean or a ReduceL2 belongs to, if any."""
     node = graph.nodes[index]
     chain = _find_mean_square(graph, index) if _is(node, "ReduceMean") else _find_clamped(graph, index)
     if chain is None:
@@ -920,14 +935,15 @@ def _fold_transposes(graph: Graph, match: Match) -> None:
 
 _MATCHES: Dict[str, Callable[[Graph, Plan, int], Optional[Match]]] = {
     "InstanceNormalization": _match_instance_norm, "GroupNormalization": _match_group_norm,
-    "BatchNormalization": _match_batch_norm, "LayerNormalization": _match_last_axis, "RMSNormalization": _match_last_axis,
+    "BatchNormalization": _match_batch_norm, "LayerNormalization": _match_last_axis,
+    "RMSNormalization": _match_last_axis,
     "ReduceMean": _match_chain, "ReduceL2": _match_chain}
 
 
 # ---- additions ------------------------------------------------------------------------------------------------------
 
 def _is_bias(shape: Optional[Sequence[Any]], of: Sequence[Any]) -> bool:
-    """Whether what has that shape differs along N and C alone, and may be added to what has the other one."""
+    """True if what has that shape differs along N and C alone, and may be added to what has the other one."""
     if shape is None or len(shape) not in (len(of), max(len(of) - 1, 3)):
         return False
     samples, *rest = shape if len(shape) == len(of) else (1, *shape)
@@ -975,13 +991,14 @@ def _one_node(graph: Graph, node: Any) -> Optional[Tuple[str, Optional[float]]]:
         return "silu", None
     if _is(node, "Clip") and graph.opset >= 11 and len(node.input) == 3:
         limits = [graph.constant(name) if name else None for name in node.input[1:]]
-        if all(limit is not None and limit.size == 1 for limit in limits) and [float(v.reshape(())) for v in limits] == [0, 6]:
+        if all(limit is not None and limit.size == 1 for limit in limits) and \
+                [float(v.reshape(())) for v in limits] == [0, 6]:
             return "relu6", None
     return None
 
 
 def _add_activation(graph: Graph, match: Match) -> None:
-    """What follows the norm, where nothing else uses what is between them."""
+    """The activation or sum that follows the norm, where nothing else uses what is between them."""
     users = graph.users(match.output)
     found: Optional[Tuple[str, Optional[float]]] = None
     if len(users) == 1:
@@ -1102,7 +1119,8 @@ def _lost(graph: Graph, plan: Plan) -> Optional[str]:
             name = min((reads - made) | made.intersection(node.output))
             return f"the rewritten graph would not have the one value {name!r} that node {_label(node)!r} needs"
         made.update(filter(None, node.output))
-    return next((f"the rewritten graph would not have its output {name!r}" for name in graph.outputs if name not in made),
+    return next((f"the rewritten graph would not have its output {name!r}" for name in graph.outputs
+                 if name not in made),
                 None)
 
 

@@ -12,7 +12,8 @@ from .install import install, uninstall  # noqa: E402
 from .modules import *  # noqa: E402, F403
 from .prepare import prepare  # noqa: E402
 
-__all__ = ["ConversionReport", "convert", "fold_batch_norm", "fused", "install", "prepare", "revert", "uninstall", *_functional.__all__,
+__all__ = ["ConversionReport", "convert", "fold_batch_norm", "fused", "install", "prepare", "revert", "uninstall",
+           *_functional.__all__,
            *_modules.__all__]
 
 _registries.add_classes()

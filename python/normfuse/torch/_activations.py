@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What modules and functions of torch compute, as an activation of ours."""
+"""The activations of ours that modules and functions of torch compute."""
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -31,7 +31,7 @@ MODULES = (*SIMPLE, nn.LeakyReLU, nn.ELU, nn.PReLU, nn.GELU)
 
 
 def of_module(module: Optional[nn.Module]) -> Optional[Choice]:
-    """What an activation module computes; None for any other."""
+    """The activation that a module computes; None for any other."""
     kind = type(module)
     if kind in SIMPLE:
         return SIMPLE[kind]
@@ -47,7 +47,8 @@ def of_module(module: Optional[nn.Module]) -> Optional[Choice]:
 
 
 def of_call(function: Any, rest: tuple[Any, ...], named: dict[str, Any]) -> Optional[Choice]:
-    """What function(tensor, *rest, **named) computes, of one of FUNCTIONS; None where an argument is not known."""
+    """The activation that function(tensor, *rest, **named) computes, of one of FUNCTIONS; None where an argument is not
+    known."""
     name, rest, named = FUNCTIONS[function], list(rest), dict(named)
     named.pop("inplace", None)
     if name == "gelu":

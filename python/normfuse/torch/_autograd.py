@@ -10,6 +10,7 @@ where that is enough, or post_add.
 
 from __future__ import annotations
 
+import functools
 from typing import Optional
 
 import torch
@@ -27,14 +28,14 @@ _functorch_is_active = torch._C._are_functorch_transforms_active
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
-# ---- composite formulas -----------------------------------------------------------------------------------------------
+# ---- composite formulas ----------------------------------------------------------------------------------------------
 
 
 def _composite_z(u, weight, bias, scale, shift, post_add, moments):
     """The activation's argument [N, C, S], (u - mean)*rstd, what `moments` gives, and weight, bias, 1 + scale as they
-    multiply [N, C, S]. `moments(x)` gives mean and rstd, to be broadcast to [N, C, S], after a function: it takes from a
-    gradient of the normalized values, which it is given as well, what goes through the statistics (None: they are given,
-    or there are none)."""
+    multiply [N, C, S]. `moments(x)` gives mean and rstd, to be broadcast to [N, C, S], after a function: it takes from
+    a gradient of the normalized values, which it is given as well, what goes through the statistics (None: they are
+    given, or there are none)."""
     flat = (u.shape[0], u.shape[1], -1) if u.numel() else (u.shape[0], u.shape[1], 0)
     x = wide(u).reshape(flat)
 
@@ -239,20 +240,23 @@ def _forward_channel_affine(x, scale, bias, post_add, slope, activation, act_par
                               _no_moments)[:1]
 
 
-# ---- first derivatives ------------------------------------------------------------------------------------------------
+# ---- first derivatives -----------------------------------------------------------------------------------------------
 
 
-def _call(op, *args):
-    """Run `op`; its own derivative is only of interest where this backward is being recorded."""
-    if _is_dynamo_compiling() or torch.is_grad_enabled() or _functorch_is_active() or forward_ad._current_level >= 0:
-        return op(*args)
+eager = functools.cache(straight)  # is called below autograd, where no other code of Python looks at arguments
+
+
+def _call(name, *args):
+    """Runs an operator; its own derivative is only of interest where this backward is being recorded."""
+    if _is_dynamo_compiling() or _is_grad_enabled() or _functorch_is_active() or forward_ad._current_level >= 0:
+        return getattr(ops, name).default(*args)
     with _below_autograd():
-        return op(*args)
+        return eager(name)(*args)
 
 
 def saved_for_activation(post_add, y, activation, act_param):
-    """What the backward takes as post_add, and FROM_Y where that is y: of relu, leaky_relu and relu6, as torch's own
-    save their result, so that what was added may be overwritten."""
+    """The tensor that the backward takes as post_add, and FROM_Y where that is y: of relu, leaky_relu and relu6, as
+    torch's own save their result, so that what was added may be overwritten."""
     if post_add is None or activation == 0:  # without an activation dpost_add is dy itself
         return None, 0
     if activation in (1, 9) or (activation == 2 and act_param > 0):
@@ -261,7 +265,7 @@ def saved_for_activation(post_add, y, activation, act_param):
 
 
 def _save(ctx, x, u, statistics, parameters, pre_bias, pre_add, post_add, slope, y, return_sum):
-    """What every norm's backward has: the normalized tensor, and ctx.bits for what the saved tensors are."""
+    """Saves the common part of all norms: the normalized tensor, and ctx.bits for what the saved tensors are."""
     has_u = writes_u(pre_bias, pre_add, return_sum)
     post_add, from_y = saved_for_activation(post_add, y, ctx.activation, ctx.act_param)
     ctx.bits = from_y | (FROM_U if has_u else 0)
@@ -318,9 +322,9 @@ class _GroupNormBackward:
         y, u, mean, rstd = outputs
         fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, scale, shift), pre_bias, pre_add, post_add, slope, y,
                       return_sum)
-        ctx.mark_non_differentiable(*fixed, mean, rstd)
+        return *fixed, mean, rstd
 
-    backward = staticmethod(_gradients_of_samples(ops.group_norm_backward.default, 5))
+    backward = staticmethod(_gradients_of_samples("group_norm_backward", 5))
 
 
 class _ChannelNormBackward:
@@ -332,9 +336,9 @@ class _ChannelNormBackward:
         y, u, mean, rstd = outputs
         fixed = _save(ctx, x, u, (None if numbers[2] == MEAN_SQUARE else mean, rstd), (weight, bias, scale, shift),
                       pre_bias, pre_add, post_add, slope, y, return_sum)
-        ctx.mark_non_differentiable(*fixed, mean, rstd)
+        return *fixed, mean, rstd
 
-    backward = staticmethod(_gradients_of_samples(ops.channel_norm_backward.default, 9))
+    backward = staticmethod(_gradients_of_samples("channel_norm_backward", 9))
 
 
 class _InstanceNormBackward:
@@ -346,7 +350,7 @@ class _InstanceNormBackward:
         ctx.numbers = x.shape[1], eps
         fixed = _save(ctx, x, u, (mean, rstd), (weight, bias, None, None), pre_bias, pre_add, post_add, slope, y,
                       return_sum)
-        ctx.mark_non_differentiable(*fixed, mean, rstd)
+        return *fixed, mean, rstd
 
     backward = _GroupNormBackward.backward
 
@@ -363,7 +367,8 @@ def _batch_norm_gradients(ctx, op, dy, du):
     if post_add_needs and activation:
         wanted |= WANT_POST_ADD
     dx, dweight, dbias, dpost_add, dpre_bias, dslope = _call(
-        op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param, wanted | ctx.bits) if wanted else (None,) * 6
+        op, dy, du, *ctx.saved_tensors, ctx.eps, activation, ctx.act_param, wanted | ctx.bits) if wanted else \
+        (None,) * 6
     return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None, None, None,
             dpre_bias if pre_bias_needs else None, dx if pre_add_needs else None,
             (dpost_add if activation else dy) if post_add_needs else None, dslope if slope_needs else None)
@@ -376,11 +381,11 @@ class _BatchNormBackward:
          return_sum) = inputs
         y, u, mean, rstd = outputs
         fixed = _save(ctx, x, u, (mean, rstd), (weight, bias), pre_bias, pre_add, post_add, slope, y, return_sum)
-        ctx.mark_non_differentiable(*fixed, mean, rstd)
+        return *fixed, mean, rstd
 
     @staticmethod
     def backward(ctx, dy, du=None, dmean=None, drstd=None):
-        return (*_batch_norm_gradients(ctx, ops.batch_norm_backward.default, dy, du), *(None,) * 5)
+        return (*_batch_norm_gradients(ctx, "batch_norm_backward", dy, du), *(None,) * 5)
 
 
 class _BatchNormEvaluateBackward:
@@ -389,13 +394,12 @@ class _BatchNormEvaluateBackward:
         (x, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, ctx.eps, ctx.activation,
          ctx.act_param, return_sum) = inputs
         y, u = outputs
-        fixed = _save(ctx, x, u, (running_mean, running_var), (weight, bias), pre_bias, pre_add, post_add, slope, y,
-                      return_sum)
-        ctx.mark_non_differentiable(*fixed)
+        return _save(ctx, x, u, (running_mean, running_var), (weight, bias), pre_bias, pre_add, post_add, slope, y,
+                     return_sum)
 
     @staticmethod
     def backward(ctx, dy, du=None):
-        return (*_batch_norm_gradients(ctx, ops.batch_norm_evaluate_backward.default, dy, du), *(None,) * 4)
+        return (*_batch_norm_gradients(ctx, "batch_norm_evaluate_backward", dy, du), *(None,) * 4)
 
 
 class _ChannelAffineBackward:
@@ -408,13 +412,14 @@ class _ChannelAffineBackward:
             ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         else:
             ctx.save_for_backward(x, scale, bias, post_add, slope)
+        return ()
 
     @staticmethod
     def backward(ctx, dy):
         x_needs, scale_needs, bias_needs, post_add_needs, slope_needs = ctx.needs_input_grad[:5]
         if ctx.is_sum:
             shape, dtype = ctx.bias if bias_needs else (None, None)
-            dbias = _call(ops.channel_affine_backward.default, dy, dy, None, dy.new_empty(shape, dtype=dtype), None,
+            dbias = _call("channel_affine_backward", dy, dy, None, dy.new_empty(shape, dtype=dtype), None,
                           None, 0, 0.0, WANT_BIAS)[2] if bias_needs else None
             return dy if x_needs else None, None, dbias, dy if post_add_needs else None, None, None, None
         wanted = _wanted(x_needs, scale_needs, bias_needs, False, False, slope_needs)
@@ -422,7 +427,7 @@ class _ChannelAffineBackward:
         if post_add_needs and activation:
             wanted |= WANT_POST_ADD
         dx, dscale, dbias, dpost_add, dslope = _call(
-            ops.channel_affine_backward.default, dy, *ctx.saved_tensors, activation, ctx.act_param,
+            "channel_affine_backward", dy, *ctx.saved_tensors, activation, ctx.act_param,
             wanted | ctx.from_y) if wanted else (None,) * 5
         return (dx if x_needs else None, dscale if scale_needs else None, dbias if bias_needs else None,
                 (dpost_add if activation else dy) if post_add_needs else None, dslope if slope_needs else None, None,
@@ -438,12 +443,32 @@ def _function(op, backward):
         else:
             with _below_autograd():
                 outputs = op(*args)
-        backward.save(ctx, args, outputs)
+        ctx.mark_non_differentiable(*backward.save(ctx, args, outputs))
         return outputs
 
+    return _made(op._opname, forward, backward)
+
+
+def _eager_function(name, backward):
+    """The same for calls that nobody looks on. It gives y alone, and u where return_sum, the last argument, asks for
+    it: each output more would cost a microsecond."""
+    op = straight(name)
+
+    def forward(ctx, *args):
+        with _below_autograd():
+            outputs = op(*args)
+        backward.save(ctx, args, outputs)
+        return outputs if isinstance(outputs, Tensor) else outputs[:2] if args[-1] else outputs[0]
+
+    function = _made(name, forward, backward)
+    function._backward_cls.apply = function.backward  # as in _straight
+    return function.apply
+
+
+def _made(name, forward, backward):
     # Without the look for torch.func's levels that autograd.Function.apply takes: the dispatcher has gone through them
     # before it calls an autograd kernel, and the eager path is taken where there are none.
-    return type(op._opname, (torch.autograd.function._SingleLevelFunction,),
+    return type(name, (torch.autograd.function._SingleLevelFunction,),
                 {"forward": staticmethod(forward), "backward": staticmethod(backward.backward),
                  "_compiled_autograd_key": staticmethod(torch.autograd.Function._compiled_autograd_key)})
 
@@ -453,7 +478,7 @@ def _requires_grad(args) -> bool:
 
 
 def _has_tangent(args) -> bool:
-    """Whether a forward-mode derivative is being taken of any of them."""
+    """True if a forward-mode derivative is being taken of any of them."""
     return forward_ad._current_level >= 0 and any(
         isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in args)
 
@@ -488,7 +513,7 @@ def _register_forward(name: str, backward, composite):
             return op(*args)
 
     _register_kernel(name, kernel)
-    return function
+    return _eager_function(name, backward)
 
 
 def _register_inference(name: str, differentiable: str) -> None:
@@ -535,7 +560,7 @@ _register_backward("batch_norm_evaluate_backward", _composite_batch_norm_evaluat
 _register_backward("channel_affine_backward", _composite_channel_affine)
 
 
-# ---- the eager path ---------------------------------------------------------------------------------------------------
+# ---- the eager path --------------------------------------------------------------------------------------------------
 
 _lean_group_norm = straight("lean_group_norm")
 _lean_group_norm_backward = straight("lean_group_norm_backward")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What rewritten blocks call in the place of what convert folded.
+"""The functions that rewritten blocks call in the place of what convert folded.
 
 That the modules are still what they were is looked up in each call. They are called one after the other where someone
 has hooked or replaced one of them since, or where tensors have other shapes, types or devices than one call takes.
@@ -110,7 +110,7 @@ def add_with_biases(first: Operand, second: Operand, in_place: bool) -> Biased:
 
 
 def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
-    """What the layer is called with: its input, and the keyword of the input's bias."""
+    """The arguments of the layer: its input, and the keyword of the input's bias."""
     if not isinstance(input, Biased):
         return input, {}
     if input.bias is not None and takes_bias(layer):

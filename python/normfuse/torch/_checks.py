@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the layers refuse, with torch's kind of exception and message.
+"""The checks of what the layers refuse, with torch's kind of exception and message.
 
 The library checks every argument itself. So that a call that is in order does not pay for checks in Python, the eager
 path makes these when a kernel has refused; fake kernels, which no library checks, make them each time.
@@ -31,10 +31,11 @@ def tensor(name: str, input: Any) -> None:
 def module(model: Any, name: str) -> None:
     """Refuses what is no module, or has no Python left in it."""
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"{name} takes no torch.jit.ScriptModule, whose code is compiled: call it before torch.jit.script or "
-                        "torch.jit.trace")
+        raise TypeError(f"{name} takes no torch.jit.ScriptModule, whose code is compiled: call it before "
+                        "torch.jit.script or torch.jit.trace")
     if not isinstance(model, torch.nn.Module):
-        parts = [part for part in ("vae", "unet", "transformer") if isinstance(getattr(model, part, None), torch.nn.Module)]
+        parts = [part for part in ("vae", "unet", "transformer")
+                 if isinstance(getattr(model, part, None), torch.nn.Module)]
         hint = (f"give it its parts, such as {name}(pipe.{parts[0]})" if parts else
                 f"of a pipeline of diffusers it takes a part, such as {name}(pipe.vae)")
         raise TypeError(f"{name} takes a torch.nn.Module, but got a {type(model).__name__}: {hint}")
@@ -166,7 +167,8 @@ def channel_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, gro
 
 def result_dtype(x, result) -> None:
     sixteen_bits = (torch.float16, torch.bfloat16)
-    known = (x.dtype, *(sixteen_bits if x.dtype == torch.float32 else [torch.float32] if x.dtype in sixteen_bits else []))
+    known = (x.dtype, *(sixteen_bits if x.dtype == torch.float32 else [torch.float32] if x.dtype in sixteen_bits
+                        else []))
     if result is not None and result not in known:
         raise RuntimeError("Expected the result to have the dtype of input, or one of them f32 and the other one 16 "
                            f"bits, but got {result} and {x.dtype}")

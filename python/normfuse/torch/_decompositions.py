@@ -272,6 +272,6 @@ _mark.py_impl(_IMPLICIT)(torch.clone)
 
 
 def is_decomposing() -> bool:
-    """Whether run_decompositions() is at work: while it is, operators of its table have Python kernels for every
+    """True if run_decompositions() is at work: while it is, operators of its table have Python kernels for every
     backend, and those that it is to keep have another decomposition."""
     return torch._C.DispatchKey.CPU in _mark.py_kernels and _mark.py_kernels[_IMPLICIT] is torch.clone

@@ -58,7 +58,8 @@ def _me(tree: ast.FunctionDef) -> str:
 
 def _child(node: Optional[ast.AST], me: str) -> Optional[str]:
     """The name in self.name(one argument)."""
-    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and isinstance(node.func, ast.Attribute) \
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords \
+            and isinstance(node.func, ast.Attribute) \
             and isinstance(node.func.value, ast.Name) and node.func.value.id == me:
         return node.func.attr
     return None
@@ -105,7 +106,7 @@ def _successive(a: ast.stmt, b: ast.stmt, me: str) -> Iterator[tuple[str, str]]:
 
 
 class Proofs:
-    """What is known of one model."""
+    """The facts proved of one model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.owners: dict[nn.Module, list[tuple[nn.Module, str]]] = collections.defaultdict(list)

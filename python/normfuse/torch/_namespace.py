@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the operators are: torch.ops.<NAMESPACE>. A build for the Kernel Hub has a name of its own (hub/build.py), so that
-several builds live in one process."""
+"""The namespace of the operators: torch.ops.<NAMESPACE>. A build for the Kernel Hub has a name of its own
+(hub/build.py), so that several builds live in one process."""
 
 NAMESPACE = "normfuse"

@@ -24,7 +24,8 @@ _DTYPES = {torch.float64: (2, 64), torch.float32: (2, 32), torch.float16: (2, 16
 
 
 class _Preparation:
-    """While `devices` is a set, calls on fake tensors note their kernels for normfuse_prepare, and their devices there."""
+    """While `devices` is a set, calls on fake tensors note their kernels for normfuse_prepare, and their devices
+    there."""
     devices: Optional[Set[int]] = None
 
 
@@ -81,7 +82,7 @@ def _exec(x: torch.Tensor) -> Exec:
 
 
 def _addresses(tensors: Dict[str, torch.Tensor]) -> Dict[str, int]:
-    """Where fake tensors would be: each storage somewhere of its own, aligned as torch's allocator aligns."""
+    """The addresses of fake tensors: each storage somewhere of its own, aligned as torch's allocator aligns."""
     places: Dict[int, int] = {}
     return {slot: (places.setdefault(tensor.untyped_storage()._cdata, len(places) + 1 << 40)
                    + tensor.storage_offset() * tensor.element_size())

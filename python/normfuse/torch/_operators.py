@@ -154,7 +154,7 @@ def qualified(name: str) -> str:
     return f"{NAMESPACE}::{name}"
 
 
-# ---- layouts ----------------------------------------------------------------------------------------------------------
+# ---- layouts ---------------------------------------------------------------------------------------------------------
 
 
 def _channels_last_strides(shape) -> Tuple[int, ...]:
@@ -184,7 +184,7 @@ def _spatial_stride(x) -> Optional[int]:
 
 
 def is_walkable(x) -> bool:
-    """Whether the library walks x in place: contiguous, channels-last, or a slice of either along N or C."""
+    """True if the library walks x in place: contiguous, channels-last, or a slice of either along N or C."""
     if x.numel() == 0:
         return True
     position = _spatial_stride(x)
@@ -219,7 +219,7 @@ def _walkable(x: Optional[Tensor]) -> Optional[Tensor]:
     return x if x is None or is_walkable(x) else x.contiguous()
 
 
-# ---- kernels over ctypes ----------------------------------------------------------------------------------------------
+# ---- kernels over ctypes ---------------------------------------------------------------------------------------------
 
 
 def _none(x: Tensor) -> Tensor:
@@ -258,12 +258,12 @@ def y_type(y_dtype: int) -> Optional[torch.dtype]:
 
 
 def writes_u(pre_bias: Optional[Tensor], pre_add: Optional[Tensor], return_sum: bool) -> bool:
-    """Whether u is an output. pre_bias alone is a part of the mean, of which the backward makes it again."""
+    """True if u is an output. pre_bias alone is a part of the mean, of which the backward makes it again."""
     return pre_add is not None or (pre_bias is not None and return_sum)
 
 
 class _Outputs:
-    """What each operator gives, for the fake kernels and the ctypes kernels alike."""
+    """The outputs of each operator, for the fake kernels and the ctypes kernels alike."""
 
     @staticmethod
     def group_norm(x, weight, bias, scale, shift, pre_bias, pre_add, post_add, slope, groups, eps, activation,
@@ -428,7 +428,8 @@ class _Outputs:
         return _f64(u, u.shape[1], 2)
 
     @staticmethod
-    def lean_batch_norm_backward_apply(dy, u, mean, rstd, sums, parts, stats, weight, bias, activation, act_param, wanted):
+    def lean_batch_norm_backward_apply(dy, u, mean, rstd, sums, parts, stats, weight, bias, activation, act_param,
+                                       wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What rewritten forwards call: values that wait to be computed with what reads them.
+"""The run time of rewritten forwards: values that wait to be computed with what reads them.
 
 A norm that is called gives a Pending in the place of a tensor. An activation, an addition or a modulation takes it into
 one call; anything else that reads it computes the plain layer. A convolution gives its output without its bias
@@ -23,9 +23,9 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.modules import module as _module
 
-from . import _activations, _calls
+from . import _activations, _calls, functional
 from ._calls import Biased, complete, fused_call
-from ._rules import (BLOCK, KINDS, NORM, OURS, channel_axis, has_own_activation, hooked, is_channel_norm, plain_class,
+from ._rules import (BLOCK, KINDS, NORM, OURS, channel_axis, has_own_activation, is_channel_norm, plain_class,
                      result_type, takes_activation, takes_modulation)
 
 _TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
@@ -64,7 +64,7 @@ _NOT_PENDING, _NO_ACTIVATION = object(), _activations.choice(None)
 INNER_FUNCTIONS: dict[Any, Any] = {}  # function -> its form that shares the frame of its caller
 _NO_FUNCTIONS: dict[Any, Any] = {}
 _count = itertools.count()
-_is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling, _compiler = functional._is_dynamo_compiling, functional._compiler
 _is_tracing, _is_profiling = torch._C._get_tracing_state, torch.autograd._profiler_enabled
 
 
@@ -156,7 +156,9 @@ class Pending:
         frame, input, order = self.frame, self.close(), self.order
         others = {} if added is scale is None else {"post_add": added} if scale is None else {
             "scale": scale, "shift": self.shift}
-        frame.note(layer, name if not others else f"{' + '.join(others).replace('post_add', 'add')} + {name}")
+        if frame.fused is not None:
+            frame.fused.append((layer, name if not others else f"add + {name}" if scale is None else
+                                f"scale + shift + {name}"))
         if name == "prelu" and not of_channels or type(input) is Biased:
             value = fused_call(layer, input, chosen, **others)
         else:
@@ -171,7 +173,7 @@ class Pending:
         return axis if self.order is None else self.order[axis]
 
     def shape(self) -> tuple[int, ...]:
-        """Of a norm over channels, permuted."""
+        """The output's shape; of a norm over channels, permuted."""
         shape = self.input.shape
         return shape if self.order is None else tuple(shape[axis] for axis in self.order)
 
@@ -216,7 +218,7 @@ class Pending:
         return self
 
     def _plus(self, other: Tensor, in_place: bool) -> Optional[Pending]:
-        """Of a norm over channels."""
+        """plus() of a norm over channels."""
         if self.scale is not None:
             if not self.is_modulation(other):
                 return None
@@ -266,7 +268,7 @@ def _norm_is_open(value: Any) -> bool:
 
 
 class Frame:
-    """What is pending in one call of a block, and in the blocks and functions that share its frame.
+    """The list of what is pending in one call of a block, and in the blocks and functions that share its frame.
 
     scoped: whether calls of modules go through Module.__call__ for a tool that looks there. fused: what became of norms
     that were called, for `fused`; None while compiling."""
@@ -276,7 +278,7 @@ class Frame:
 
     def __init__(self, module: nn.Module) -> None:
         self.open: list[Pending] = []
-        if _is_compiling():
+        if _is_dynamo_compiling() or _compiler._is_compiling_flag:
             self.compiling = self.scoped = True
         else:
             self.scoped = _is_tracing() is not None or _is_profiling()
@@ -358,7 +360,7 @@ class Frame:
         return value
 
     def iter(self, value: Any, unpacked: bool) -> Any:
-        """What to iterate over. unpacked: whether each value will be."""
+        """The values to iterate over. unpacked: whether each value will be."""
         kind = type(value)
         if kind in (_ITEMS if unpacked else _ITERABLE) or not unpacked and getattr(kind, "__iter__", None) in (
                 nn.Sequential.__iter__, nn.ModuleList.__iter__):
@@ -440,7 +442,7 @@ class Frame:
     def _at_once(self, f: Any, layer: nn.Module, x: Tensor) -> Any:
         """f(layer(x)) in one call, where the layer may wait; _NOT_PENDING where that cannot be."""
         chosen = _activations.SIMPLE.get(type(f)) or _activations.of_module(f)
-        if chosen is None or "slope" in chosen or hooked(f):
+        if chosen is None or "slope" in chosen or _watched(f):
             return _NOT_PENDING
         if self.fused is not None:
             self.fused.append((layer, chosen["activation"]))

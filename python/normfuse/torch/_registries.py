@@ -44,7 +44,7 @@ def _our_key(key: Any) -> Any:
 
 
 def _of_plain_layers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes another layer of one may not lose its activation."""
+    """A function that makes another layer of one may not lose its activation."""
 
     @functools.wraps(function)
     def checked(layer: nn.Module, *args: Any, **keywords: Any) -> Any:

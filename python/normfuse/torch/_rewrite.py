@@ -25,8 +25,8 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 
-from ._pending import (ACTIVATIONS, ARITHMETIC, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, Frame,
-                       VIEWS, Shared)
+from ._pending import (ACTIVATIONS, ARITHMETIC, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, VIEWS,
+                       Frame, Pending, Shared)
 from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
@@ -254,7 +254,7 @@ class _Rewriter:
     # ---- calls ----
 
     def known(self, node: ast.expr) -> Any:
-        """What a name that is not local, or a chain of attributes of Python modules, stands for now."""
+        """The object that a name that is not local, or a chain of attributes of Python modules, stands for now."""
         if isinstance(node, ast.Name):
             if node.id in self.locals:
                 return None
@@ -280,7 +280,8 @@ class _Rewriter:
         return isinstance(known, types.FunctionType) and self.can_share(known, None)
 
     def _of_super(self, f: ast.expr) -> Any:
-        """What super().name is, of the owner's classes above the one that the method stands in; None: not that."""
+        """The attribute super().name, of the owner's classes above the one that the method stands in; None: not
+        that."""
         if not (isinstance(f, ast.Attribute) and isinstance(f.value, ast.Call) and isinstance(f.value.func, ast.Name)
                 and f.value.func.id == "super" and not f.value.args and self.owner is not None):
             return None
@@ -299,7 +300,8 @@ class _Rewriter:
         known = known if isinstance(known, CALLABLES) else None
         if known is type and plain and len(args) == 1 and not keywords:
             return _do("type", self.of(args[0]))
-        if plain and known in (hasattr, getattr) and not keywords and len(args) > 1 and isinstance(args[1], ast.Constant):
+        if plain and known in (hasattr, getattr) and not keywords and len(args) > 1 \
+                and isinstance(args[1], ast.Constant):
             first, *rest = map(self.of, args)
             return ast.Call(self.of(f), [self._check("owner", first, args[1]), *rest], [])
         if plain and known is isinstance and len(args) == 2 and not keywords:
@@ -483,7 +485,7 @@ class _Rewriter:
         return [s]
 
     def _guarded(self, body: list[ast.stmt]) -> ast.stmt:
-        """What is pending is computed before an exception passes."""
+        """The statements, with all that is pending computed before an exception passes."""
         made = ast.parse(f"try:\n    pass\nexcept BaseException:\n    {FRAME}.settle()\n    raise").body[0]
         made.body = body or [ast.Pass()]  # type: ignore[attr-defined]
         return made
@@ -692,7 +694,10 @@ def forward({given}):
         return {frame}_super({frame}_class, {me}).forward({passed})
     {frame} = {frame}_Frame({me})
     try:
-        return {frame}.settled({frame}_inner({me}, {frame}{comma}{passed}))
+        {frame}_value = {frame}_inner({me}, {frame}{comma}{passed})
+        if not {frame}.open and {frame}_type({frame}_value) is not {frame}_Pending:
+            return {frame}_value
+        return {frame}.settled({frame}_value)
     except {frame}_BaseException:
         {frame}.settle()
         raise
@@ -715,8 +720,8 @@ def _outer(function: types.FunctionType, inner: types.FunctionType, given: dict[
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = inner._normfuse_tree.lineno  # type: ignore[attr-defined]
     return _compiled(function, tree, {f"{FRAME}_{name}": value for name, value in {
-        "type": type, "super": super, "Shared": Shared, "Frame": Frame, "BaseException": BaseException, "inner": inner,
-        **given}.items()})
+        "type": type, "super": super, "Shared": Shared, "Frame": Frame, "Pending": Pending,
+        "BaseException": BaseException, "inner": inner, **given}.items()})
 
 
 class _Maker:

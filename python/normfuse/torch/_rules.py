@@ -195,7 +195,7 @@ class _OfChannels(_Foreign, _Activated):
 
 
 def _is_held(x: Tensor, axis: int) -> bool:
-    """Whether any GPU's registers hold the channels of a position: docs/operators/channel-norm.md."""
+    """True if any GPU's registers hold the channels of a position: docs/operators/channel-norm.md."""
     return x.shape[axis] <= (4096 if x.stride(axis) == 1 else 1024)
 
 
@@ -221,7 +221,7 @@ def channel_axis(layer: nn.Module, x: Tensor) -> int:
 
 
 def result_type(layer: nn.Module, x: Tensor) -> Optional[torch.dtype]:
-    """Of a channel norm's output; None where that is not known before it is called."""
+    """The type of a channel norm's output; None where that is not known before it is called."""
     if isinstance(layer, modules._ChannelNorm):
         return functional._result_type(x, None) or x.dtype
     how = layer._normfuse_words(x)
@@ -233,7 +233,7 @@ def is_channel_norm(kind: type) -> bool:
 
 
 def takes_modulation(kind: type) -> bool:
-    """Whether calls of layers of this class take scale and shift."""
+    """True if calls of layers of this class take scale and shift."""
     return issubclass(kind, (modules.GroupNorm, _OfChannels, modules._ChannelNorm))
 
 
@@ -361,7 +361,8 @@ class _LayerNormOfFormat(_OfChannels):
 
 
 class _ComfyGroupNormSpatial(_ComfyGroupNorm):
-    """Of each frame of [B, C, T, H, W]. All frames are one call: chunk_size bounds the memory of the class's own."""
+    """A group norm of each frame of [B, C, T, H, W]. All frames are one call: chunk_size bounds the memory of the
+    class's own."""
 
     def forward(self, x: Tensor, *, chunk_size: int = 8, post_add: Optional[Tensor] = None,
                 scale: Optional[Tensor] = None, shift: Optional[Tensor] = None, **fused: Any) -> Tensor:
@@ -443,7 +444,8 @@ def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
     found = set()
     for module in model.modules():
         name = _name(plain_class(type(module)))
-        if name == ("torchvision.models.convnext", "CNBlock") and isinstance(module._modules.get("block"), nn.Sequential):
+        if name == ("torchvision.models.convnext", "CNBlock") and \
+                isinstance(module._modules.get("block"), nn.Sequential):
             before = None
             for child in module.block:
                 if _name(type(before)) == ("torchvision.ops.misc", "Permute") and before.dims == [0, 2, 3, 1]:
@@ -484,8 +486,8 @@ def _new_foreign(stock: type, rule: Optional[Rule]) -> nn.Module:
 
 
 def synchronized_class(kind: type, plain: type) -> Optional[type]:
-    """What SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass of ours
-    that keeps what the class does after the norm. None where the class has code that no other has."""
+    """The class that SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass
+    of ours that keeps what the class does after the norm. None where the class has code that no other has."""
     stock = plain_class(kind)
     if _WITH_OWN_ACTIVATION.get(_name(stock)) in (nn.BatchNorm2d, nn.SyncBatchNorm):
         return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
@@ -522,8 +524,8 @@ def is_normalization(module: nn.Module, rules: Mapping[type, Rule]) -> bool:
 
 def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
                   of_tokens: bool = False) -> tuple[bool, tuple[str, ...], Optional[str]]:
-    """of_tokens: one of norms_of_tokens. Changes the layer's class, if it is known. For its report: whether that was done, what it does itself after the
-    norm, and why it was left or has nothing else folded into it."""
+    """of_tokens: one of norms_of_tokens. Changes the layer's class, if it is known. For its report: whether that was
+    done, what it does itself after the norm, and why it was left or has nothing else folded into it."""
     kind = type(module)
     if is_ours(kind):
         return True, *_own(module)
@@ -550,7 +552,7 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
 
 
 def _own(module: nn.Module) -> tuple[tuple[str, ...], Optional[str]]:
-    """What a layer does with an activation of its own, for its report."""
+    """The use that a layer makes of an activation of its own, for its report."""
     if isinstance(module, _ByRule) and not takes_activation(type(module)):
         return (), "its rule takes neither post_add nor activation"
     if not isinstance(module, _WithOwnActivation):
@@ -569,7 +571,7 @@ def _rule_takes(rule: Rule, *keywords: str) -> bool:
 
 
 def takes_activation(kind: type, chosen: Choice = choice(None)) -> bool:
-    """Whether calls of layers of this class take post_add and the keywords of this activation."""
+    """True if calls of layers of this class take post_add and the keywords of this activation."""
     if issubclass(kind, _ByRule):
         return _rule_takes(kind._normfuse_rule, "post_add", *chosen)
     return issubclass(kind, _Activated) and not issubclass(kind, _WithOwnActivation)
@@ -581,5 +583,5 @@ def has_own_activation(layer: nn.Module) -> bool:
 
 
 def takes_bias(module: Optional[nn.Module]) -> bool:
-    """Whether its call takes pre_bias, with no one who watches what it gets."""
+    """True if its call takes pre_bias, with no one who watches what it gets."""
     return type(module) in OURS and not hooked(module)

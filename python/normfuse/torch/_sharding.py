@@ -38,7 +38,7 @@ _OF_VALUES = ("batch_norm_evaluate", "batch_norm_inference", "batch_norm_evaluat
 
 
 def _is_asked(name: str, given: dict[str, Any]) -> bool:
-    """Whether an output has the shape that its name says, and is not a tensor of no elements."""
+    """True if an output has the shape that its name says, and is not a tensor of no elements."""
     if name == "u":
         return writes_u(given.get("pre_bias"), given.get("pre_add"), given.get("return_sum", True))
     if name == "mean":
@@ -88,7 +88,7 @@ class _Cut:
 
 
 def _running_is_cut(given: dict[str, Any]) -> bool:
-    """Whether the running statistics that a call updates lie on their processes in parts."""
+    """True if the running statistics that a call updates lie on their processes in parts."""
     from torch.distributed.tensor import Replicate, Shard
     placements = {placement for name in ("running_mean", "running_var") for placement in given[name].placements}
     if placements == {Replicate()}:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What may be fused when a model runs, found by following rewritten texts over its modules, for convert's report.
+"""The fusions that may happen when a model runs, found by following rewritten texts over its modules, for convert's
+report.
 Nothing of the model is called. Where a text asks what only a call can tell, both answers are followed.
 
 A value is a tuple of alternatives: Known objects, Waiting calls, and None for all else, such as tensors."""
@@ -254,7 +255,8 @@ class Survey:
             return None
         value = self.value(node)
         answers = {bool(v.value) if isinstance(v, Known) and type(v.value) in PLAIN
-                   else True if isinstance(v, Known) and isinstance(v.value, nn.Module) and "__len__" not in dir(v.value)
+                   else True if isinstance(v, Known) and isinstance(v.value, nn.Module)
+                   and "__len__" not in dir(v.value)
                    else None for v in value}
         return answers.pop() if len(answers) == 1 else None
 

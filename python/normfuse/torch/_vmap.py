@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """torch.func.vmap of the operators: where the mapped axis can join the samples, one call; elsewhere one for each slice.
 
-Samples share nothing in group norm, channel norm, channel affine and evaluating batch norm, so N samples of B slices are B*N samples.
+Samples share nothing in group norm, channel norm, channel affine and evaluating batch norm, so N samples of B slices
+are B*N samples.
 The axis stays where it is when it is the first or the second, which needs no copy; from elsewhere it becomes the first.
 What else has x's shape and is not mapped is repeated. Slices are called one by one where x is not mapped; where
 parameters are, but channel affine's scale and bias, which may be those of a sample; in training batch norm; and in
@@ -70,7 +71,7 @@ class _Samples:
         return joined.unflatten(0, shape)
 
     def results(self, results: Any) -> _Results:
-        """Those that were not asked for have no elements and one axis, and are the same for every slice."""
+        """Outputs that were not asked for have no elements and one axis, and are the same for every slice."""
         if isinstance(results, Tensor):
             return self.split(results), self.axis
         there = [result.dim() > 1 for result in results]
@@ -139,4 +140,5 @@ _RULES = {"group_norm": _group_norm, "group_norm_inference": _group_norm, "chann
 for _name in (*_operators.SCHEMAS, *_operators.UNANNOTATED):
     _rule = _RULES.get(_name.removesuffix("_unannotated"), _each_slice if _name.endswith("_backward") else None)
     if _rule is not None:
-        torch.library.register_vmap(_operators.qualified(_name), _rule(getattr(ops, _name).default), lib=_operators._library)
+        torch.library.register_vmap(_operators.qualified(_name), _rule(getattr(ops, _name).default),
+                                    lib=_operators._library)

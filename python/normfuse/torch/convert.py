@@ -33,7 +33,7 @@ __all__ = ["ConversionReport", "FoldedBatchNorm", "LayerReport", "convert", "fol
 
 @dataclasses.dataclass
 class LayerReport:
-    """What became of one layer. name: its path in the model. kind: its class. done: the layer itself was converted
+    """The outcome for one layer. name: its path in the model. kind: its class. done: the layer itself was converted
     (fold_batch_norm: folded). folded: what may be fused with it, such as "silu" or "add + relu", once for each call of
     it that has something to fuse. reason: why it was left, or why nothing is fused with it."""
     name: str
@@ -51,8 +51,8 @@ class LayerReport:
 @dataclasses.dataclass
 class ConversionReport:
     """layers: one LayerReport for each normalization layer of the model, in the order of named_modules(). biases: the
-    convolutions whose biases what follows them adds on CUDA, by their paths in the model. blocks: modules whose code was
-    not rewritten, by their paths, and why. hints: what its user can do."""
+    convolutions whose biases what follows them adds on CUDA, by their paths in the model. blocks: modules whose code
+    was not rewritten, by their paths, and why. hints: what its user can do."""
     layers: list[LayerReport]
     biases: list[str] = dataclasses.field(default_factory=list)
     blocks: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -98,7 +98,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     model: any module, a single layer included. Its layers of exactly the stock classes GroupNorm, BatchNorm1d/2d/3d,
         InstanceNorm1d/2d/3d and SyncBatchNorm become those of normfuse.torch: the same objects, parameters, buffers
         and hooks. So do known layers of ComfyUI, detectron2, diffusers, Segment Anything, timm, torchvision and
-        transformers, norms over channels among them, which docs/pytorch.md lists. Other subclasses with code of their own are left.
+        transformers, norms over channels among them, which docs/pytorch.md lists. Other subclasses with code of their
+        own are left.
     rules: class -> what layers of exactly this class become: a stock class that it computes the same as, or a function
         in the place of its forward, rule(layer, input, *, post_add=None, activation=None, act_param=None, slope=None).
         A function without these keywords has nothing folded into its calls; one without slope no PReLU.
@@ -113,8 +114,9 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     On CUDA biases of convolutions move into the calls of the layers that they feed, or into the residual additions
     after them: `norm(conv(x) + embedding)` and `conv(x) + residual` are a convolution without bias and one pass each.
 
-    What is fused is decided in each call, from the text of the forwards of the modules above the layers. Everything else
-    in a forward runs as it is written, in order: questions about tensors, contexts, random numbers, checkpoints, hooks.
+    What is fused is decided in each call, from the text of the forwards of the modules above the layers. Everything
+    else in a forward runs as it is written, in order: questions about tensors, contexts, random numbers, checkpoints,
+    hooks.
     Code without a text is left: the report names it in `blocks`. `fused(model)` says what was fused in the last call.
 
     Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. So may
@@ -195,8 +197,8 @@ def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[n
 
 
 def fused(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """What was fused when a converted model was last called: for each layer that its rewritten code called, by its path,
-    what went into each of its calls, such as "silu" or "add + relu", and "" for nothing.
+    """The fusions made when a converted model was last called: for each layer that its rewritten code called, by its
+    path, what went into each of its calls, such as "silu" or "add + relu", and "" for nothing.
 
     Compiled calls are not counted: what runs then was made by an earlier one. See what convert says may be fused."""
     _checks.module(model, "fused")

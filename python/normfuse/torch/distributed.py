@@ -52,14 +52,15 @@ _known_groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def _is_watched() -> bool:
-    """Whether a mode of torch's looks on, which may want collectives that it can follow: fake tensors, traces."""
+    """True if a mode of torch's looks on, which may want collectives that it can follow: fake tensors, traces."""
     return not functional._is_plain_eager() or torch._C._len_torch_dispatch_stack() > 0
 
 
 _PARTS = ("stats", "apply", "backward_sums", "backward_apply")
 # The operators of shards past torch.ops, see straight.
 _straight = types.SimpleNamespace(**{name: straight(name) for name in (
-    *(f"{lean}batch_norm_{part}" for lean in ("", "lean_") for part in _PARTS), *(f"group_norm_{part}" for part in _PARTS))})
+    *(f"{lean}batch_norm_{part}" for lean in ("", "lean_") for part in _PARTS),
+    *(f"group_norm_{part}" for part in _PARTS))})
 
 
 def _calls(x: Tensor) -> Any:
@@ -105,7 +106,7 @@ _goes_through_host._dynamo_marked_constant = True
 
 
 def spans_processes(process_group: Optional[Any] = None) -> bool:
-    """Whether the group (None: all processes) is more than this process."""
+    """True if the group (None: all processes) is more than this process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1
 
 
@@ -172,7 +173,7 @@ def _group_average(counts: Tensor, group: _Group) -> Callable[[Tensor], Tensor]:
 
 
 def _is_recorded() -> bool:
-    """Whether the derivative of a backward may be asked for. torch.compile has none of them."""
+    """True if the derivative of a backward may be asked for. torch.compile has none of them."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
@@ -357,7 +358,8 @@ def batch_norm(input: Tensor, running_mean: Optional[Tensor], running_var: Optio
         return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps,
                                      activation=activation, act_param=act_param, slope=slope, pre_bias=pre_bias,
                                      pre_add=pre_add, return_sum=return_sum, post_add=post_add)
-    return batch_norm_over(group or _ALONE, input, running_mean, running_var, weight, bias, momentum, eps, batches_tracked,
+    return batch_norm_over(group or _ALONE, input, running_mean, running_var, weight, bias, momentum, eps,
+                           batches_tracked,
                             activation, act_param, slope, pre_bias, pre_add, return_sum, post_add)
 
 

@@ -38,7 +38,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Asked:
-    """Where torch.compiler keeps no flag of that name."""
+    """The stand-in where torch.compiler keeps no flag of that name."""
 
     @property
     def _is_compiling_flag(self) -> bool:
@@ -58,9 +58,9 @@ _AUTOCASTS_TO_FLOAT32 = frozenset(("cuda", "xpu", "mtia", "maia"))
 
 
 def autocast_to_float32(enabled: bool = True) -> bool:
-    """Whether under autocast 16-bit inputs are converted to f32 first, as torch's own group norm does, so that results
-    are f32 too. Off by default: sums are f32 either way, and converting doubles the memory read and written. Channel
-    norm, which converts nothing, does as torch's layer_norm and rms_norm do, and with this so on the CPU, too.
+    """Sets whether under autocast 16-bit inputs are converted to f32 first, as torch's own group norm does, so that
+    results are f32 too. Off by default: sums are f32 either way, and converting doubles the memory read and written.
+    Channel norm, which converts nothing, does as torch's layer_norm and rms_norm do, and with this so on the CPU, too.
 
     Returns the setting before."""
     global _autocast_to_float32
@@ -68,7 +68,7 @@ def autocast_to_float32(enabled: bool = True) -> bool:
     return before
 
 
-# ---- arguments --------------------------------------------------------------------------------------------------------
+# ---- arguments -------------------------------------------------------------------------------------------------------
 
 # A function that needs no other call looks here itself: host time is counted in tenths of a microsecond. What is wrong
 # with a name is asked once it has not been found.
@@ -135,7 +135,7 @@ def _per_sample(parameter: Optional[Tensor]) -> Optional[Tensor]:
     return parameter
 
 
-# ---- how a call runs --------------------------------------------------------------------------------------------------
+# ---- how a call runs -------------------------------------------------------------------------------------------------
 
 
 def _is_plain_eager() -> bool:
@@ -159,16 +159,17 @@ def _is_functionalized() -> bool:
 
 
 def _run(name: str, args: Tuple[Any, ...], needs_gradient: Optional[bool] = None):
-    """needs_gradient: None where it is not known."""
-    op = getattr(ops, name).default
+    """The operator's outputs, or in eager calls with gradients y, and u where the last argument asks for it.
+    needs_gradient: None where it is not known."""
     if not _is_plain_eager():
+        op = getattr(ops, name).default
         if not _is_compiling() and name + "_unannotated" in UNANNOTATED and _is_functionalized():
             op = getattr(ops, name + "_unannotated").default
         return op(*args)
     if _needs_gradient(args) if needs_gradient is None else needs_gradient:
-        return getattr(_autograd, name).apply(*args)
+        return getattr(_autograd, name)(*args)
     with _below_autograd():
-        return op(*args)
+        return _autograd.eager(name)(*args)
 
 
 def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, ...]):
@@ -177,19 +178,24 @@ def _run_or_infer(name: str, inference: str, return_sum: bool, args: Tuple[Any, 
     needs_gradient = _needs_gradient(args)
     if return_sum or needs_gradient and (_is_compiling() or not _is_tracing()):
         outputs = _run(name, (*args, return_sum), needs_gradient)
-        return (outputs[0], outputs[1]) if return_sum else outputs[0]
+        return _y_and_sum(outputs, return_sum)
     return _run(inference, args, needs_gradient)
+
+
+def _y_and_sum(outputs: Any, return_sum: bool) -> Any:
+    return (outputs[0], outputs[1]) if return_sum else outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
 _lean_group_norm_inference = straight("lean_group_norm_inference")
 _lean_batch_norm_inference = straight("lean_batch_norm_inference")
 _lean_batch_norm_forward_only = straight("lean_batch_norm_forward_only")
+_batch_norm_inference = _autograd.eager("batch_norm_inference")
 _apply_lean_group_norm = _autograd.apply_lean_group_norm
 _apply_lean_batch_norm = _autograd.apply_lean_batch_norm
 _apply_lean_batch_norm_evaluate = _autograd.apply_lean_batch_norm_evaluate
 
 
-# ---- without additions ------------------------------------------------------------------------------------------------
+# ---- without additions -----------------------------------------------------------------------------------------------
 
 # The call that most layers make, where nothing looks on (_is_plain_eager); None elsewhere. GroupNorm and batch norms
 # call them themselves: without a call that has fourteen keywords, a training step takes 113 us in the place of 119.
@@ -214,8 +220,9 @@ def group_norm_alone(input: Tensor, weight: Optional[Tensor], bias: Optional[Ten
 
 def batch_norm_alone(input: Tensor, running_mean: Optional[Tensor], running_var: Optional[Tensor],
                      weight: Optional[Tensor], bias: Optional[Tensor], training: bool, momentum: float, eps: float,
-                     activation: Optional[str], act_param: Optional[float]) -> Optional[Tensor]:
-    """With all its tensors, and eps above 0."""
+                     activation: Optional[str], act_param: Optional[float],
+                     post_add: Optional[Tensor] = None) -> Optional[Tensor]:
+    """With all its tensors, eps above 0, and post_add of input's type."""
     if weight is None or bias is None or running_mean is None or running_var is None or eps <= 0.0 or \
             not _is_plain_eager():
         return None
@@ -224,6 +231,20 @@ def batch_norm_alone(input: Tensor, running_mean: Optional[Tensor], running_var:
         parameter = _parameter(activation, act_param)
     if _autocast_to_float32:
         input = _under_autocast(input)
+    if post_add is not None:
+        if post_add.dtype != input.dtype:
+            return None
+        given = input, weight, bias, running_mean, running_var, None, None, post_add, None
+        numbers = eps, number, parameter
+        if training:
+            _checks.values_per_channel(input.shape)
+        if _is_grad_enabled() and _any_requires_grad(input, weight, bias, post_add):
+            return (_autograd.batch_norm(*given, momentum, *numbers, False) if training else
+                    _autograd.batch_norm_evaluate(*given, *numbers, False))
+        if not training:
+            with _below_autograd():
+                return _batch_norm_inference(*given, *numbers)
+        return None
     if _is_grad_enabled() and (input.requires_grad or weight.requires_grad or bias.requires_grad):
         if training:
             return _apply_lean_batch_norm(
@@ -259,7 +280,7 @@ def refused_batch_norm(input: Tensor, running_mean: Optional[Tensor], running_va
     _checks.slope(input, slope, activation)
 
 
-# ---- the layers -------------------------------------------------------------------------------------------------------
+# ---- the layers ------------------------------------------------------------------------------------------------------
 
 
 def group_norm(
@@ -409,7 +430,7 @@ def batch_norm(
             _checks.values_per_channel(input.shape)
             outputs = _run("batch_norm", (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add,
                                           slope, momentum, eps, number, parameter, return_sum))
-            return (outputs[0], outputs[1]) if return_sum else outputs[0]
+            return _y_and_sum(outputs, return_sum)
         return _run_or_infer("batch_norm_evaluate", "batch_norm_inference", return_sum,
                              (input, weight, bias, running_mean, running_var, pre_bias, pre_add, post_add, slope, eps,
                               number, parameter))
@@ -497,7 +518,7 @@ def instance_norm(
         if running_mean is not None:
             outputs = _run("instance_norm", (input, weight, bias, running_mean, running_var, pre_bias, pre_add,
                                              post_add, slope, momentum, eps, number, parameter, return_sum))
-            return (outputs[0], outputs[1]) if return_sum else outputs[0]
+            return _y_and_sum(outputs, return_sum)
         channels = input.shape[1]
         if channels == 0:
             return (input.clone(), input.clone()) if return_sum else input.clone()
@@ -564,7 +585,8 @@ def channel_affine(
 
 
 def _result_type(input: Tensor, dtype: Optional[torch.dtype]) -> Optional[torch.dtype]:
-    """Of channel norm's result; None for input's. Under autocast, f32 where torch's layer_norm and rms_norm give f32."""
+    """The type of channel norm's result; None for input's. Under autocast, f32 where torch's layer_norm and rms_norm
+    give f32."""
     if dtype is None:
         device = input.device.type
         if input.dtype in _SIXTEEN_BITS and torch.is_autocast_enabled(device) and (

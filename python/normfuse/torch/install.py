@@ -7,8 +7,8 @@ their backwards. They lie below autograd and autocast: PyTorch's own autograd fo
 results have the shapes and dtypes of stock. (torch.nn.functional.instance_norm ends in these batch norms.) Saved
 statistics are f32, or f64 for f64 input, where stock's are of 16 bits too.
 
-The kernels are the C library's (src/bindings/torch.c), registered through libtorch's stable C interface; those in this file
-take their place where that is missing.
+The kernels are the C library's (src/bindings/torch.c), registered through libtorch's stable C interface; those in this
+file take their place where that is missing.
 
 Nothing is fused this way, since stock's operators have no place for an activation: convert does that.
 """
@@ -110,8 +110,8 @@ _operators.impl("update_running_of_one_value", _update_running_of_one_value, "Co
 def _unusual_batch_norm(input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
                         running_mean: Optional[Tensor], running_var: Optional[Tensor], momentum: float,
                         eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What normfuse's batch norm refuses and stock's kernels do not, as instance norm does: eps <= 0, and one value a
-    channel. As group norm of one sample, with a group for each channel."""
+    """The calls that normfuse's batch norm refuses and stock's kernels do not, as instance norm does: eps <= 0, and one
+    value a channel. As group norm of one sample, with a group for each channel."""
     swapped = input.transpose(0, 1)
     c = input.shape[1]
     one = swapped.reshape(1, c, -1)
@@ -255,7 +255,7 @@ _kernels = _CKernels() if binding()[0] == "shim" else _PythonKernels()
 
 
 class _Installed:
-    """What install() returns: as a context manager it takes back, at its end, the install() that it came from."""
+    """The result of install(): as a context manager it takes back, at its end, the install() that it came from."""
 
     def __repr__(self) -> str:
         return ("<normfuse takes torch's group, batch and instance norms until normfuse.torch.uninstall()>" if _depth

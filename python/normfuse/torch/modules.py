@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Layers: PyTorch's normalization modules with normfuse underneath.
 
-Each class is a subclass of the stock class of its name, where torch has one: the same constructor, parameters, buffers and `state_dict`, so
-that checkpoints load both ways, and `isinstance` holds. Three keywords are added for the activation that the layer
-applies to its own output, `activation`, `act_param` and `num_parameters`; `repr` shows them where they are set. With
-activation="prelu" the layer has one parameter more, `slope`, [num_parameters], which is 1 or the number of channels. It
-begins at 0.25, and is what torch.nn.PReLU calls `weight`.
+Each class is a subclass of the stock class of its name, where torch has one: the same constructor, parameters, buffers
+and `state_dict`, so that checkpoints load both ways, and `isinstance` holds. Three keywords are added for the
+activation that the layer applies to its own output, `activation`, `act_param` and `num_parameters`; `repr` shows them
+where they are set. With activation="prelu" the layer has one parameter more, `slope`, [num_parameters], which is 1 or
+the number of channels. It begins at 0.25, and is what torch.nn.PReLU calls `weight`.
 
 A layer is called as its stock class is, and takes the tensors that can be fused into the call as further keywords:
 
@@ -57,7 +57,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 def is_traced(layer: torch.nn.Module, input: Any) -> bool:
-    """Whether the input stands for a tensor in a trace by torch.fx, and not of this layer alone."""
+    """True if the input stands for a tensor in a trace by torch.fx, and not of this layer alone."""
     return isinstance(input, Proxy) and input.tracer.root is not layer
 
 
@@ -68,7 +68,7 @@ def leaf(layer: torch.nn.Module, input: Proxy, **others: Any) -> Proxy:
 
 
 def _recomputes() -> bool:
-    """Whether a backward pass runs on this thread: a forward in it is that of a checkpoint, once more."""
+    """True if a backward pass runs on this thread: a forward in it is that of a checkpoint, once more."""
     return not _is_dynamo_compiling() and _graph_task() != -1
 
 
@@ -274,7 +274,7 @@ class GroupNorm(_Norm, torch.nn.GroupNorm):
 
 
 class _BatchNorm(_Norm):
-    """What BatchNorm1d, 2d, 3d and SyncBatchNorm share: constructor, the statistics' bookkeeping, forward."""
+    """The part that BatchNorm1d, 2d, 3d and SyncBatchNorm share: constructor, the statistics' bookkeeping, forward."""
 
     running_var = _guarded("running_var")
 
@@ -318,14 +318,15 @@ class _BatchNorm(_Norm):
                         momentum = 1.0 / float(batches)
         training = training or running_mean is None and running_var is None
         momentum = 0.0 if momentum is None else momentum
-        if pre_bias is None and pre_add is None and post_add is None and slope is None and not return_sum and \
+        if pre_bias is None and pre_add is None and slope is None and not return_sum and \
                 type(input) is Tensor and not has_torch_function_variadic(
-                    input, running_mean, running_var, weight, bias):
+                    input, running_mean, running_var, weight, bias, post_add):
             try:
                 y = functional.batch_norm_alone(input, running_mean, running_var, weight, bias, training, momentum, eps,
-                                                activation, act_param)
+                                                activation, act_param, post_add)
             except _REFUSALS:
-                functional.refused_batch_norm(input, running_mean, running_var, weight, bias, training, activation)
+                functional.refused_batch_norm(input, running_mean, running_var, weight, bias, training, activation,
+                                              None, None, post_add)
                 raise
             if y is not None:
                 return y
@@ -457,7 +458,7 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
 
 
 class _InstanceNorm(_Norm):
-    """What InstanceNorm1d, 2d and 3d share. Input without a batch axis is taken as a batch of one."""
+    """The part that InstanceNorm1d, 2d and 3d share. Input without a batch axis is taken as a batch of one."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = False,
                  track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
@@ -579,7 +580,7 @@ class ChannelAffine(_Activated, torch.nn.Module):
 
 
 class _ChannelNorm(_Activated, torch.nn.Module):
-    """What ChannelNorm, LayerNorm2d and RMSNorm2d share: options, parameters, forward."""
+    """The part that ChannelNorm, LayerNorm2d and RMSNorm2d share: options, parameters, forward."""
 
     groups: int = 1
     statistics: str = "mean_and_variance"
@@ -678,8 +679,8 @@ class _Norm2d(_ChannelNorm):
 
 
 class LayerNorm2d(_Norm2d):
-    """Layer norm over the channels of each position (arXiv:1607.06450): timm's and torchvision's layer of this name, with
-    input [N, C, H, W], or [N, C, spatial...], of any layout.
+    """Layer norm over the channels of each position (arXiv:1607.06450): timm's and torchvision's layer of this name,
+    with input [N, C, H, W], or [N, C, spatial...], of any layout.
 
     Args:
         num_channels: C.
@@ -691,8 +692,8 @@ class LayerNorm2d(_Norm2d):
 
 
 class RMSNorm2d(_Norm2d):
-    """RMS norm over the channels of each position (arXiv:1910.07467), timm's RmsNorm2d: a weight and no bias. eps is added
-    to the mean square; all else as of normfuse.torch.LayerNorm2d."""
+    """RMS norm over the channels of each position (arXiv:1910.07467), timm's RmsNorm2d: a weight and no bias. eps is
+    added to the mean square; all else as of normfuse.torch.LayerNorm2d."""
 
     statistics = "mean_square"
 

@@ -56,7 +56,7 @@ struct requested_weights {
 struct coefficients {
     R by[weight_sets][weight_values], offset[weight_sets][weight_values], p[weight_sets][weight_values];
 
-    /* Of what activations take for z. */
+    /* Coefficients of what activations take for z. */
     __device__ __forceinline__ void halve()
     {
         each<weight_sets>([&](int set) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_statistics(const normfuse_call_arguments &
     }
 }
 
-/* Where there are no norm groups: given statistics of channels, or u as it is, or with its bias. */
+/* Without norm groups: given statistics of channels, or u as it is, or with its bias. */
 template <typename Rstds>
 __device__ __forceinline__ void receive_given(const requested_weights &weights, const normfuse_call_arguments &call,
                                               centres &centre, Rstds &rstd_of)

@@ -26,7 +26,7 @@ constexpr bool sends_weighed = backward && has_groups;
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* What passes beside what is kept, in a walk that sums or in one that writes. */
+/* Tensors that pass beside what is kept, in a walk that sums or in one that writes. */
 template <bool writes>
 using passes = passing<false, false, pre_add && !writes,
                        backward ? reads_post && (!writes || finds_dz_again) : post_add && writes, du && writes>;

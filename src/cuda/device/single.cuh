@@ -615,7 +615,7 @@ struct requested_sample {
     }
 };
 
-/* Where rows have weights and columns rstds: weighed without these, which their values are multiplied by. */
+/* Rows have weights and columns rstds: they are weighed without these, which their values are multiplied by. */
 template <int = 0>
 __device__ __forceinline__ void weigh_values(const requested_weights &weights, const centres &centre,
                                              const group_rstds &rstd_of, const normfuse_call_arguments &call,
