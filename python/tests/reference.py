@@ -404,10 +404,10 @@ def _sums_of_channels(problem, columns):
 
 def sums(problem):
     def one(columns):
-        if problem.kind == "channel":
-            return _sums_of_channels(problem, columns)
         if problem.on_cuda:
             return _sums_on_cuda(problem, columns)
+        if problem.kind == "channel":
+            return _sums_of_channels(problem, columns)
         rows, channels, positions = problem.set_shape
         per_channel = rows * positions
         count = per_channel * channels
@@ -419,9 +419,13 @@ def sums(problem):
         return Sums(min(per_lane, count) + 5, 64 + 5, 1 if count <= 64 else min(count, 4096) / 64, 16 + count / 256,
                     *rest)
 
-    if not problem.is_ambiguous:
+    positions_are_samples = problem.kind == "channel" and problem.on_cuda
+    if not problem.is_ambiguous and not positions_are_samples:
         return one(problem.columns)
-    return Sums(*numpy.maximum(dataclasses.astuple(one(False)), dataclasses.astuple(one(True))))
+    both = Sums(*numpy.maximum(dataclasses.astuple(one(False)), dataclasses.astuple(one(True))))
+    if positions_are_samples:  # a thread goes on from one to the next
+        both.parameter_additions = both.additions + min(problem.samples, 128)
+    return both
 
 
 def statistics(problem):
@@ -439,7 +443,7 @@ def statistics(problem):
 
 def _widest(problem, mean):
     """The farthest value of each set from its mean."""
-    if problem.kind == "group":
+    if problem.is_grouped:
         sets = problem.u.reshape(problem.samples, problem.groups, -1)
         return abs(sets - mean[..., None]).max(axis=2)
     return abs(problem.u - mean[:, None]).max(axis=(0, 2))

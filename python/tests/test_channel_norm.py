@@ -211,15 +211,19 @@ def test_dtypes_that_are_refused(dtype):
 def test_autocast():
     """torch's rules: where layer_norm and rms_norm are f32 under autocast, results are f32 of 16-bit inputs. The input
     is not converted, and u and the input's gradient keep its dtype."""
-    assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::layer_norm", "AutocastCUDA")
+    def casts(name, device):
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Autocast" + device)
+
+    assert casts("layer_norm", "CUDA")
+    casts_rms = casts("rms_norm", "CUDA")  # PyTorch 2.11 does not
     for device in ("CPU", "CUDA", "XPU", "MTIA", "MAIA"):
-        for name in ("layer_norm", "rms_norm"):
-            is_there = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Autocast" + device)
-            assert is_there == (device.lower() in functional._AUTOCASTS_TO_FLOAT32)
+        for name in ("layer_norm", "rms_norm")[:1 + casts_rms]:
+            assert casts(name, device) == (device.lower() in functional._AUTOCASTS_TO_FLOAT32)
     x, weight = tensor(2, 3, 8, dtype=BF16).requires_grad_(), tensor(8, dtype=F32, seed=1).requires_grad_()
     with torch.autocast(DEVICE, BF16):
         y = nft.channel_norm(x, weight, dim=-1, pre_add=x, post_add=tensor(2, 3, 8, dtype=F32, seed=2))
-        assert y.dtype == F.layer_norm(x, (8,), weight).dtype == F.rms_norm(x, (8,), weight).dtype
+        assert y.dtype == F.layer_norm(x, (8,), weight).dtype
+        assert not casts_rms or y.dtype == F.rms_norm(x, (8,), weight).dtype
         assert nft.channel_norm(x, weight, dim=-1, dtype=BF16).dtype == BF16
         assert nft.LayerNorm2d(8, device=DEVICE)(x.movedim(-1, 1)).dtype == y.dtype
         assert [g.dtype for g in torch.autograd.grad(y.sum(), (x, weight))] == [BF16, F32]
@@ -508,4 +512,4 @@ def test_what_cuda_refuses_raises():
     if not ON_CUDA:
         pytest.skip("is about CUDA")
     with pytest.raises((RuntimeError, TypeError), match="too large to be held"):
-        nft.channel_norm(tensor(1, 70000, 3), statistics="mean_square")
+        nft.channel_norm(tensor(1, 400000, 3), statistics="mean_square")

@@ -253,7 +253,7 @@ def test_torch_compile(mapped, name):
 @pytest.mark.parametrize("layer", [nn.LayerNorm((5, 6)), nn.RMSNorm((5, 6), eps=1e-3), nn.RMSNorm(6)], ids=str)
 def test_other_norms_of_last_axes(mapped, layer):
     """Over several axes, or with an eps that depends on the type, a norm is PyTorch's own."""
-    x = torch.randn(4, 5, 6)
+    layer, x = layer.to(DEVICE), torch.randn(4, 5, 6)
     assert torch.equal(kernelized(mapped, layer, mapped.Mode.INFERENCE)(x), layer(x))
 
 

@@ -53,7 +53,7 @@ _any_requires_grad = torch._C._any_requires_grad
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 _autocast_to_float32 = False
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-# Devices on which torch's autocast gives layer_norm and rms_norm f32.
+# Devices on which torch's autocast gives layer_norm f32; rms_norm, too, but not yet in PyTorch 2.11.
 _AUTOCASTS_TO_FLOAT32 = frozenset(("cuda", "xpu", "mtia", "maia"))
 
 
