@@ -74,7 +74,7 @@ check: build venv
 
 SINCE ?= main
 check-changed: build venv
-	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) --since $(SINCE) changed
+	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) --changed --since $(SINCE)
 
 check-cuda: build
 	tests/check_cuda.sh build/release

@@ -975,18 +975,22 @@ def fuzz(seconds, flags):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what",
-                        choices=["check", "changed", "sanitize", "platforms", "torch-versions", "pythons", "release"])
-    parser.add_argument("--since", default="main", metavar="REVISION", help="changed: what the tree is compared with")
+    parser.add_argument("what", nargs="?", default="check",
+                        choices=["check", "sanitize", "platforms", "torch-versions", "pythons", "release"])
+    parser.add_argument("--changed", action="store_true",
+                        help="check: the tests of the files that differ from a revision")
+    parser.add_argument("--since", default="main", metavar="REVISION", help="the revision of --changed")
     parser.add_argument("--cmake", default="cmake")
     parser.add_argument("--jobs", default="2")
     parser.add_argument("--fast", action="store_true", help="sanitize: what fits into five minutes")
     parser.add_argument("--full", action="store_true", help="check: every case of tests that otherwise run some")
     args = parser.parse_args()
+    if args.changed and args.what != "check":
+        parser.error("--changed goes with check")
     if "/" in args.cmake:
         args.cmake = str((ROOT / args.cmake).resolve())
     begin = time.monotonic()
-    {"check": check_all, "changed": check_changed, "sanitize": sanitize_all, "platforms": all_platforms,
+    {"check": check_changed if args.changed else check_all, "sanitize": sanitize_all, "platforms": all_platforms,
      "torch-versions": torch_versions, "pythons": pythons, "release": release_all}[args.what]()
     print("\nThe slowest:")
     for seconds, name in sorted(times, reverse=True)[:10]:
@@ -995,4 +999,4 @@ if __name__ == "__main__":
           + (f"; failed: {', '.join(failures)}" if failures else ""))
     print(f"{totals[0]} passed, {totals[1]} failed, {totals[2]} skipped")
     # A change may touch nothing that a check looks at.
-    sys.exit(1 if totals[1] or not (totals[0] or args.what == "changed") else 0)
+    sys.exit(1 if totals[1] or not (totals[0] or args.changed) else 0)
