@@ -537,6 +537,43 @@ def test_what_was_added_may_be_overwritten(name, act):
         torch.autograd.grad(y, x, dy)
 
 
+@pytest.mark.parametrize("return_sum", [False, True])
+@pytest.mark.parametrize("activation", [None, "silu", "relu"])
+@pytest.mark.parametrize("name", ["group", "batch", "evaluate"])
+def test_second_derivatives_with_additions(name, activation, return_sum):
+    """Beside torch's own formula, in eager calls of one output and of two: the derivative of a gradient goes through
+    the sum that the backward is given."""
+    shape = (4, 6, 5, 3)
+    x, more, post_add, dy, du = (tensor(*shape, seed=seed) for seed in range(5))
+    weight, bias, pre_bias = (tensor(6, seed=seed) for seed in range(5, 8))
+    mean, var = tensor(6, seed=8), tensor(6, seed=9).square() + 0.5
+    inputs = [t.requires_grad_() for t in (x, more, post_add, weight, bias, pre_bias)]
+    norm = {"group": lambda f, u, *a, **k: f.group_norm(u, 2, *a, **k),
+            "batch": lambda f, u, *a, **k: f.batch_norm(u, None, None, *a, True, **k),
+            "evaluate": lambda f, u, *a, **k: f.batch_norm(u, mean, var, *a, False, **k)}[name]
+
+    def ours(x, more, post_add, weight, bias, pre_bias):
+        return norm(nft, x, weight, bias, pre_bias=pre_bias, pre_add=more, post_add=post_add, activation=activation,
+                    return_sum=return_sum)
+
+    def plain(x, more, post_add, weight, bias, pre_bias):
+        u = x + pre_bias[:, None, None] + more
+        y = norm(torch.nn.functional, u, weight, bias) + post_add
+        y = y if activation is None else getattr(torch.nn.functional, activation)(y)
+        return (y, u) if return_sum else y
+
+    results = []
+    for function in (ours, plain):
+        outputs = function(*inputs)
+        directions = (dy, du) if return_sum else dy
+        first = torch.autograd.grad(outputs, inputs, directions, create_graph=True)
+        total = sum((g * torch.linspace(-1, 1, g.numel(), dtype=g.dtype).view_as(g)).sum() for g in first)
+        second = torch.autograd.grad(total, inputs, allow_unused=True)
+        results.append([*first, *(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, second))])
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("act", [{"activation": "silu"}, {"activation": "leaky_relu", "act_param": -0.5},
                                  {"activation": "leaky_relu", "act_param": 0.0},
                                  {"activation": "prelu", "slope": ONE[:1]}], ids=str)

@@ -450,15 +450,21 @@ def _function(op, backward):
 
 
 def _eager_function(name, backward):
-    """The same for calls that nobody looks on. It gives y alone, and u where return_sum, the last argument, asks for
-    it: each output more would cost a microsecond."""
+    """The same for calls that nobody looks on. It gives y, and u where return_sum, the last argument, asks for it or
+    the backward takes it, whose own derivative goes through u then: each output more would cost a microsecond."""
     op = straight(name)
 
     def forward(ctx, *args):
         with _below_autograd():
             outputs = op(*args)
-        backward.save(ctx, args, outputs)
-        return outputs if isinstance(outputs, Tensor) else outputs[:2] if args[-1] else outputs[0]
+        fixed = backward.save(ctx, args, outputs)
+        if isinstance(outputs, Tensor):
+            return outputs
+        if fixed and fixed[0] is outputs[1]:
+            if not args[-1]:
+                return outputs[0]
+            ctx.mark_non_differentiable(outputs[1])
+        return outputs[:2]
 
     function = _made(name, forward, backward)
     function._backward_cls.apply = function.backward  # as in _straight
