@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Tests of many slow cases are marked @pytest.mark.sampled(times=1). Where NORMFUSE_TEST_SAMPLED=1 says that time is
-short, as
-in `make check`, as many of their cases run as are needed for each value of each argument to occur `times` times. The
-choice depends on the names of the cases alone. Every case runs without the variable, as in `make check FULL=1`."""
+"""Tests of many slow cases are marked @pytest.mark.sampled(times=1). With NORMFUSE_TEST_SAMPLED=1, as in `make check`, so
+many of their cases run that each value of each argument occurs `times` times. The choice depends on the names of the
+cases alone. Every case runs without the variable, as in `make check FULL=1`."""
 import collections
 import hashlib
 
