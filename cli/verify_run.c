@@ -57,6 +57,20 @@ struct library_call {
     bool accumulate;
 };
 
+/* Calls an operator that shards have, too, with the options `own`. */
+#define CALL(op)                                                                                                       \
+    if (scratch_bytes)                                                                                                 \
+        return forward ? normfuse_##op##_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)                     \
+                       : normfuse_##op##_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);                   \
+    switch (what->call) {                                                                                              \
+    case FORWARD: return normfuse_##op##_forward(&own, tensors, exec);                                                 \
+    case BACKWARD: return normfuse_##op##_backward(&own, tensors, exec);                                               \
+    case STATS_OF: return normfuse_##op##_stats(&own, tensors, exec);                                                  \
+    case APPLY: return normfuse_##op##_apply(&own, tensors, exec);                                                     \
+    case BACKWARD_SUMS: return normfuse_##op##_backward_sums(&own, tensors, exec);                                     \
+    default: return normfuse_##op##_backward_apply(&own, tensors, exec);                                               \
+    }
+
 /* Makes the call, or with scratch_bytes asks only for what it needs. */
 static normfuse_status invoke(const struct work *work, const struct library_call *what, const normfuse_exec *exec,
                               size_t *scratch_bytes)
@@ -81,17 +95,7 @@ static normfuse_status invoke(const struct work *work, const struct library_call
                                             .momentum = VERIFY_RUNNING_MOMENTUM,
                                             .batches_seen = options->cumulative ? VERIFY_BATCHES_SEEN : 0,
                                             .set_values = what->set_values };
-        if (scratch_bytes)
-            return forward ? normfuse_batch_norm_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)
-                           : normfuse_batch_norm_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);
-        switch (what->call) {
-        case FORWARD: return normfuse_batch_norm_forward(&own, tensors, exec);
-        case BACKWARD: return normfuse_batch_norm_backward(&own, tensors, exec);
-        case STATS_OF: return normfuse_batch_norm_stats(&own, tensors, exec);
-        case APPLY: return normfuse_batch_norm_apply(&own, tensors, exec);
-        case BACKWARD_SUMS: return normfuse_batch_norm_backward_sums(&own, tensors, exec);
-        default: return normfuse_batch_norm_backward_apply(&own, tensors, exec);
-        }
+        CALL(batch_norm)
     }
     normfuse_group_norm_options own = { .struct_bytes = sizeof own,
                                         .flags = flags,
@@ -102,17 +106,8 @@ static normfuse_status invoke(const struct work *work, const struct library_call
                                         .momentum = VERIFY_RUNNING_MOMENTUM,
                                         .batches_seen = options->cumulative ? VERIFY_BATCHES_SEEN : 0,
                                         .set_values = what->set_values };
-    if (scratch_bytes)
-        return forward ? normfuse_group_norm_forward_scratch_bytes(&own, tensors, exec, scratch_bytes)
-                       : normfuse_group_norm_backward_scratch_bytes(&own, tensors, exec, scratch_bytes);
-    switch (what->call) {
-    case FORWARD: return normfuse_group_norm_forward(&own, tensors, exec);
-    case BACKWARD: return normfuse_group_norm_backward(&own, tensors, exec);
-    case STATS_OF: return normfuse_group_norm_stats(&own, tensors, exec);
-    case APPLY: return normfuse_group_norm_apply(&own, tensors, exec);
-    case BACKWARD_SUMS: return normfuse_group_norm_backward_sums(&own, tensors, exec);
-    default: return normfuse_group_norm_backward_apply(&own, tensors, exec);
-    }
+    CALL(group_norm)
+#undef CALL
 }
 
 /* Memory of the device for this place in the run: made in the first one, found again in later ones, which may be
