@@ -18,7 +18,7 @@ enum { ROUNDINGS = 64, SUM_ROUNDINGS = 256 };
 
 typedef long double real;
 
-enum { MOST_PAIRS = 1 << 20 }; /* channels of all samples, for each of which there is memory */
+enum { MAXIMUM_EXTENT = 1 << 20 }; /* of samples, channels, groups and their products, which loops walk */
 
 /* A value and how far from it one may be. */
 struct inexact {
@@ -627,13 +627,14 @@ bool call_reference_agrees(const struct call *call, uint32_t present, const norm
     w.backward = call->call == BACKWARD || call->call == BACKWARD_SUMS || call->call == BACKWARD_APPLY;
     w.groups = call->operator == GROUP || w.rounds ? call->groups : w.c;
     w.channels = w.groups > 0 ? w.c / w.groups : 0;
+    /* A tensor without elements may have 2^40 samples or channels: nothing of it is stored, and loops would not end. */
+    if (w.n > MAXIMUM_EXTENT || w.c > MAXIMUM_EXTENT || w.n * w.c > MAXIMUM_EXTENT || w.groups > MAXIMUM_EXTENT)
+        return true;
     if (!is_ordinary(&w))
         return true;
     w.unit = w.in[X].type == NORMFUSE_F64 ? 0x1p-53L : 0x1p-24L;
     w.tiny = w.in[X].type == NORMFUSE_F64 ? 0x1p-1000L : 0x1p-120L;
     const size_t values = (size_t)(w.n * w.c * w.s) + 1, pairs = (size_t)(w.n * w.c) + 1;
-    if (pairs > MOST_PAIRS) /* without positions they need no memory of the caller's */
-        return true;
     w.u = calloc(values, sizeof *w.u);
     w.size = calloc(values, sizeof *w.size);
     w.z = calloc(values, sizeof *w.z);
