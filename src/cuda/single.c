@@ -440,9 +440,11 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     static const struct instructions work = {.value = {2.32, 3.27}, .costly = 0.86, .thread = {39.0, 59.0},
                                              .vector = 13.6, .weight = 6.0, .spilled = 26.0};
     static const struct {
-        double begin, instruction, block_doubling, columns, column_rows, join, round_trip; /* latency */
+        double begin, instruction, block_doubling, columns, column_rows, cluster, cluster_block, join,
+            round_trip; /* latency */
         double throughput, sectors, narrow, tile, gang, bandwidth, start, later;
     } k = {.begin = 0.064, .instruction = 0.0045, .block_doubling = 0.081, .columns = 0.375, .column_rows = 0.286,
+           .cluster = 0.642, .cluster_block = 0.0214, /* as cost_of has them */
            .join = 0.0102, .round_trip = 0.9, .throughput = 0.000365, .sectors = 1.05, .narrow = 1.2, .tile = 0.3,
            .gang = 2.0, /* clusters do not walk: tiles of 96 to 384 channels took 1.7 to 4.2 of the floor, walks 1.2 */
            .bandwidth = 0.86, .start = 1.36, .later = 1.6};
@@ -454,6 +456,8 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     double latency = k.begin + k.instruction * instructions;
     if (g->lanes > 32)
         latency += k.block_doubling * log2((double)g->lanes / 32.0);
+    if (g->exchanges)
+        latency += k.cluster + k.cluster_block * (double)g->parts;
     if (m->is_tiled)
         latency += k.columns + k.column_rows * down / 32.0;
     const double blocks = (double)g->blocks, at_once = resident_blocks(shape, m, g, shared) * multiprocessors;
