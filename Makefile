@@ -77,14 +77,14 @@ check-changed: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) --changed --since $(SINCE)
 
 check-cuda: build
-	tests/check_cuda.sh build/release
-	tests/check_cuda.sh --sanitize build/release
+	tests/cuda/check_cuda.sh build/release
+	tests/cuda/check_cuda.sh --sanitize build/release
 
 check-torch-cuda: build
-	tests/check_torch_cuda.sh build/release
+	tests/cuda/check_torch_cuda.sh build/release
 
 check-jax-cuda: build
-	tests/check_jax_cuda.sh build/release
+	tests/cuda/check_jax_cuda.sh build/release
 
 check-sanitize: $(filter build/%,$(CMAKE))
 	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize

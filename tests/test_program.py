@@ -1723,7 +1723,7 @@ def test_compile(folder):
 
 
 def stand_in():
-    """The environment in which CUDA is tests/fake_gpu.c: it computes nothing, in a time of its own."""
+    """The environment in which CUDA is tests/cuda/fake_gpu.c: it computes nothing, in a time of its own."""
     folder = os.path.join(os.path.dirname(os.path.realpath(PROGRAM)), "fake", "gpu")
     if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
         pytest.skip("the program was built without CUDA or without its tests")

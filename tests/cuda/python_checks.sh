@@ -6,7 +6,7 @@
 # Afterwards `run NAME FILE [WORDS]` runs a file of python/tests in a process, no longer than LIMIT seconds, and `report`
 # adds up what the processes said and exits.
 set -u
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/../.." || exit 2
 if [ $# -lt 1 ] || [ ! -f "$1/libnormfuse.so" ]; then
     echo "usage: $0 BUILD_FOLDER [WORDS FOR PYTEST] (the folder with libnormfuse.so)" >&2
     exit 2
