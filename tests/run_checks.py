@@ -710,7 +710,8 @@ def check_all():
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         environment = beside.submit(environment_of_torch)
         at_once([emulator, neon, nvrtc, big_endian, lambda: with_pytorch(environment.result()), wheel, program,
-                 lambda: test_program(*program_of_build("test_operators")), second_compiler, documents, cuda, small_checks])
+                 lambda: test_program(*program_of_build("test_operators")), second_compiler, documents, cuda,
+                 small_checks])
 
 
 # ---- make check-changed ---------------------------------------------------------------------------------------------

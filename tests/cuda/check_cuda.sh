@@ -64,16 +64,17 @@ finish() {
 }
 
 if [ -n "$sanitize" ]; then
-    tool=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)}
+    tool=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer ||
+        ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)}
     if [ -z "$tool" ]; then
         echo "skipped: memcheck, racecheck, initcheck, synccheck: compute-sanitizer was not found (COMPUTE_SANITIZER=)"
         echo "0 passed, 0 failed, 4 skipped"
         exit 0
     fi
     kinds="memcheck racecheck initcheck synccheck"
-    # What two tools do not follow is left out for them, by the kernel that a line runs; what was tried is in
-    # docs/history/cuda-records.md (0011). synccheck takes the barriers of one block of a cluster of 16 for another's: it reports
-    # "Missing wait" of a textbook exchange by st.async, too, in clusters of 16 and not of 8.
+    # Kernels that two tools do not follow are left out for them, by the kernel that a line runs; trials are in
+    # docs/history/cuda-records.md (0011). synccheck takes the barriers of one block of a cluster of 16 for another's:
+    # it reports "Missing wait" of a textbook exchange by st.async, too, in clusters of 16 and not of 8.
     grep -vE '^#|^$' tests/cuda/sanitize_cases.txt >"$logs/memcheck-cases.txt"
     cp "$logs/memcheck-cases.txt" "$logs/initcheck-cases.txt"
     : >"$logs/racecheck-cases.txt"
@@ -85,7 +86,8 @@ if [ -n "$sanitize" ]; then
     done <"$logs/memcheck-cases.txt"
     for kind in $kinds; do
         # A tool that cannot start with this driver is left out by name.
-        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
+        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe \
+            >"$logs/$kind-start.txt" 2>&1; then
             echo "skipped: $kind does not start here: $(grep -v '^$' "$logs/$kind-start.txt" | tail -n 1 | cut -c 1-200)"
             skipped=$((skipped + 1))
             continue
