@@ -77,14 +77,14 @@ check-changed: build venv
 	build/venv/bin/python tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) --changed --since $(SINCE)
 
 check-cuda: build
-	tests/check_cuda.sh build/release
-	tests/check_cuda.sh --sanitize build/release
+	tests/cuda/check_cuda.sh build/release
+	tests/cuda/check_cuda.sh --sanitize build/release
 
 check-torch-cuda: build
-	tests/check_torch_cuda.sh build/release
+	tests/cuda/check_torch_cuda.sh build/release
 
 check-jax-cuda: build
-	tests/check_jax_cuda.sh build/release
+	tests/cuda/check_jax_cuda.sh build/release
 
 check-sanitize: $(filter build/%,$(CMAKE))
 	$(PYTHON) tests/run_checks.py --cmake $(CMAKE) --jobs $(JOBS) $(if $(FAST),--fast) sanitize
@@ -147,7 +147,8 @@ wheel: $(filter build/%,$(CMAKE)) venv-release
 	$(TARGET) CMAKE_EXECUTABLE=$$(realpath "$$(command -v $(CMAKE))") CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	    build/venv-release/bin/python -m build --wheel --no-isolation -Cbuild-dir=$(OBJECTS) $(OPTIONS) \
 	    -o $(OBJECTS)/plain . >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
-	PATH="build/venv-release/bin:$$PATH" build/venv-release/bin/python -m auditwheel repair -w build/wheel $(OBJECTS)/plain/*.whl
+	PATH="build/venv-release/bin:$$PATH" build/venv-release/bin/python -m auditwheel repair -w build/wheel \
+	    $(OBJECTS)/plain/*.whl
 	@ls build/wheel/*.whl
 
 # The repository for the Kernel Hub (hub/build.py), of the libraries of the wheels. That for aarch64 needs its compiler.
@@ -157,16 +158,19 @@ hub:
 	@for machine in $(HUB); do \
 	    $(MAKE) wheel MACHINE=$$machine && \
 	    $(PYTHON) -m zipfile -e build/wheel/normfuse-$(VERSION)-*_$$machine.whl build/hub-wheels/$$machine || exit 1; done
-	$(PYTHON) hub/build.py build/hub $(foreach machine,$(HUB),$(machine)=build/hub-wheels/$(machine)/normfuse/lib/libnormfuse.so)
+	$(PYTHON) hub/build.py build/hub $(foreach machine,$(HUB), \
+	    $(machine)=build/hub-wheels/$(machine)/normfuse/lib/libnormfuse.so)
 	@$(if $(filter aarch64,$(HUB)),true,echo 'without variants for aarch64: there is no aarch64-linux-gnu-gcc')
 
 # The same commit gives the same bytes. It is the source distribution of the Python package, too.
-VERSION = $(shell awk '/^\#define NORMFUSE_VERSION_(MAJOR|MINOR|PATCH)/ { printf "%s%s", dot, $$3; dot = "." }' include/normfuse.h)
+VERSION = $(shell awk '/^\#define NORMFUSE_VERSION_(MAJOR|MINOR|PATCH)/ { printf "%s%s", dot, $$3; dot = "." }' \
+    include/normfuse.h)
 dist: venv-release
 	@rm -rf build/dist build/dist-tree && mkdir -p build/dist build/dist-tree
 	git -c core.abbrev=12 archive HEAD | tar -x -C build/dist-tree
 	cd build/dist-tree && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
-	    ../venv-release/bin/python -m build --sdist --no-isolation -o ../dist . >../dist.log || { cat ../dist.log; exit 1; }
+	    ../venv-release/bin/python -m build --sdist --no-isolation -o ../dist . >../dist.log \
+	    || { cat ../dist.log; exit 1; }
 	@rm -r build/dist-tree
 	cd build/dist && sha256sum normfuse-*.tar.gz | tee SHA256SUMS
 
@@ -177,7 +181,8 @@ deb: dist
 	@rm -rf build/deb && mkdir -p build/deb
 	cp build/dist/normfuse-$(VERSION).tar.gz build/deb/normfuse_$(VERSION).orig.tar.gz
 	tar -xzf build/deb/normfuse_$(VERSION).orig.tar.gz -C build/deb
-	cd build/deb/normfuse-$(VERSION) && dpkg-buildpackage -us -uc -j$(JOBS) >../build.log 2>&1 || { tail -40 ../build.log; exit 1; }
+	cd build/deb/normfuse-$(VERSION) && dpkg-buildpackage -us -uc -j$(JOBS) >../build.log 2>&1 \
+	    || { tail -40 ../build.log; exit 1; }
 	@ls build/deb/*.deb
 
 # With the compiler that Conan finds; the package goes into a cache of its own.

@@ -53,7 +53,8 @@ def flax_norm(x, dy, weight, bias):
     import flax.linen
     import jax
     layer = flax.linen.GroupNorm(GROUPS, epsilon=EPS)
-    y, backward = jax.vjp(jax.jit(lambda x: layer.apply({"params": {"scale": weight, "bias": bias}}, x)), numpy.moveaxis(x, 1, -1))
+    y, backward = jax.vjp(jax.jit(lambda x: layer.apply({"params": {"scale": weight, "bias": bias}}, x)),
+                          numpy.moveaxis(x, 1, -1))
     return tuple(numpy.moveaxis(numpy.asarray(value), -1, 1) for value in (y, *backward(numpy.moveaxis(dy, 1, -1))))
 
 
@@ -96,9 +97,11 @@ def main():
             got, want = function(x.copy(), dy, weight, bias), exact(x, dy)
             errors = [None if g is None else float(abs(g - w).max()) for g, w in zip(got, want)]
             errors = ["nan" if error is not None and not math.isfinite(error) else error for error in errors]
-            print(json.dumps({"problem": f"group_norm {arguments.shape} groups={GROUPS}", "impl": name, "mean_over_sigma": mean,
-                              "y_error": errors[0], "dx_error": errors[1], "version": sys.modules[package].__version__,
-                              "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}), flush=True)
+            print(json.dumps({"problem": f"group_norm {arguments.shape} groups={GROUPS}", "impl": name,
+                              "mean_over_sigma": mean, "y_error": errors[0], "dx_error": errors[1],
+                              "version": sys.modules[package].__version__,
+                              "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}),
+                  flush=True)
     return 0
 
 

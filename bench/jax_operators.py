@@ -132,9 +132,10 @@ def problems(rounds, calls, shape):
             row = {"problem": f"group_norm {shape[0]}x{shape[3]}x{shape[1]}x{shape[2]} groups=32 layout=nhwc act=silu "
                               f"dtype={dtype}{word}", "direction": direction}
             mine, others = (jax.jit(wrap(function)) for function in (ours, theirs))
-            times = in_turn({"normfuse": lambda i: mine(*arrays[i]), "flax": lambda i: others(*arrays[i])}, sets, rounds,
-                            calls)
-            yield {**row, **({"programs": "each"} if on_gpu() else {}), **figures("ms", 1e3, 4 if on_gpu() else 3, times)}
+            times = in_turn({"normfuse": lambda i: mine(*arrays[i]), "flax": lambda i: others(*arrays[i])}, sets,
+                            rounds, calls)
+            yield {**row, **({"programs": "each"} if on_gpu() else {}), 
+                   **figures("ms", 1e3, 4 if on_gpu() else 3, times)}
             if on_gpu():
                 mine, others = (in_one_program(wrap(function)) for function in (ours, theirs))
                 times = in_turn({"normfuse": lambda _: mine(*arrays), "flax": lambda _: others(*arrays)}, 2, rounds,
@@ -150,7 +151,8 @@ def host(rounds):
         "identity": lambda x, weight, bias: x + 0,
         "affine": lambda x, weight, bias: x * weight + bias}
     compiled = {name: jax.jit(function) for name, function in functions.items()}
-    times = in_turn({name: lambda _, call=call: call(x, weight, bias) for name, call in compiled.items()}, 1, rounds, 200)
+    times = in_turn({name: lambda _, call=call: call(x, weight, bias) for name, call in compiled.items()}, 1, rounds,
+                    200)
     yield {"problem": "host time of a jitted call, group_norm 2x8x4x4 groups=4 layout=nhwc act=silu",
            **figures("us", 1e6, 2, times)}
 

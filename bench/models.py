@@ -165,8 +165,8 @@ def sdxl_unet(device: str, tiny: bool, layout: str, dtype: torch.dtype, batch: i
               torch.randn(batch, 77, text, device=device, dtype=dtype),
               {"text_embeds": torch.randn(batch, pooled, device=device, dtype=dtype),
                "time_ids": torch.full((batch, 6), 8.0 * size, device=device, dtype=dtype)})
-    return Task(model, inputs, lambda m, x, t, e, a: m(x, t, e, added_cond_kwargs=a, return_dict=False)[0], False, dtype,
-                layout, graph=True)
+    return Task(model, inputs, lambda m, x, t, e, a: m(x, t, e, added_cond_kwargs=a, return_dict=False)[0], False,
+                dtype, layout, graph=True)
 
 
 def vae(device: str, tiny: bool, layout: str, dtype: torch.dtype, size: int, flux: bool = False) -> Task:
@@ -231,7 +231,8 @@ class VideoDecoder(nn.Module):
 def video_vae(kind: str, device: str, tiny: bool, dtype: torch.dtype, frames: int, height: int, width: int) -> Task:
     """The decoder of Wan 2.1's autoencoder, or of Qwen-Image's, which is one of videos, too; RMS norm over channels."""
     import diffusers
-    frames, height, width = (5, 32, 48) if tiny and frames > 1 else (frames, 32, 48) if tiny else (frames, height, width)
+    if tiny:
+        frames, height, width = 5 if frames > 1 else frames, 32, 48
     with torch.device(device):
         model = getattr(diffusers, kind)(**({"base_dim": 16} if tiny else {}))
         latents = torch.randn(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8).to(dtype)
@@ -244,8 +245,9 @@ def sam_neck(device: str, tiny: bool, layout: str, dtype: torch.dtype, batch: in
     """The neck of Segment Anything's image encoder: two convolutions, each with a layer norm over channels."""
     import timm
     width, side = (32, 4) if tiny else (768, 64)
-    model = timm.create_model("samvit_base_patch16", pretrained=False, num_classes=0, img_size=16 * side, embed_dim=width,
-                              depth=1, num_heads=2, neck_chans=16 if tiny else 256, global_attn_indexes=())
+    model = timm.create_model("samvit_base_patch16", pretrained=False, num_classes=0, img_size=16 * side,
+                              embed_dim=width, depth=1, num_heads=2, neck_chans=16 if tiny else 256,
+                              global_attn_indexes=())
     return Task(placed(model.neck, device, dtype, layout, False),
                 (images((2 if tiny else batch, width, side, side), device, dtype, layout),), lambda m, x: m(x), False,
                 dtype, layout)

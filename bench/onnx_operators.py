@@ -84,7 +84,8 @@ def group_norm(sizes, groups, opset, bias=False):
     graph = test_onnx.Builder(opset, sizes)
     u = graph.add("Add", ["x", graph.vector(3, (*sizes[:2], 1, 1))]) if bias else "x"
     if opset >= 21:
-        y = graph.add("GroupNormalization", [u, graph.vector(1, (channels,)), graph.vector(2, (channels,))], num_groups=groups)
+        y = graph.add("GroupNormalization", [u, graph.vector(1, (channels,)), graph.vector(2, (channels,))],
+                      num_groups=groups)
     else:
         y = graph.group_norm(u, groups)
     return graph.model(graph.silu(y), ir=10)

@@ -68,7 +68,8 @@ def parse(line, additions=False):
             "per": "channel", "act_param": "", "groups": "", 
             **({"weight_dtype": "", "stat": "layer", "eps_kind": "added", "y_dtype": ""} if additions else
                {"device": "cpu"})}
-    more = {name: f"+{name}" in words[2:] for name in ("pre_add", "u", "post_add", "scale", "one_slope")} if additions else {}
+    names = ("pre_add", "u", "post_add", "scale", "one_slope") if additions else ()
+    more = {name: f"+{name}" in words[2:] for name in names}
     pre_bias = {"+pre_bias": "channel", "+pre_bias=sample": "sample"}
     for word in words[2:]:
         if word in pre_bias or word.startswith("+") and word[1:] in more:
@@ -79,15 +80,17 @@ def parse(line, additions=False):
         keys[key] = value
     shape = [int(size) for size in words[1].split("x")]
     op = words[0]
-    groups = int(keys["groups"] or 1) if op == "channel_norm" else int(keys["groups"]) if op == "group_norm" else shape[1]
+    groups = int(keys["groups"] or 1) if op == "channel_norm" else \
+        int(keys["groups"]) if op == "group_norm" else shape[1]
     activations = (*ACTIVATIONS, "prelu") if additions else ACTIVATIONS
     operators = ("group_norm", "instance_norm", "batch_norm", "affine", *(["channel_norm"] if additions else []))
     if op not in operators or keys["act"] not in activations:
         raise SystemExit(f"peers.py: {line!r}: unknown operator or activation")
-    parameter = float(keys["act_param"]) if keys["act_param"] else {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0)
+    parameter = float(keys["act_param"] or {"leaky_relu": 0.01, "elu": 1.0}.get(keys["act"], 0.0))
     return {"line": " ".join(words), "op": op, "shape": shape, "groups": groups, "dtype": keys["dtype"],
             "layout": keys["layout"], "act": keys["act"], "act_param": parameter, "backward": keys["dir"] == "bwd",
-            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample", "device": keys.get("device", "cpu"),
+            "eps": float(keys["eps"]), "evaluate": keys["mode"] == "eval", "per_sample": keys["per"] == "sample",
+            "device": keys.get("device", "cpu"),
             "weight_dtype": keys.get("weight_dtype") or keys["dtype"], "y_dtype": keys.get("y_dtype") or keys["dtype"],
             "statistics": {"layer": "mean_and_variance", "rms": "mean_square"}[keys.get("stat", "layer")],
             "eps_kind": {"added": "added", "norm": "of_norm"}[keys.get("eps_kind", "added")],
@@ -97,7 +100,8 @@ def parse(line, additions=False):
 def bias_shape(problem):
     """The shape of pre_bias, to be broadcast to [N, C, spatial...]; None: there is none."""
     shape = problem["shape"]
-    return problem["pre_bias"] and [shape[0] if problem["pre_bias"] == "sample" else 1, shape[1]] + [1] * (len(shape) - 2)
+    samples = shape[0] if problem["pre_bias"] == "sample" else 1
+    return problem["pre_bias"] and [samples, shape[1]] + [1] * (len(shape) - 2)
 
 
 def read_problems(arguments, additions=False):
@@ -183,8 +187,8 @@ def torch_worker(problem, sets, threads):
 
     def graph(function):
         """Backward through autograd, of a graph made once."""
-        inputs = [(x.detach().requires_grad_(), *(t.detach().clone().requires_grad_() for t in (weight, bias, *pre_bias)))
-                  for x in xs]
+        inputs = [(x.detach().requires_grad_(), *(t.detach().clone().requires_grad_()
+                                                      for t in (weight, bias, *pre_bias))) for x in xs]
         outputs = [function(*each) for each in inputs]
         return lambda i: torch.autograd.grad(outputs[i], inputs[i], dys[i], retain_graph=True)
 
@@ -222,7 +226,9 @@ def torch_worker(problem, sets, threads):
         if device != "cuda" or problem["op"] != "group_norm" or problem["layout"] != "nhwc" or len(shape) != 4:
             raise Unsupported("group norm channels-last on a GPU only")
         module = make().to(device, dtype)
-        return (graph if problem["backward"] else no_grad)(lambda x, weight, bias, *pre_bias: module(x + pre_bias[0] if pre_bias else x)), type(module).__module__
+        run = graph if problem["backward"] else no_grad
+        return (run(lambda x, weight, bias, *pre_bias: module(x + pre_bias[0] if pre_bias else x)),
+                type(module).__module__)
 
     def apex():
         from apex.contrib.group_norm import GroupNorm
@@ -344,7 +350,8 @@ def onnxruntime_worker(problem, sets, threads):
                                                    epsilon=eps)],
         "batch_norm": lambda: [helper.make_node("BatchNormalization", [u, "weight", "bias", "mean", "variance"],
                                                 ["z"], epsilon=eps)],
-        "affine": lambda: [helper.make_node("Mul", [u, "weight"], ["t"]), helper.make_node("Add", ["t", "bias"], ["z"])],
+        "affine": lambda: [helper.make_node("Mul", [u, "weight"], ["t"]),
+                           helper.make_node("Add", ["t", "bias"], ["z"])],
     }[problem["op"]]()
     slope = problem["act_param"]
     nodes += {
@@ -677,12 +684,14 @@ def llc_bytes():
 
 
 def information():
-    return json.loads(subprocess.run([str(ROOT / "build/normfuse"), "info", "--json"], stdout=subprocess.PIPE, check=True).stdout)
+    return json.loads(subprocess.run([str(ROOT / "build/normfuse"), "info", "--json"], stdout=subprocess.PIPE,
+                                     check=True).stdout)
 
 
 def normfuse_bench(problem, samples, threads):
-    result = subprocess.run([str(ROOT / "build/normfuse"), "bench", problem["line"], "--json", "--samples", str(samples),
-                             "--threads", str(threads)], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    result = subprocess.run([str(ROOT / "build/normfuse"), "bench", problem["line"], "--json", "--samples",
+                             str(samples), "--threads", str(threads)], stdout=subprocess.PIPE, text=True,
+                            stdin=subprocess.DEVNULL)
     if result.returncode != 0:
         raise SystemExit(f"peers.py: normfuse bench {problem['line']} ended with {result.returncode}")
     return json.loads(result.stdout.splitlines()[-1])

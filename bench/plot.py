@@ -181,7 +181,8 @@ def floor(title, cpu, gpu, gpu_peers):
             whole = [name for name in NAMES if all(name in names for names in each)]
             bars = [(NAMES[name][0], NAMES[name][1], geomean(names[name] for names in each)) for name in whole]
             if whole == ["normfuse"]:
-                bars.append(("the best other of each", "s1", geomean(min(v for n, v in names.items() if n != "normfuse") for names in each)))
+                best = geomean(min(v for n, v in names.items() if n != "normfuse") for names in each)
+                bars.append(("the best other of each", "s1", best))
             groups.append((f"{words}, {direction_words}, {len(each)} problems", bars))
     figure, y, left = Figure(760, 0, title), 60, 220
     unit = 440 / max(value for _, bars in groups for _, _, value in bars)
@@ -260,7 +261,8 @@ def sizes(title, path):
     figure = Figure(900, 90 + 300 * math.ceil(len(panels) / 2), title)
     figure.legend(24, 52, present)
     for k, (kind, lines) in enumerate(panels.items()):
-        panel = Panel(figure, (70 + 430 * (k % 2), 92 + 300 * (k // 2), 360, 230), (*spread, True), (reach[0], reach[-1], True))
+        panel = Panel(figure, (70 + 430 * (k % 2), 92 + 300 * (k // 2), 360, 230), (*spread, True),
+                      (reach[0], reach[-1], True))
         panel.title(kind)
         panel.ticks(0, [4**j << 10 for j in range(1, 11) if spread[0] <= 4**j << 10 <= spread[1]][::2], in_bytes)
         panel.ticks(1, reach, lambda us: f"{us / 1e6:g} s" if us >= 1e6 else f"{us / 1e3:g} ms" if us >= 1e3 else f"{us:g} us")
@@ -286,10 +288,13 @@ def errors(title, path):
         # 0 has a place of its own, a decade before 1.
         panel = Panel(figure, (70 + 430 * k, 92, 360, 250), (0.1, means[-1], True), (reach[0], reach[-1], True))
         panel.title(words)
-        panel.ticks(0, [mean or 0.1 for mean in means], lambda mean: "0" if mean < 1 else f"{mean:,.0f}" if mean < 1e4 else f"{mean:.0e}".replace("e+0", "e"))
-        panel.ticks(1, reach[::2] if len(reach) > 8 else reach, lambda error: f"{error:.0e}".replace("e-0", "e-").replace("e+0", "e"))
+        panel.ticks(0, [mean or 0.1 for mean in means], lambda mean: "0" if mean < 1 else f"{mean:,.0f}"
+                    if mean < 1e4 else f"{mean:.0e}".replace("e+0", "e"))
+        panel.ticks(1, reach[::2] if len(reach) > 8 else reach,
+                    lambda error: f"{error:.0e}".replace("e-0", "e-").replace("e+0", "e"))
         for name in reversed(NAMES):
-            pairs = [(row["mean_over_sigma"] or 0.1, row[key]) for row in rows if row["impl"] == name and row[key] is not None]
+            pairs = [(row["mean_over_sigma"] or 0.1, row[key]) for row in rows
+                     if row["impl"] == name and row[key] is not None]
             points = [panel.point(*pair) for pair in pairs if pair[1] != "nan"]
             if points:
                 figure.path(points, NAMES[name][1] + " thin")
@@ -325,7 +330,8 @@ def draws(title, *paths):
         for j, (direction, words) in enumerate(DIRECTIONS.items()):
             summary, values = directions[direction]
             counts = [sum(low <= value < low * step for value in values) for low in edges]
-            panel = Panel(figure, (60 + 430 * j, 88 + 230 * k, 380, 150), (edges[0], edges[-1] * step, True), (0, max(counts) * 1.1, False))
+            panel = Panel(figure, (60 + 430 * j, 88 + 230 * k, 380, 150), (edges[0], edges[-1] * step, True),
+                          (0, max(counts) * 1.1, False))
             panel.title(f"{words}, {len(values)} problems: geometric mean {summary['geomean']:.2f}, worst {summary['worst']:.1f}")
             every = max(1, math.ceil(max(counts) / 4))
             panel.ticks(1, range(0, max(counts) + 1, every))
@@ -333,7 +339,8 @@ def draws(title, *paths):
                 left, right, top = panel.at(low, 0), panel.at(low * step, 0), panel.at(count, 1)
                 if count:
                     figure.bar(left + 1, top, right - left - 2, panel.at(0, 1) - top, "s0")
-            panel.ticks(0, [2**e for e in range(math.ceil(math.log2(edges[-1])) + 1) if 2**e <= edges[-1] * step], heavy=1)
+            panel.ticks(0, [2**e for e in range(math.ceil(math.log2(edges[-1])) + 1) if 2**e <= edges[-1] * step],
+                        heavy=1)
     figure.text(480, figure.size[1] - 8, "time over the floor; 1 is a copy", "dim", "middle")
     return figure
 
@@ -404,7 +411,8 @@ def peers_gpu(path, others):
             us, row = min(theirs[problem, direction].values()), directions[direction]
             cells += [f"{figures3(row['median_us'])} ({row['ratio']:.2f})", figures3(us)]
         lines.append(cells)
-    return markdown(["problem", "forward", "best other", "backward", "best other"], lines) + against_the_best(of_floor([path, others]))
+    return markdown(["problem", "forward", "best other", "backward", "best other"], lines) + \
+        against_the_best(of_floor([path, others]))
 
 
 def models_gpu(path):
@@ -415,8 +423,10 @@ def models_gpu(path):
     lines, shown = [], [variant for variant in VARIANTS if any(variant in each for each in table.values())]
     for model in (name for name in MODELS if name in table):
         each = table[model]
-        times = [f"{each[variant]['ms']:.{1 if each[variant]['ms'] >= 20 else 2}f}" if variant in each else "" for variant in shown]
-        lines.append([MODELS[model] + TERMS.get(model, ""), *times, *(figures3(each[variant]["peak_gib"]) for variant in ("stock", "normfuse"))])
+        times = [f"{each[variant]['ms']:.{1 if each[variant]['ms'] >= 20 else 2}f}" if variant in each else ""
+                 for variant in shown]
+        peaks = [figures3(each[variant]["peak_gib"]) for variant in ("stock", "normfuse")]
+        lines.append([MODELS[model] + TERMS.get(model, ""), *times, *peaks])
     heads = dict(zip(VARIANTS, ("stock, ms", "converted, ms", "stock compiled", "converted compiled")))
     return markdown(["model", *(heads[variant] for variant in shown), "stock, GiB", "converted, GiB"], lines)
 
@@ -426,15 +436,17 @@ def draws_gpu(*paths):
     for (low, high), directions in drawn(*paths).items():
         for direction, words in DIRECTIONS.items():
             row, ratios = directions[direction]
-            lines.append([f"{in_bytes(low)} to {in_bytes(high)}, {words}", str(len(ratios)), *(f"{row[key]:.2f}" for key in ("geomean", "p90", "worst"))])
+            lines.append([f"{in_bytes(low)} to {in_bytes(high)}, {words}", str(len(ratios)),
+                          *(f"{row[key]:.2f}" for key in ("geomean", "p90", "worst"))])
     return markdown(["drawn problems", "number", "geometric mean", "nine of ten, at most", "worst"], lines)
 
 
 def host(*paths):
     """Parts of stock's host time, a line a case of bench/overhead.py, a column a file."""
     each = [{row["case"]: row["ratio"] for row in json.loads(path.read_text())["rows"]} for path in paths]
-    return markdown(["", "CPU", "one H200"], [[case.replace("install: ", "under `nft.install()`: "), *(f"{ratios[case]:.2f}" for ratios in each)]
-                                              for case in each[0]])
+    return markdown(["", "CPU", "one H200"], [
+        [case.replace("install: ", "under `nft.install()`: "), *(f"{ratios[case]:.2f}" for ratios in each)]
+        for case in each[0]])
 
 
 def times_of(rows):
@@ -450,8 +462,9 @@ def four_ways(table, names, empty):
     """The models of a table of times, as they come, compiled, converted, and both."""
     ways = ("stock", "stock_compile", "normfuse", "normfuse_compile")
     return markdown(["milliseconds", "stock", "compiled", "converted", "converted, compiled"], [
-        [MODELS[name] + TERMS.get(name, ""), *(f"{table[name][way]:.{1 if table[name][way] >= 20 else 2}f}" if way in table[name] else empty
-                                               for way in ways)] for name in names])
+        [MODELS[name] + TERMS.get(name, ""),
+         *(f"{table[name][way]:.{1 if table[name][way] >= 20 else 2}f}" if way in table[name] else empty
+           for way in ways)] for name in names])
 
 
 def headline(path):
@@ -496,7 +509,8 @@ def made():
     for page in PAGES:
         def images(match):
             shown = [name for name in match[1].split() if f"{FOLDER}/{name}.svg" in files]
-            lines = [f"![{FIGURES[name][1]}]({os.path.relpath(f'{FOLDER}/{name}.svg', os.path.dirname(page) or '.')})\n" for name in shown]
+            lines = [f"![{FIGURES[name][1]}]({os.path.relpath(f'{FOLDER}/{name}.svg', os.path.dirname(page) or '.')})\n"
+                     for name in shown]
             return f"<!-- figures: {match[1]} -->\n" + "\n".join(lines) + "<!-- end -->"
 
         def table(match):

@@ -37,7 +37,8 @@ def steps(problems, gpu, arguments):
     threads = ["--threads", str(arguments.threads)]
     yield ("peers", (), ["--installed", "--out", "{rows}", *samples, *threads, *quick.get("peers", ()), *everything], 2,
            len(peers.read_problems(everything)))
-    yield ("torch_operators", ("numpy", "torch"), ["--json", "{rows}", *samples, *threads, *quick.get("torch_operators", ()),
+    yield ("torch_operators", ("numpy", "torch"), ["--json", "{rows}", *samples, *threads,
+                                                   *quick.get("torch_operators", ()),
                                                    *(problem["line"] for problem in on_cpu)], 1, len(on_cpu))
     yield ("jax_operators", ("numpy", "jax", "flax"), tiny, 0, None)
     yield ("onnx_operators", ("numpy", "onnx", "onnxruntime", "pytest"), [*threads, *tiny], 0, None)
@@ -75,7 +76,8 @@ def missing(packages):
 def run(name, words, folder, heads, total, bar):
     """One step; what it printed as a result. Its rows are in the folder when this ends, however it ends."""
     rows, results = folder / f"{name}.jsonl", 0
-    command = [sys.executable, "-u", str(BENCH / f"{name}.py"), *(str(rows) if word == "{rows}" else word for word in words)]
+    command = [sys.executable, "-u", str(BENCH / f"{name}.py"),
+               *(str(rows) if word == "{rows}" else word for word in words)]
     bar.show(name, 0, total, "")
     with open(folder / f"{name}.log", "w") as log, \
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, stdin=subprocess.DEVNULL) as child:

@@ -68,7 +68,8 @@ class Problem:
         # Factors of the result and, with +u, of the sum, backwards.
         self.dys = [(big(self.y_dtype), big()) if problem.get("u") else (big(self.y_dtype),)
                     for _ in range(sets)] if problem["backward"] else []
-        added = {name: dtype for name, dtype in (("pre_add", self.dtype), ("post_add", self.y_dtype)) if problem.get(name)}
+        added = {name: dtype for name, dtype in (("pre_add", self.dtype), ("post_add", self.y_dtype))
+                 if problem.get(name)}
         self.added = [{name: big(dtype) for name, dtype in added.items()} for _ in range(sets)]
         if problem.get("scale"):
             for each in self.added:
@@ -271,7 +272,8 @@ def drawn(count: int, seed: str, least: str, most: str) -> list[str]:
     root = pathlib.Path(__file__).resolve().parent.parent
     program = os.environ.get("NORMFUSE_PROGRAM") or str(root / "build/release/normfuse")
     words = [program, "bench", "--random", str(count), "--seed", seed, "--min-bytes", least, "--max-bytes", most, "--list"]
-    return [line for line in subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines() if line]
+    listed = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line]
 
 
 def main() -> int:

@@ -74,7 +74,9 @@ static CUresult get_attribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = gpu->capability / 10; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = gpu->capability % 10; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = gpu->multiprocessors; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = gpu->capability % 10 != 0 || gpu->capability == 120 ? 1536 : 2048; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
+        *value = gpu->capability % 10 != 0 || gpu->capability == 120 ? 1536 : 2048;
+        break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = gpu->shared_per_block; break;
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH: *value = gpu->capability >= 90; break;
     default: return CUDA_ERROR_INVALID_VALUE;

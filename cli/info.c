@@ -90,7 +90,8 @@ static int info_main(const struct arguments *arguments)
         snprintf(capability, sizeof capability, "%" PRId32 ".%" PRId32, gpu->capability / 10, gpu->capability % 10);
     if (arguments_has(arguments, OPTION_JSON)) {
         if (ignored != NULL)
-            fprintf(stderr, "normfuse info: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", ignored, info.isas_built);
+            fprintf(stderr, "normfuse info: NORMFUSE_MAX_ISA=%s is ignored: it is none of %s\n", ignored,
+                    info.isas_built);
         json_open();
         json_string("version", info.version);
         json_string("commit", NORMFUSE_COMMIT);

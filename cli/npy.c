@@ -140,8 +140,8 @@ static bool read_descr(struct reader *reader, struct npy_header *header)
         return refuse(reader, "dtype '%s': arrays of Python objects (pickles) are not read", header->descr);
     bool digit = text[0] >= '0' && text[0] <= '9' && text[1] == '\0';
     header->item_bytes = digit ? text[0] - '0' : 0;
-    bool known = (header->kind == 'f' && (header->item_bytes == 2 || header->item_bytes == 4 || header->item_bytes == 8) &&
-                  order != '|') ||
+    bool known = (header->kind == 'f' &&
+                  (header->item_bytes == 2 || header->item_bytes == 4 || header->item_bytes == 8) && order != '|') ||
                  ((header->kind == 'u' || header->kind == 'i') && header->item_bytes == 2 && order != '|') ||
                  (header->kind == 'V' && header->item_bytes == 2);
     if (!known)
@@ -248,7 +248,8 @@ bool npy_parse_header(const void *bytes, size_t count, int64_t file_bytes, struc
         return refuse(&reader, "shape: the product of the sizes overflows");
     header->elements = empty ? 0 : product;
     if (!empty && data_bytes > file_bytes - header->data_offset)
-        return refuse(&reader, "truncated .npy file: the header promises %" PRId64 " bytes of data, the file holds %" PRId64,
+        return refuse(&reader,
+                      "truncated .npy file: the header promises %" PRId64 " bytes of data, the file holds %" PRId64,
                       data_bytes, file_bytes - header->data_offset);
     return true;
 }
@@ -268,8 +269,9 @@ size_t npy_write_header(char out[NPY_WRITTEN_HEADER_BYTES], const char *descr, i
     char sizes[256];
     npy_shape_text(sizes, sizeof sizes, ndim, shape);
     memcpy(out, "\x93NUMPY\1\0", 8);
-    size_t length = PREFIX_V1 + (size_t)snprintf(out + PREFIX_V1, NPY_WRITTEN_HEADER_BYTES - PREFIX_V1,
-                                                 "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", descr, sizes);
+    size_t length =
+        PREFIX_V1 + (size_t)snprintf(out + PREFIX_V1, NPY_WRITTEN_HEADER_BYTES - PREFIX_V1,
+                                     "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", descr, sizes);
     size_t padded = (length + 1 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     memset(out + length, ' ', padded - length);
     out[padded - 1] = '\n';

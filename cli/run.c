@@ -185,12 +185,17 @@ enum shape_kind {
     STATISTICS   /* [N, groups], [C], or [N, groups, spatial] */
 };
 
-enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE, CHANNEL = 1 << CHANNEL_NORM };
-enum { STATISTICAL = GROUP | INSTANCE | BATCH | CHANNEL, ANY = STATISTICAL | PLAIN, SCALED = GROUP | INSTANCE | CHANNEL };
+enum { GROUP = 1 << GROUP_NORM, INSTANCE = 1 << INSTANCE_NORM, BATCH = 1 << BATCH_NORM, PLAIN = 1 << AFFINE,
+       CHANNEL = 1 << CHANNEL_NORM };
+enum { STATISTICAL = GROUP | INSTANCE | BATCH | CHANNEL, ANY = STATISTICAL | PLAIN,
+       SCALED = GROUP | INSTANCE | CHANNEL };
 
-enum input { X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, PRE_BIAS, SLOPE, RUNNING_MEAN, RUNNING_VAR, INPUTS };
+enum input {
+    X, PRE_ADD, POST_ADD, DY, DU, WEIGHT, BIAS, SCALE, SHIFT, PRE_BIAS, SLOPE, RUNNING_MEAN, RUNNING_VAR, INPUTS
+};
 enum output_id {
-    Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS, DSLOPE, OUTPUTS
+    Y, U, MEAN, RSTD, NEW_RUNNING_MEAN, NEW_RUNNING_VAR, DX, DPOST_ADD, DWEIGHT, DBIAS, DSCALE, DSHIFT, DPRE_BIAS,
+    DSLOPE, OUTPUTS
 };
 
 struct role {
@@ -535,7 +540,8 @@ static void open_input(struct run *run, enum input id)
     snprintf(argument, sizeof run->arguments_named[id], "--%s", options[role->option].name);
     bool big = role->kind == BIG;
     bool of_y = id == POST_ADD || id == DY;
-    bool bf16 = (big ? big_type(run, of_y) : x->type) == NORMFUSE_BF16 || (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
+    bool bf16 = (big ? big_type(run, of_y) : x->type) == NORMFUSE_BF16 ||
+                (run->has_weight_dtype && run->line.weight_type == NORMFUSE_BF16 && !big);
     stream_input_open(input, run->arguments->values[role->option], argument, bf16,
                       big && run->line.channels_last);
     if (role->kind == EITHER)
@@ -900,7 +906,8 @@ static void forward_block(struct run *run, int64_t first, int64_t count)
 /* Gradients that blocks add to. */
 static unsigned summed_outputs(const struct run *run)
 {
-    return (run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS)) | (run->line.sample_bias ? 0 : BIT(DPRE_BIAS)) | BIT(DSLOPE);
+    return (run->line.per_sample ? 0 : BIT(DWEIGHT) | BIT(DBIAS)) | (run->line.sample_bias ? 0 : BIT(DPRE_BIAS)) |
+           BIT(DSLOPE);
 }
 
 static void reserve_summed(struct run *run, unsigned summed)

@@ -31,9 +31,11 @@ static const char *impossible(const struct problem_line *line, const struct veri
         return "+running is a training forward's of batch and instance norm";
     if (options->cumulative && !options->running)
         return "+cumulative needs +running";
-    if (options->in_place && (problem_line_is_mixed(line) || options->expanded || problem_line_y_type(line) != line->type))
+    if (options->in_place &&
+        (problem_line_is_mixed(line) || options->expanded || problem_line_y_type(line) != line->type))
         return "+inplace needs one layout and one dtype, and no sample that is every one's";
-    if (options->sharded && (line->op == AFFINE || line->op == CHANNEL_NORM || evaluates || (grouped && line->ndim < 3)))
+    if (options->sharded &&
+        (line->op == AFFINE || line->op == CHANNEL_NORM || evaluates || (grouped && line->ndim < 3)))
         return "+sharded is of statistics, and of group norm with a spatial axis";
     if (options->accumulate && !line->backward && (line->op != BATCH_NORM || evaluates))
         return "+accumulate is backward's, and batch norm's in training";

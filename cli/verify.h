@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * verify.h - runs one problem through the public interface and compares every element that it writes with the double
- * reference, within the bounds of docs/numerics.md. `normfuse check` and tests/test_operators.c are made of it.
+ * reference, within the bounds of docs/numerics.md. `normfuse check` and tests/cpu/test_operators.c are made of it.
  *
  * With device=cuda the tensors, guards included, are mirrored on the device before the calls and read back after them,
  * so that everything that holds on the CPU is checked there too.

@@ -24,8 +24,8 @@ static struct extent extent_of(const struct work *work, int64_t set)
 {
     const int64_t lot = set / work->group_sets;
     if (work->set_is_group)
-        return (struct extent){ lot / work->groups, lot % work->groups * work->group_channels, set % work->group_sets, 1,
-                                work->group_channels, work->set_is_position ? 1 : work->s };
+        return (struct extent){lot / work->groups, lot % work->groups * work->group_channels, set % work->group_sets,
+                               1, work->group_channels, work->set_is_position ? 1 : work->s};
     return (struct extent){ 0, set, 0, work->n, 1, work->s };
 }
 
@@ -39,8 +39,8 @@ static int64_t statistic_column(const struct work *work, int64_t set)
 static struct tolerance_arithmetic arithmetic_of_channels(const struct work *work, const struct extent *extent)
 {
     const bool ambiguous = work->c == 1 || work->s == 1;
-    return tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last, ambiguous, extent->rows,
-                                extent->channels, extent->positions);
+    return tolerance_arithmetic(work->line->device, work->line->type, work->line->channels_last, ambiguous,
+                                extent->rows, extent->channels, extent->positions);
 }
 
 static struct tolerance_arithmetic arithmetic_of(const struct work *work, const struct extent *extent)
@@ -86,7 +86,8 @@ static void load_u(const struct work *work, const struct extent *extent, double 
 {
     load_set(work, X, extent, u);
     bool adds = work->at[PRE_ADD] != NULL;
-    bool rounds = adds || work->at[U] || work->set_is_position || (work->line->op == BATCH_NORM && work->line->sample_bias && !work->evaluates);
+    bool rounds = adds || work->at[U] || work->set_is_position ||
+                  (work->line->op == BATCH_NORM && work->line->sample_bias && !work->evaluates);
     if (!adds && !work->at[PRE_BIAS])
         return;
     if (adds)
@@ -214,12 +215,12 @@ static bool make_statistics(struct share *share, int64_t set)
         if (count > 0 && (work->on_device || (!work->set_is_position && !work->options->sharded)))
             arithmetic.drift = tolerance_drift(&arithmetic, columns, u, extent.rows, extent.channels, extent.positions,
                                                record->mean);
-        record->tolerance =
-            work->set_is_position
-                ? tolerance_channel_statistics(&arithmetic, record->statistics.count, record->mean, record->statistics.m2,
-                                               work->line->eps, work->line->statistics, work->line->eps_kind)
-                : tolerance_statistics(&arithmetic, record->statistics.count, record->mean, record->statistics.m2,
-                                       work->line->eps);
+        record->tolerance = work->set_is_position
+                                ? tolerance_channel_statistics(&arithmetic, record->statistics.count, record->mean,
+                                                               record->statistics.m2, work->line->eps,
+                                                               work->line->statistics, work->line->eps_kind)
+                                : tolerance_statistics(&arithmetic, record->statistics.count, record->mean,
+                                                       record->statistics.m2, work->line->eps);
         return true;
     }
     int64_t row = work->set_is_group ? extent.n : 0, column = statistic_column(work, set);
@@ -463,9 +464,11 @@ static bool compare_backward(struct share *share, int64_t set)
     }
     double gain_sum_error = 0, gain_centred_error = 0, mean_dz = 0, mean_dz_normalized = 0;
     /* a chunk's sums, the product of dy and the slope, and the centring of u */
-    double growth = tolerance_growth(view.arithmetic.additions + 3 + view.arithmetic.gradient_roundings, unit) + view.arithmetic.joins * double_unit;
-    double parameter_growth = tolerance_growth(view.arithmetic.parameter_additions + 3 + view.arithmetic.gradient_roundings, unit) +
-                              view.arithmetic.parameter_joins * double_unit;
+    double growth = tolerance_growth(view.arithmetic.additions + 3 + view.arithmetic.gradient_roundings, unit) +
+                    view.arithmetic.joins * double_unit;
+    double parameter_growth =
+        tolerance_growth(view.arithmetic.parameter_additions + 3 + view.arithmetic.gradient_roundings, unit) +
+        view.arithmetic.parameter_joins * double_unit;
     double shift_error = view.arithmetic.shift_unit * fabs(reference->mean);
     const double coefficients = view.arithmetic.coefficient_roundings * unit;
     for (int64_t row = 0; row < extent->rows && !work->options->bits_only; row++)
@@ -496,7 +499,8 @@ static bool compare_backward(struct share *share, int64_t set)
             sum_size[pair] = size;
             centred_size[pair] = size_centred;
             sum_error[pair] = 1.01 * (parameter_growth * size + error);
-            centred_error[pair] = 1.01 * (parameter_growth * size_centred + error_centred) + shift_error * sum_error[pair];
+            centred_error[pair] =
+                1.01 * (parameter_growth * size_centred + error_centred) + shift_error * sum_error[pair];
             slope_size[pair] = size_slope;
             slope_sum_error[pair] = 1.01 * (parameter_growth * size_slope + error_slope);
             const double of_group = 1.01 * (growth * size + error);
@@ -538,8 +542,9 @@ static bool compare_backward(struct share *share, int64_t set)
                         continue;
                     double shifted = tolerance_shifted(&view.arithmetic, &view.affine, u[index] - reference->mean);
                     double parts = gain * fabs(dz[index]) + shifted * q + r;
-                    double error = gain * (dz_error[index] + coefficients * fabs(dz[index])) + shifted * (q_error + 2 * unit * q) +
-                                   r_error + unit * (shifted * q + r) + unit * fabs(dx[index]);
+                    double error = gain * (dz_error[index] + coefficients * fabs(dz[index])) +
+                                   shifted * (q_error + 2 * unit * q) + r_error + unit * (shifted * q + r) +
+                                   unit * fabs(dx[index]);
                     if (view.arithmetic.is_double)
                         error += 16 * unit * parts;
                     double want = dx[index];
@@ -583,7 +588,8 @@ static bool compare_backward(struct share *share, int64_t set)
         if (work->at[DSLOPE])
             work->dslope[at] += dslope[pair];
         /* one slope has the sums of all channels, in double */
-        work->dslope_error[at] += slope_sum_error[pair] + (noise + samples + (double)work->c * double_unit) * slope_size[pair];
+        work->dslope_error[at] +=
+            slope_sum_error[pair] + (noise + samples + (double)work->c * double_unit) * slope_size[pair];
         if (work->line->op == AFFINE && work->line->per_sample) {
             if (work->at[DWEIGHT])
                 compare_stored(share, set, 0, DWEIGHT, n, c, 0, dweight[pair], dweight_error);
@@ -605,9 +611,11 @@ static void compare_sample_gradients(struct share *share)
     struct work *work = share->work;
     for (int64_t at = 0; at < work->n * work->c; at++) {
         if (work->at[DSCALE])
-            compare_stored(share, -1, 0, DSCALE, at / work->c, at % work->c, 0, work->dscale[at], work->dscale_error[at]);
+            compare_stored(share, -1, 0, DSCALE, at / work->c, at % work->c, 0, work->dscale[at],
+                           work->dscale_error[at]);
         if (work->at[DSHIFT])
-            compare_stored(share, -1, 0, DSHIFT, at / work->c, at % work->c, 0, work->dshift[at], work->dshift_error[at]);
+            compare_stored(share, -1, 0, DSHIFT, at / work->c, at % work->c, 0, work->dshift[at],
+                           work->dshift_error[at]);
     }
 }
 

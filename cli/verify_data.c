@@ -62,7 +62,8 @@ static double coarse(const struct work *work, double value)
 
 /* A value of the tensor before it is rounded to its type; of a sample whose seed is known. n counts from the bigger batch's
  * first sample. */
-static double generated_at(const struct work *work, enum tensor_name name, uint64_t of_sample, int64_t n, int64_t c, int64_t s)
+static double generated_at(const struct work *work, enum tensor_name name, uint64_t of_sample, int64_t n, int64_t c,
+                           int64_t s)
 {
     double value = bell(of_sample, c, s);
     enum verify_data data = work->options->data;
@@ -260,7 +261,8 @@ void verify_fill_generated(const struct work *work, enum tensor_name name)
     int64_t first = (buffer->n - samples) * of_sample, rows = samples * of_sample;
     int threads = samples * buffer->c * buffer->s < VALUES_WORTH_THREADS ? 1 : verify_thread_count(work);
     for (int i = 0; i < threads; i++) {
-        fillings[i] = (struct filling){ work, name, first + rows * i / threads, first + rows * (i + 1) / threads, 0, false };
+        fillings[i] =
+            (struct filling){work, name, first + rows * i / threads, first + rows * (i + 1) / threads, 0, false};
         fillings[i].started = i && pthread_create(&fillings[i].thread, NULL, fill_rows, &fillings[i]) == 0;
     }
     for (int i = 0; i < threads; i++)
@@ -439,7 +441,8 @@ bool verify_make_tensors(struct work *work)
         if (line->scale_shift && !is_left_out(work, VERIFY_DSHIFT))
             good = good && make_small(work, DSHIFT, line->weight_type, work->n, work->c, true);
         if (line->activation == NORMFUSE_PRELU && !is_left_out(work, VERIFY_DSLOPE))
-            good = good && make_small(work, DSLOPE, options->sharded ? NORMFUSE_F64 : gradient_type, NO_ROWS, slopes, true);
+            good = good &&
+                   make_small(work, DSLOPE, options->sharded ? NORMFUSE_F64 : gradient_type, NO_ROWS, slopes, true);
         if (line->post_add && !is_left_out(work, VERIFY_DPOST_ADD)) {
             if (options->in_place && !work->at[DX] && !options->sharded)
                 put_into(work, DPOST_ADD, DY);

@@ -226,13 +226,14 @@ static const normfuse_tensor **member(normfuse_tensors *tensors, enum tensor_nam
 }
 
 static const unsigned pre = 1u << PRE_ADD | 1u << PRE_BIAS;
-static const unsigned forward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
-                                       1u << SCALE | 1u << SHIFT | 1u << SLOPE | 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
+static const unsigned forward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT |
+                                       1u << BIAS | 1u << SCALE | 1u << SHIFT | 1u << SLOPE | 1u << RUNNING_MEAN |
+                                       1u << RUNNING_VAR;
 static const unsigned forward_outputs = 1u << Y | 1u << U | 1u << MEAN | 1u << RSTD;
 static const unsigned running_statistics = 1u << RUNNING_MEAN | 1u << RUNNING_VAR;
-static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT | 1u << BIAS |
-                                        1u << SCALE | 1u << SHIFT | 1u << MEAN | 1u << RSTD | 1u << RUNNING_MEAN |
-                                        1u << RUNNING_VAR | 1u << Y | 1u << DY | 1u << SLOPE;
+static const unsigned backward_inputs = 1u << X | 1u << PRE_ADD | 1u << PRE_BIAS | 1u << POST_ADD | 1u << WEIGHT |
+                                        1u << BIAS | 1u << SCALE | 1u << SHIFT | 1u << MEAN | 1u << RSTD |
+                                        1u << RUNNING_MEAN | 1u << RUNNING_VAR | 1u << Y | 1u << DY | 1u << SLOPE;
 static const unsigned parameter_gradients = 1u << DWEIGHT | 1u << DBIAS | 1u << DSCALE | 1u << DSHIFT;
 static const unsigned input_gradients = 1u << DX | 1u << DPRE_BIAS;
 /* Gradients that are made together with a backward's sums. */

@@ -18,7 +18,8 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))'; then
     echo "venv.sh: $("$python" --version) is older than 3.9; set PYTHON to a newer one" >&2
     exit 1
 fi
-stamp=$venv/holds-$({ cat "$requirements"; "$python" -c 'import sys; print(sys.version, sys.base_prefix)'; } | cksum | tr ' ' '-')
+version=$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')
+stamp=$venv/holds-$({ cat "$requirements"; echo "$version"; } | cksum | tr ' ' '-')
 if [ -e "$stamp" ]; then
     exit 0
 fi

@@ -142,7 +142,8 @@ template <class T> tensor contiguous(T *data, std::initializer_list<std::int64_t
 inline tensor strided(type element_type, void *data, std::initializer_list<std::int64_t> sizes,
                       std::initializer_list<std::int64_t> strides) noexcept
 {
-    return {data, element_type, sizes.begin(), strides.begin(), sizes.size() == strides.size() ? detail::count(sizes) : 0};
+    return {data, element_type, sizes.begin(), strides.begin(),
+            sizes.size() == strides.size() ? detail::count(sizes) : 0};
 }
 inline tensor strided(type element_type, const void *data, std::initializer_list<std::int64_t> sizes,
                       std::initializer_list<std::int64_t> strides) noexcept
@@ -620,8 +621,9 @@ inline result<std::int64_t> sample_quantum(const tensor &x)
 
 // Folds an evaluating batch norm into the convolution before it. given: running_mean, running_var, weight, bias.
 // conv_bias may be absent. transposed: the output channels are axis 1 of conv_weight.
-inline result<void> batch_norm_fold(const tensors &given, double eps, const tensor &conv_weight, const tensor &conv_bias,
-                                    const tensor &new_weight, const tensor &new_bias, bool transposed = false)
+inline result<void> batch_norm_fold(const tensors &given, double eps, const tensor &conv_weight,
+                                    const tensor &conv_bias, const tensor &new_weight, const tensor &new_bias,
+                                    bool transposed = false)
 {
     if (new_weight.read_only() || new_bias.read_only())
         return detail::fail<void>(NORMFUSE_BAD_ARGUMENT, new_weight.read_only()

@@ -81,7 +81,8 @@ static struct normfuse_problem affine_of(const struct normfuse_problem *problem,
 /* True if u may be written there, to be overwritten by what is made of it. */
 static bool holds_u(const struct normfuse_view *view, const struct normfuse_view *x)
 {
-    return view->data != NULL && view->batch == x->batch && view->channel == x->channel && view->position == x->position;
+    return view->data != NULL && view->batch == x->batch && view->channel == x->channel &&
+           view->position == x->position;
 }
 
 /* u as the result of a channel affine, x + pre_bias + pre_add, then the call on u: u is written to the caller's, or to

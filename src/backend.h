@@ -33,7 +33,8 @@ struct normfuse_backend {
     /* Joins shards of `width` doubles an entry: triples of stats or pairs of sums. in: shards of out's size, in order.
      * stats: of sums per value (see package.h); its data is NULL elsewhere. NULL: the host does. */
     normfuse_status (*merge)(const struct normfuse_flat *in, const struct normfuse_flat *stats,
-                             const struct normfuse_flat *out, int32_t width, int32_t ordinal, const normfuse_exec *exec);
+                             const struct normfuse_flat *out, int32_t width, int32_t ordinal,
+                             const normfuse_exec *exec);
     /* normfuse_sample_quantum; NULL: 1. */
     int64_t (*sample_quantum)(int64_t c, int64_t s, bool columns);
     /* Fills in the backend's members of normfuse_info. */

@@ -269,8 +269,8 @@ static bool distance_is_met(ptrdiff_t distance, int axes, const int64_t *sizes, 
 
 /* ---- each kind of tensor -------------------------------------------------------------------------------------- */
 
-static normfuse_status check_axes(const char *call, const char *argument, const normfuse_tensor *tensor, int32_t minimum,
-                                  int32_t maximum)
+static normfuse_status check_axes(const char *call, const char *argument, const normfuse_tensor *tensor,
+                                  int32_t minimum, int32_t maximum)
 {
     if (tensor->ndim < minimum || tensor->ndim > maximum)
         return normfuse_refuse(NORMFUSE_BAD_SHAPE, "%s: %s has %d axes, expected %d to %d", call, argument,
@@ -753,7 +753,8 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
     if (status != NORMFUSE_OK)
         return status;
     const bool batch = problem->sets == NORMFUSE_SETS_BATCH;
-    const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : problem->sets == NORMFUSE_SETS_POSITION ? problem->s : 1;
+    const int64_t of_set = problem->sets == NORMFUSE_SETS_POSITION ? problem->s : 1;
+    const int64_t each = slot == STATS ? 3 : slot == SUMS ? 2 : of_set;
     /* Without channels any number of groups is legal. */
     int64_t elements = slot == SUMS ? problem->c : problem->groups;
     if (__builtin_mul_overflow(elements, batch ? 1 : problem->n, &elements) ||
@@ -773,8 +774,8 @@ static normfuse_status take_flat(struct normfuse_problem *problem, struct range 
     if (slots[slot].kind == JOINED)
         *(double **)((char *)problem + slots[slot].offset) = (double *)(void *)flat.data;
     else
-        *(struct normfuse_parameter *)((char *)problem + slots[slot].offset) =
-            (struct normfuse_parameter){flat.data, batch || elements == 0 ? 0 : problem->groups * each, each, flat.type};
+        *(struct normfuse_parameter *)((char *)problem + slots[slot].offset) = (struct normfuse_parameter){
+            flat.data, batch || elements == 0 ? 0 : problem->groups * each, each, flat.type};
     return NORMFUSE_OK;
 }
 

@@ -5,9 +5,10 @@
 A page passes when its sentences have 18 words on average at most, and none has more than 40, and when its lines have
 100 columns at most. A record of docs/decisions/ is one screen besides: 60 lines, where a row of a table is one line.
 Tables, code, quoted output, headings and HTML comments are left out, and docs/history/, which is kept as it was
-written; `code` and a link's text count as the words one reads. Comments of the library, the program, the packages, the tests and
-the build, and docstrings outside of tests, begin with the noun that they are about, not with Of, What, Where, Whether or Those.
-The last line is `N passed, N failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
+written; `code` and a link's text count as the words one reads. Comments of the library, the program, the packages, the
+tests and the build, and docstrings outside of tests, begin with the noun that they are about, not with Of, What, Where, Whether
+or Those. Code has 120 columns at most; a string or a comment that ends a line may reach further. The last line is `N
+passed, N failed, N skipped`. --long prints the sentences that are too long, --list the numbers of all pages."""
 import argparse
 import pathlib
 import re
@@ -17,6 +18,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AVERAGE, LONGEST = 18.0, 40
 LINES, COLUMNS = 60, 100
+CODE_COLUMNS = 120
 
 
 def blocks(text):
@@ -104,7 +106,7 @@ def pages():
 
 FOLDERS = ("src", "include", "cli", "cmake", "bench", "python/normfuse", "hub", "integrations", "examples", "tests",
            "python/tests")
-SUFFIXES = {".c", ".cpp", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake"}
+SUFFIXES = {".c", ".cpp", ".h", ".hpp", ".inl", ".def", ".cuh", ".cu", ".py", ".cmake", ".sh"}
 
 
 def headless_comments(path):
@@ -112,6 +114,16 @@ def headless_comments(path):
     docstring = '"""' if path.suffix == ".py" and "tests" not in path.parts else "//"
     return [number for number, line in enumerate(path.read_text().splitlines(), 1)
             if re.match(rf"\s*(//|/\*|\*|#|{docstring}) ?(Of|What|Where|Whether|Those)\b", line)]
+
+
+STRINGS = r'"""(?s:.*?)"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+
+
+def wide_code(path):
+    """Numbers of the lines whose code is wider than CODE_COLUMNS. Strings and comments that end a line do not count."""
+    comments = r"#[^\n]*" if path.suffix in (".py", ".cmake", ".sh", ".txt") else r"/\*(?s:.*?)\*/|//[^\n]*"
+    text = re.sub(f"{STRINGS}|{comments}", lambda match: re.sub(r"[^\n]", " ", match[0]), path.read_text())
+    return [number for number, line in enumerate(text.splitlines(), 1) if len(line.rstrip(" \\,;:)]}")) > CODE_COLUMNS]
 
 
 def main():
@@ -148,13 +160,15 @@ def main():
                 if n > LONGEST:
                     print(f"      {n} words: {sentence[:150]}")
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*"))
-             if path.suffix in SUFFIXES]
+             if path.suffix in SUFFIXES or path.name == "CMakeLists.txt"]
     for path in [page for page in args.pages if page.suffix in SUFFIXES] if args.pages else files:
-        found = headless_comments(path)
-        passed += not found
-        failed += bool(found)
-        if found:
-            print(f"FAIL  {path}: comments begin with Of, What, Where, Whether or Those: line {', '.join(map(str, found))}")
+        found = {"comments begin with Of, What, Where, Whether or Those": headless_comments(path),
+                 f"code is wider than {CODE_COLUMNS} columns": wide_code(path) if "cpu" not in path.parts else []}
+        passed += not any(found.values())
+        failed += any(found.values())
+        for what, lines in found.items():
+            if lines:
+                print(f"FAIL  {path}: {what}: line {', '.join(map(str, lines))}")
     print(f"{passed} passed, {failed} failed, 0 skipped")
     return 1 if failed or not passed else 0
 

@@ -233,8 +233,8 @@ def cxx():
         # Each compiler in one of the two ways.
         flags = CXX_MODES["" if command == "g++" else "-fno-exceptions"]
         title = f"test_cpp, {command} {' '.join(flags)}".rstrip()
-        if check(f"{title}, build", [command, *CXX_FLAGS, *flags, f"-I{ROOT / 'tests'}", ROOT / "tests/test_cpp.cpp",
-                                     *link_words(), "-o", program]):
+        if check(f"{title}, build", [command, *CXX_FLAGS, *flags, f"-I{ROOT / 'tests'}",
+                                     ROOT / "tests/cpu/test_cpp.cpp", *link_words(), "-o", program]):
             test_program(title, [program])
     if not cxx_compiler():
         return
@@ -537,8 +537,8 @@ def nvrtc():
     if not has_cuda():
         return
     venv = BUILD / "venv-nvrtc"
-    code, output, _ = run("environment of NVRTC", [ROOT / "cmake/venv.sh", venv, ROOT / "tests/requirements-nvrtc.txt"],
-                          600)
+    code, output, _ = run("environment of NVRTC", [ROOT / "cmake/venv.sh", venv,
+                                                   ROOT / "tests/cuda/requirements-nvrtc.txt"], 600)
     if code != 0:
         skip("NVRTC", output.strip().splitlines()[-1] if output.strip() else "its environment cannot be made")
         return
@@ -546,7 +546,7 @@ def nvrtc():
         path = next(venv.glob(f"lib/python*/site-packages/nvidia/**/libnvrtc.so.{major}"))
         test_program(f"test_compile with NVRTC {major}", [BUILD / "release/test_compile", "--nvrtc", path])
     # path: the newer one
-    test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/check_kernel_resources.py", path])
+    test_program("check_kernel_resources.py", [sys.executable, ROOT / "tests/cuda/check_kernel_resources.py", path])
     for gpu in ("8.0", "9.0", "10.0", "12.0"):
         folder = BUILD / "kernels" / gpu
         shutil.rmtree(folder, ignore_errors=True)
@@ -558,7 +558,7 @@ def nvrtc():
 def emulator():
     """The CUDA kernels on the CPU."""
     if has_cuda():
-        test_program("check_emulator.py", [sys.executable, ROOT / "tests/check_emulator.py", "--jobs", args.jobs,
+        test_program("check_emulator.py", [sys.executable, ROOT / "tests/cuda/check_emulator.py", "--jobs", args.jobs,
                                            "--cmake", args.cmake, *(["--full"] if args.full else [])], 1500)
 
 
@@ -710,7 +710,8 @@ def check_all():
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         environment = beside.submit(environment_of_torch)
         at_once([emulator, neon, nvrtc, big_endian, lambda: with_pytorch(environment.result()), wheel, program,
-                 lambda: test_program(*program_of_build("test_operators")), second_compiler, documents, cuda, small_checks])
+                 lambda: test_program(*program_of_build("test_operators")), second_compiler, documents, cuda,
+                 small_checks])
 
 
 # ---- make check-changed ---------------------------------------------------------------------------------------------
@@ -722,7 +723,7 @@ TOUCHES = [
      "test_passes test_operators test_arguments test_failures test_threads test_verify test_reference test_stack calls "
      "program test_arrays.py"),
     (r"include/.*", "header_alone cxx check_abi.py"),
-    (r"src/cuda/.*|tests/emulator/.*", "test_cuda_host test_cuda_calls test_cuda_plans test_compile emulator"),
+    (r"src/cuda/.*|tests/cuda/emulator/.*", "test_cuda_host test_cuda_calls test_cuda_plans test_compile emulator"),
     (r"src/bindings/torch.*", "test_torch_shim test_operators.py test_functional.py"),
     (r"src/bindings/onnxruntime.*", "test_onnxruntime_shim test_onnx.py"),
     (r"src/bindings/xla.*|python/normfuse/jax/.*", "test_jax.py test_jax_devices.py"),
@@ -737,13 +738,13 @@ TOUCHES = [
     (r"python/normfuse/torch/(install|_native)\.py", "test_install.py"),
     (r"python/normfuse/torch/(distributed|_sharding)\.py", "test_distributed.py"),
     (r"python/normfuse/torch/prepare\.py", "test_prepare.py"),
-    (r"tests/(test_\w+)\.(?:c|h)", "\\1"),
-    (r"tests/check_emulator\.py", "emulator"),
-    (r"tests/(check_(?!emulator|commits)\w+\.py)", "\\1"),
+    (r"tests/\w+/(test_\w+)\.c", "\\1"),
+    (r"tests/cuda/check_emulator\.py", "emulator"),
+    (r"tests/(check_(?!commits)\w+\.py)", "\\1"),
     (r"python/tests/(test_\w+\.py)", "\\1"),
     (r"python/tests/(reference|device|sampled|conftest)\.py", "test_arrays.py test_functional.py test_operators.py"),
     (r"tests/fuzz/.*", "calls"),
-    (r"tests/test_cpp\.cpp", "cxx"),
+    (r"tests/cpu/test_cpp\.cpp", "cxx"),
     (r"tests/test_program\.py", "program"),
     (r".*\.md|mkdocs\.yml|docs/.*|tests/test_documents\.py|bench/(plot\.py|results/.*)",
      "documents check_sentences.py"),

@@ -1723,7 +1723,7 @@ def test_compile(folder):
 
 
 def stand_in():
-    """The environment in which CUDA is tests/fake_gpu.c: it computes nothing, in a time of its own."""
+    """The environment in which CUDA is tests/cuda/fake_gpu.c: it computes nothing, in a time of its own."""
     folder = os.path.join(os.path.dirname(os.path.realpath(PROGRAM)), "fake", "gpu")
     if not os.path.exists(os.path.join(folder, "libcuda.so.1")):
         pytest.skip("the program was built without CUDA or without its tests")
@@ -1844,7 +1844,8 @@ def test_a_reader_that_stops(folder, trap):
         result = subprocess.run(["sh", "-c", script, "sh", PROGRAM, *words], capture_output=True, timeout=20)
         lines = result.stderr.decode().splitlines()
         # info's few lines may fit into the pipe before its reader is gone.
-        assert lines == ["0"] if not least and len(lines) == 1 else lines[-1] == "3" and "Broken pipe" in lines[0], lines
+        fits = not least and len(lines) == 1
+        assert lines == ["0"] if fits else lines[-1] == "3" and "Broken pipe" in lines[0], lines
 
 
 # ---- without memory --------------------------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ def prose(text):
         lines = paragraph.split("\n")
         rows = named(lines)
         if rows:
-            found.append("| | |\n|---|---|\n" + "".join(f"| {escaped(name)} | {escaped(words)} |\n" for name, words in rows))
+            found.append("| | |\n|---|---|\n" + "".join(f"| {escaped(name)} | {escaped(words)} |\n"
+                                                             for name, words in rows))
         elif any(line.startswith(" ") or re.search(r"\S {2,}\S", line) for line in lines):
             found.append(fenced("\n".join(lines), "text"))
         else:
@@ -158,10 +159,12 @@ def c_reference():
     for title, section in zip(parts[1::2], parts[2::2]):
         page.append(f"\n## {title[0].upper()}{title[1:]}\n")
         section = re.sub(r"#ifdef __cplusplus.*", "", section, flags=re.S)
-        for comment, declarations in re.findall(r"(?:^(/\*(?:(?!\*/).)*\*/)\n)?((?:^(?!/\*)[^\n]*\n)*)", section, re.M | re.S):
+        for comment, declarations in re.findall(r"(?:^(/\*(?:(?!\*/).)*\*/)\n)?((?:^(?!/\*)[^\n]*\n)*)", section,
+                                                re.M | re.S):
             declarations = declarations.strip("\n")
             bare = re.sub(r"/\*.*?\*/", "", declarations, flags=re.S)
-            names = re.findall(r"\b(normfuse_\w+)\(", bare) or re.findall(r"^(?:typedef )?(?:struct|enum) (\w+)", bare, re.M)
+            names = re.findall(r"\b(normfuse_\w+)\(", bare) or \
+                re.findall(r"^(?:typedef )?(?:struct|enum) (\w+)", bare, re.M)
             if names:
                 page.append("\n### " + ", ".join(f"`{name}`" for name in dict.fromkeys(names)) + "\n")
             if comment:

@@ -4,11 +4,11 @@ cannot be found out says why."""
 import argparse
 import importlib.metadata
 import platform
-import sys
 from typing import Callable, Iterator, Tuple
 
 from . import __version__
 from ._library import CompilerInformation, Information, Missing, call, library
+from ._program import run
 
 
 def torch_binding() -> str:
@@ -76,12 +76,12 @@ def info() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m normfuse", description=__doc__)
     parser.add_argument("command", choices=["info"],
-                        help="info: version, instruction sets, GPUs, driver, NVRTC, the cache "
-                                                          "of kernels, PyTorch's binding")
+                        help="info: version, instruction sets, GPUs, driver, NVRTC, the cache of kernels, PyTorch's "
+                             "binding")
     parser.parse_args()
     info()
     return int(isinstance(library, Missing))  # Python itself exits with 1 where a module cannot be imported
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

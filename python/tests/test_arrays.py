@@ -1253,8 +1253,8 @@ def test_jax_arrays(dtype):
         normfuse.batch_norm(x, None, None, training=True, out=x)
 
 
-# A program of a process whose CUDA driver is the stand-in of tests/fake_driver.c: it notes launches and runs nothing,
-# so the "device's" memory is NumPy's. `cupy` is what this package uses of CuPy.
+# A program of a process whose CUDA driver is the stand-in of tests/cuda/fake_driver.c: it notes launches and runs
+# nothing, so the "device's" memory is NumPy's. `cupy` is what this package uses of CuPy.
 CUDA_PROGRAM = """
 import ctypes, linecache, sys, types
 import numpy

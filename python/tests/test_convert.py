@@ -136,7 +136,8 @@ def test_what_is_left_and_why():
     assert "Mine is a subclass" in why["mine"] and "lazy" in why["lazy"] and "forward was replaced" in why["replaced"]
     assert "is a subclass" in why["parametrized"]
     assert str(report).startswith("0 of 4 norms converted; 0 fused with what follows\n4 left, the first one because ")
-    assert report.details().splitlines()[0].startswith("mine (Mine): left; ") and len(report.details().splitlines()) == 4
+    assert report.details().splitlines()[0].startswith("mine (Mine): left; ")
+    assert len(report.details().splitlines()) == 4
 
 
 # ---- Sequential -----------------------------------------------------------------------------------------------------

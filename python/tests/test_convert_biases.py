@@ -287,7 +287,8 @@ def test_shared_modules():
     """A convolution that is called twice, one that stands in two blocks, and convolutions that share a bias."""
     shared = nn.Conv2d(4, 4, 1)
     model = nn.Sequential(nn.Sequential(shared, nn.GroupNorm(2, 4), nn.SiLU(), shared, nn.GroupNorm(4, 4)),
-                          nn.Sequential(shared, nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)))
+                          nn.Sequential(shared, nn.BatchNorm2d(4)),
+                          nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4)))
     model[2][0].bias = shared.bias
     model, stock, report = both(model)
     check_same(model, stock)
@@ -537,11 +538,13 @@ def test_copies_that_others_see():
 
 @pytest.mark.parametrize("convolution,norm,shape", [
     (nn.Conv1d(4, 6, 1), nn.BatchNorm1d(5), (4, 5)), (nn.Conv1d(4, 6, 1), nn.InstanceNorm1d(6, affine=True), (4, 5)),
-    (nn.Conv2d(4, 6, 1), nn.InstanceNorm2d(6, affine=True), (4, 5, 5)), (nn.Conv2d(4, 6, 1), nn.GroupNorm(5, 5), (4, 5, 5)),
+    (nn.Conv2d(4, 6, 1), nn.InstanceNorm2d(6, affine=True), (4, 5, 5)),
+    (nn.Conv2d(4, 6, 1), nn.GroupNorm(5, 5), (4, 5, 5)),
     (nn.ConvTranspose3d(4, 6, 1), nn.InstanceNorm3d(6), (4, 5, 5, 5))], ids=str)
 def test_inputs_without_a_batch_axis(convolution, norm, shape):
     """Channels are the first axis of what a convolution gives then. BatchNorm1d and GroupNorm take that for the batch."""
-    model, stock, report = both(nn.Sequential(copy.deepcopy(convolution), copy.deepcopy(norm)).to(DEVICE, torch.float64))
+    layers = nn.Sequential(copy.deepcopy(convolution), copy.deepcopy(norm))
+    model, stock, report = both(layers.to(DEVICE, torch.float64))
     assert report.biases == ["0"]
     check_same(model, stock, torch.randn(shape))
     model, stock, report = both(Block(lambda s, x: s.conv(x) + x))
@@ -873,7 +876,8 @@ def test_function_transforms():
     def loss(parameters, module):
         return (torch.func.functional_call(module, parameters, (x[0],)) ** 2).sum()
 
-    for a, b in zip(torch.func.grad(loss)(parameters, model).values(), torch.func.grad(loss)(parameters, stock).values()):
+    for a, b in zip(torch.func.grad(loss)(parameters, model).values(),
+                    torch.func.grad(loss)(parameters, stock).values()):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     _, a = torch.func.jvp(model, (x[0],), (x[1],))
     _, b = torch.func.jvp(stock, (x[0],), (x[1],))
@@ -886,7 +890,8 @@ def test_second_derivatives():
     for m in (model, stock):
         x = torch.linspace(-1, 1, 200).view(X).requires_grad_()
         first = torch.autograd.grad(m(x).square().sum(), [x, *m.parameters()], create_graph=True)
-        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), [x, *m.parameters()], allow_unused=True))
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), [x, *m.parameters()],
+                                           allow_unused=True))
     for a, b in zip(*results):
         assert (a is None) == (b is None)
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8) if a is not None else None
@@ -992,7 +997,8 @@ def test_resnet_block(diffusers, options, counts):
 
 
 def stable_diffusion_vae(diffusers, **options):
-    return diffusers.AutoencoderKL(down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+    return diffusers.AutoencoderKL(down_block_types=("DownEncoderBlock2D",) * 4,
+                                   up_block_types=("UpDecoderBlock2D",) * 4,
                                    block_out_channels=(32, 32, 64, 64), layers_per_block=2, **options)
 
 

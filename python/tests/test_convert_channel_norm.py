@@ -277,11 +277,13 @@ BLOCKS = {
     "qwen-image": (lambda: diffusers("autoencoder_kl_qwenimage", "QwenImageResidualBlock", 8, 12), [VIDEO], SILU),
     "hunyuan video": (lambda: diffusers("autoencoder_kl_hunyuanvideo15", "HunyuanVideo15ResnetBlock", 8, 12), [VIDEO],
                       SILU),
-    "hunyuan refiner": (lambda: diffusers("autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerResnetBlock", 8, 12),
+    "hunyuan refiner": (lambda: diffusers("autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerResnetBlock",
+                                           8, 12),
                         [VIDEO], SILU),
     "ltx": (lambda: diffusers("autoencoder_kl_ltx", "LTXVideoResnetBlock3d", 8, 12, elementwise_affine=True), [VIDEO],
             SILU),
-    "ltx of a time": (lambda: diffusers("autoencoder_kl_ltx", "LTXVideoResnetBlock3d", 8, 8, timestep_conditioning=True),
+    "ltx of a time": (lambda: diffusers("autoencoder_kl_ltx", "LTXVideoResnetBlock3d", 8, 8,
+                                        timestep_conditioning=True),
                       [VIDEO, TIME], MODULATED),
     "ltx 2": (lambda: diffusers("autoencoder_kl_ltx2", "LTX2VideoResnetBlock3d", 8, 12), [VIDEO], SILU),
     "ltx 2 of a time": (lambda: diffusers("autoencoder_kl_ltx2", "LTX2VideoResnetBlock3d", 8, 8,
@@ -335,8 +337,8 @@ def test_convnext_of_torchvision():
 @pytest.mark.parametrize("conv_mlp", [False, True])
 def test_convnext_of_timm(conv_mlp):
     load_torchvision()
-    stock = shuffled(load("timm").create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 12, 12), conv_mlp=conv_mlp,
-                                               num_classes=5))
+    stock = shuffled(load("timm").create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 12, 12),
+                                               conv_mlp=conv_mlp, num_classes=5))
     model = copy.deepcopy(stock)
     report = nft.convert(model)
     assert len(report.layers) == 9 and all(layer.done for layer in report.layers)
@@ -350,7 +352,8 @@ def test_neck_of_sam(monkeypatch):
                                                num_heads=2, neck_chans=8, num_classes=0, global_attn_indexes=()))
     model = copy.deepcopy(stock)
     report = nft.convert(model)
-    assert [layer.name for layer in report.layers] == ["neck.1", "neck.3"] and all(layer.done for layer in report.layers)
+    assert [layer.name for layer in report.layers] == ["neck.1", "neck.3"]
+    assert all(layer.done for layer in report.layers)
     check_same(model, stock, torch.randn(2, 3, 32, 32))
 
 

@@ -658,8 +658,8 @@ def assigned_to_itself(self, x):
 
 
 @pytest.mark.parametrize("forward", [swallowed, assigned_to_itself, swallowed_in_a_context, read_by_finally,
-                                     statistics_of_a_loop, asks_for_its_class, reads_its_locals, added_in_a_context, passed_from_a_context,
-                                     computed_by_a_branch])
+                                     statistics_of_a_loop, asks_for_its_class, reads_its_locals, added_in_a_context,
+                                     passed_from_a_context, computed_by_a_branch])
 def test_statements_that_may_meet_what_waits(forward):
     model = type("Asks", (Block,), {"forward": forward, "shapes": lambda self, y, z: z * y.shape[0] + y.mean(),
                                     "log": lambda self, x: float(self.bn.num_batches_tracked) > 1e9})()

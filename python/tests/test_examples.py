@@ -109,7 +109,8 @@ def test_nnunet_trainer():
                                "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     first, last = done.stdout.splitlines()
-    assert first.startswith("normfuse: 3 of 3 norms converted; 3 fused with what follows") and last == "trained", done.stdout
+    assert first.startswith("normfuse: 3 of 3 norms converted; 3 fused with what follows"), done.stdout
+    assert last == "trained"
 
 
 def test_decoder():

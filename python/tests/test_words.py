@@ -81,6 +81,20 @@ def test_info_never_raises(tmp_path, broken):
                                             "no such file")
 
 
+@pytest.mark.parametrize("words,unbuffered", [("normfuse info", ""), ("normfuse info", "1"), ("normfuse --help", ""),
+                                              ("normfuse.onnx rewrite --help", "")])
+def test_closed_and_full_outputs(words, unbuffered):
+    """The Python programs end as the program in C does: python -m normfuse info | true."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": unbuffered}
+    read, write = os.pipe()
+    os.close(read)
+    for stdout, message in ((write, "Broken pipe"), (os.open("/dev/full", os.O_WRONLY), "No space left on device")):
+        done = subprocess.run([sys.executable, "-m", *words.split()], stdout=stdout, stderr=subprocess.PIPE, text=True,
+                              env=environment, timeout=120)
+        os.close(stdout)
+        assert (done.returncode, done.stderr) == (3, f"normfuse: standard output: {message}\n")
+
+
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
  *
  * driver_types.h - types and values of CUDA's driver interface, as far as the library, the program and the tests use
  * them. Declared here, since the driver is found at run time and the build needs no part of CUDA. Names, values and
- * layouts are NVIDIA's; tests/test_driver_headers.c compares them with a cuda.h where there is one. */
+ * layouts are NVIDIA's; tests/cuda/test_driver_headers.c compares them with a cuda.h where there is one. */
 #ifndef NORMFUSE_CUDA_DRIVER_TYPES_H
 #define NORMFUSE_CUDA_DRIVER_TYPES_H
 

@@ -388,8 +388,8 @@ static void make_key(const struct normfuse_problem *problem, struct plan_key *of
     memset(of, 0, sizeof *of);
 #define KEEP(name) key->name = problem->name;
     KEEP(name) KEEP(device) KEEP(sets) KEEP(phases) KEEP(type) KEEP(y_type) KEEP(columns) KEEP(activation)
-    KEEP(evaluate) KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups) KEEP(statistics) KEEP(eps_kind)
-    KEEP(rounds_pre_bias)
+    KEEP(evaluate) KEEP(has_running_momentum) KEEP(from_y) KEEP(n) KEEP(c) KEEP(s) KEEP(groups) KEEP(statistics)
+    KEEP(eps_kind) KEEP(rounds_pre_bias)
 #undef KEEP
     key->x = problem->x; /* strides are those of all */
 #define KEEP(name) key->name.data = place_of(problem->name.data);

@@ -199,7 +199,8 @@ static double registers_of_walk(const struct shape *shape, const struct matrix *
     const double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 + value * (1.0 + centred);
     const double of_column = m->is_tiled ? value * (1.0 + 2.0 * centred + 2.0 * backward) : 0.0;
     const double places = g->vector < 4 ? 3.0 * (double)(g->held_rows * g->held_columns) : 0.0;
-    return 22.0 + places + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight + columns * of_column;
+    return 22.0 + places + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight +
+           columns * of_column;
 }
 
 /* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */

@@ -182,7 +182,7 @@ class Tree:
             return [sys.executable, str(self.root / "tests/check_symbols.py"), str(release / "libnormfuse.so"),
                     str(release / "libnormfuse.a")]
         if words[0] == "check_emulator.py":
-            return [sys.executable, str(self.root / "tests/check_emulator.py"), "--cmake", self.cmake, *words[1:],
+            return [sys.executable, str(self.root / "tests/cuda/check_emulator.py"), "--cmake", self.cmake, *words[1:],
                     str(release)]
         return [str(release / words[0]), *words[1:]]
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * reference.h - what normalization layers are, in double precision and naive loops. It shares nothing with the library
- * but the public header's enums; tests/test_reference.c checks its gradients by finite differences.
+ * but the public header's enums; tests/cpu/test_reference.c checks its gradients by finite differences.
  *
  * The unit is one set: the values that share statistics, dense, as [rows, channels, positions].
  *

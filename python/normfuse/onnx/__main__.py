@@ -5,6 +5,7 @@ import argparse
 import sys
 
 from . import library_path, rewrite_file
+from .._program import run
 
 
 def main() -> int:
@@ -17,18 +18,17 @@ def main() -> int:
     words = parser.parse_args()
     try:
         if words.command == "library":
-            print(library_path())
-            return 0
-        changes = rewrite_file(words.model, words.output)
+            lines = [library_path()]
+        else:
+            changes = rewrite_file(words.model, words.output)
+            replaced = sum(change.operator is not None for change in changes)
+            lines = [*changes, f"{replaced} replaced, {len(changes) - replaced} left"]
     except (ImportError, OSError, ValueError) as error:
         print(f"normfuse.onnx: {error}", file=sys.stderr)
         return 2
-    for change in changes:
-        print(change)
-    replaced = sum(change.operator is not None for change in changes)
-    print(f"{replaced} replaced, {len(changes) - replaced} left")
+    print(*lines, sep="\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * ptx.cuh - every instruction that CUDA C has no word for, behind a function. tests/emulator/ptx.h has the same functions in
- * C++, for CPUs. */
+ * ptx.cuh - every instruction that CUDA C has no word for, behind a function. tests/cuda/emulator/ptx.h has the same
+ * functions in C++, for CPUs. */
 #ifndef NORMFUSE_DEVICE_PTX_CUH
 #define NORMFUSE_DEVICE_PTX_CUH
 

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../cli/problem_line.h"
-#include "../cli/random.h"
+#include "cli/problem_line.h"
+#include "cli/random.h"
 
 static int passed, failed;
 

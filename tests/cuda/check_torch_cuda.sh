@@ -27,8 +27,8 @@ END
 for shard in 0 1 2 3; do # each of its tests compiles many kernels
     NORMFUSE_TEST_SHARD=$shard/4 run "functional-$shard" test_functional.py "$@" &
 done
-for name in arrays operators modules convert convert_meaning convert_biases rules tools models install distributed vmap hub channel_norm \
-    channel_norm_draws convert_channel_norm; do
+for name in arrays operators modules convert convert_meaning convert_biases rules tools models install distributed vmap \
+    hub channel_norm channel_norm_draws convert_channel_norm; do
     run "$name" "test_$name.py" "$@" &
 done
 wait

@@ -2,7 +2,7 @@
  *
  * fake_gpu.c - with fake_driver.c a libcuda.so.1 that the program can open, of one H200 that computes nothing: memory
  * is addresses of nothing, and a replay takes a time that is made up from the kernels of its graph. What is weak has
- * another meaning in tests/emulator/driver.c. */
+ * another meaning in tests/cuda/emulator/driver.c. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * test_cuda_kernels.cu - kernels of tests/test_cuda.c: one that occupies processors for a time, as a foreign program's
- * would, and two that fill and compare tensors of more elements than a test could upload. NVRTC compiles this file
+ * test_cuda_kernels.cu - kernels of tests/cuda/test_cuda.c: one that occupies processors for a time, as a foreign
+ * program's would, and two that fill and compare tensors of more elements than a test could upload. NVRTC compiles this file
  * without any header of C's or of CUDA's. */
 typedef unsigned long long int count_type;
 

@@ -22,7 +22,7 @@
 #include "normfuse.h"
 #include "package.h"
 #ifdef NORMFUSE_FAKE_LIBCUDA
-#include "fake_driver.h"
+#include "tests/cuda/fake_driver.h"
 #endif
 
 /* ---- what may be refused ---------------------------------------------------------------------------------------- */

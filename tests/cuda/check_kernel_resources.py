@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """check_kernel_resources.py [--write] NVRTC [BUILD_FOLDER] - registers and stack of the CUDA kernels of drawn problems,
-as the library at the path NVRTC compiles them for compute capability 9.0, against the limits in tests/limits.txt: one
-for each body, direction and type. --write makes the figures of this build the limits. BUILD_FOLDER is build/release."""
+as the library at the path NVRTC compiles them for compute capability 9.0, against the limits in tests/cuda/limits.txt:
+one for each body, direction and type. --write makes the figures of this build the limits. BUILD_FOLDER is build/release."""
 import argparse
 import os
 import pathlib
@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIMITS = ROOT / "tests/limits.txt"
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LIMITS = ROOT / "tests/cuda/limits.txt"
 PROBLEMS = "60"
 SEED = "1"  # the same problems on every machine
 FOUND = re.compile(r"^normfuse: compile: normfuse_(\w+): (\d+) registers, (\d+) bytes of stack", re.M)
@@ -56,7 +56,8 @@ def main():
     args = parser.parse_args()
     kernels, version = compile_problems(args.nvrtc, args.build.resolve())
     if args.write:
-        LIMITS.write_text(f"# What kernels of {PROBLEMS} drawn problems may use on sm_90, by NVRTC {version}: tests/check_kernel_resources.py\n"
+        LIMITS.write_text(f"# What kernels of {PROBLEMS} drawn problems may use on sm_90, by NVRTC {version}: "
+                          "tests/cuda/check_kernel_resources.py\n"
                           "# --write makes this file.\n# kernel registers stack_bytes\n" +
                           "".join(f"{kernel} {used[0]} {used[1]}\n" for kernel, used in sorted(kernels.items())))
     allowed = limits()

@@ -6,7 +6,7 @@
 # Afterwards `run NAME FILE [WORDS]` runs a file of python/tests in a process, no longer than LIMIT seconds, and `report`
 # adds up what the processes said and exits.
 set -u
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/../.." || exit 2
 if [ $# -lt 1 ] || [ ! -f "$1/libnormfuse.so" ]; then
     echo "usage: $0 BUILD_FOLDER [WORDS FOR PYTEST] (the folder with libnormfuse.so)" >&2
     exit 2
@@ -30,7 +30,8 @@ last_line() { tail -n 1 "$logs/import.txt" | cut -c 1-300; }
 if [ "$device" = cuda ]; then
     "$python" -c "$gpu" >"$logs/import.txt" 2>&1 || no "$library sees no GPU: $(last_line)" 3
 fi
-"$python" -c "import $modules" 2>"$logs/import.txt" || no "$(last_line) (python/requirements-test.txt has the versions)" 2
+"$python" -c "import $modules" 2>"$logs/import.txt" ||
+    no "$(last_line) (python/requirements-test.txt has the versions)" 2
 
 export NORMFUSE_TEST_DEVICE=$device NORMFUSE_LIBRARY=$build/libnormfuse.so
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
@@ -67,7 +68,8 @@ for status in sorted(logs.glob("*.status")):
                 skips[outcome.text or "" if message == "collection skipped" else message] += 1
             else:
                 counts["failed"] += 1
-                failures.append((f"{name}: {case.get('name')}", (outcome.text or outcome.get("message", "")).splitlines()))
+                text = outcome.text or outcome.get("message", "")
+                failures.append((f"{name}: {case.get('name')}", text.splitlines()))
         note = f"{sum(float(suite.get('time', 0)) for suite in suites):.0f} s"
     else:
         for test, outcome in re.findall(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)", log, re.M):

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The CUDA kernels on the CPU: builds tests/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that compiles
-those of run time, and compares what they compute with the double reference. Case files and random cases of everything
-as they are planned, then each schedule alone, with its own geometry and with drawn ones. A kernel, an exchange, or a
-body with a layout and an option (WANTED) that no problem ran has failed.
+"""The CUDA kernels on the CPU: builds tests/cuda/emulator/, a libcuda.so.1 that runs them and a libnvrtc.so.13 that
+compiles those of run time, and compares what they compute with the double reference. Case files and random cases of
+everything as they are planned, then each schedule alone, with its own geometry and with drawn ones. A kernel, an
+exchange, or a body with a layout and an option (WANTED) that no problem ran has failed.
 Closes with `N passed, N failed, N skipped`.
 
-    tests/check_emulator.py [--jobs 2] [--cmake cmake] [--full] [--seed 1] [BUILD_FOLDER]
+    tests/cuda/check_emulator.py [--jobs 2] [--cmake cmake] [--full] [--seed 1] [BUILD_FOLDER]
 
 --full runs four times the cases: `make check FULL=1`.
-    tests/check_emulator.py [--schedule held] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda"
+    tests/cuda/check_emulator.py [--schedule held] [--geometry 2] --case "group_norm 2x8x5x5 groups=2 device=cuda"
     [BUILD_FOLDER]
 
 BUILD_FOLDER is build/release. What the emulator sees, and what it cannot see, is in docs/testing.md."""
@@ -25,7 +25,7 @@ import sys
 import time
 from typing import List, Optional, Set, Tuple
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped$", re.M)
 RUN_SECONDS = 400  # a kernel that waits for ever is noticed by the emulator itself
 # Case files of what random cases seldom have: each so many-th, since most cases have a kernel of their own to compile.
@@ -120,7 +120,7 @@ class Emulator:
     def __init__(self, build: pathlib.Path) -> None:
         self.build = build
         # The library's cache keeps what was compiled, by the device's text; here by the emulator's, too.
-        text = b"".join((ROOT / "tests/emulator" / name).read_bytes()
+        text = b"".join((ROOT / "tests/cuda/emulator" / name).read_bytes()
                         for name in ("emulator.h", "language.h", "nvrtc.c", "ptx.h"))
         self.env = {**os.environ, "LD_LIBRARY_PATH": str(build / "emulator"), "NORMFUSE_VERBOSE": "dispatch",
                     "NORMFUSE_NUM_THREADS": "1", "NORMFUSE_NVRTC": str(build / "emulator/libnvrtc.so.13"),

@@ -8,14 +8,14 @@
 # seconds.
 # Exit status: 0 all passed, 1 something failed, 3 there is no GPU. Logs: BUILD_FOLDER/check-cuda/.
 set -u
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/../.." || exit 2
 sanitize=
 if [ "${1:-}" = --sanitize ]; then
     sanitize=1
     shift
 fi
 if [ $# -ne 1 ] || [ ! -x "$1/test_operators" ]; then
-    echo "usage: tests/check_cuda.sh [--sanitize] BUILD_FOLDER (the one with test_operators and test_cuda)" >&2
+    echo "usage: tests/cuda/check_cuda.sh [--sanitize] BUILD_FOLDER (the one with test_operators and test_cuda)" >&2
     exit 2
 fi
 build=$1
@@ -64,17 +64,18 @@ finish() {
 }
 
 if [ -n "$sanitize" ]; then
-    tool=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)}
+    tool=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer ||
+        ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)}
     if [ -z "$tool" ]; then
         echo "skipped: memcheck, racecheck, initcheck, synccheck: compute-sanitizer was not found (COMPUTE_SANITIZER=)"
         echo "0 passed, 0 failed, 4 skipped"
         exit 0
     fi
     kinds="memcheck racecheck initcheck synccheck"
-    # What two tools do not follow is left out for them, by the kernel that a line runs; what was tried is in
-    # docs/history/cuda-records.md (0011). synccheck takes the barriers of one block of a cluster of 16 for another's: it reports
-    # "Missing wait" of a textbook exchange by st.async, too, in clusters of 16 and not of 8.
-    grep -vE '^#|^$' tests/sanitize_cases.txt >"$logs/memcheck-cases.txt"
+    # Kernels that two tools do not follow are left out for them, by the kernel that a line runs; trials are in
+    # docs/history/cuda-records.md (0011). synccheck takes the barriers of one block of a cluster of 16 for another's:
+    # it reports "Missing wait" of a textbook exchange by st.async, too, in clusters of 16 and not of 8.
+    grep -vE '^#|^$' tests/cuda/sanitize_cases.txt >"$logs/memcheck-cases.txt"
     cp "$logs/memcheck-cases.txt" "$logs/initcheck-cases.txt"
     : >"$logs/racecheck-cases.txt"
     : >"$logs/synccheck-cases.txt"
@@ -85,7 +86,8 @@ if [ -n "$sanitize" ]; then
     done <"$logs/memcheck-cases.txt"
     for kind in $kinds; do
         # A tool that cannot start with this driver is left out by name.
-        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe >"$logs/$kind-start.txt" 2>&1; then
+        if ! timeout 60 "$tool" --tool "$kind" --error-exitcode 9 "$build/test_cuda" --probe \
+            >"$logs/$kind-start.txt" 2>&1; then
             echo "skipped: $kind does not start here: $(grep -v '^$' "$logs/$kind-start.txt" | tail -n 1 | cut -c 1-200)"
             skipped=$((skipped + 1))
             continue
@@ -139,10 +141,10 @@ sed -n 's/^normfuse: dispatch: .*: //p' "$logs/cases.errors" | grep -oE '[a-z]+[
 if "$build/test_cuda" --probe | grep -qE 'H(100|200).*, 132 multiprocessors'; then
     timeout "$limit" "$build/test_operators" --with device=cuda --hashes --seed 2468 --random 200 >"$logs/hashes.all"
     status=$?
-    different=$(grep -E '^[0-9a-f]{16}  ' "$logs/hashes.all" | diff - tests/hashes-hopper.txt | grep '^<')
+    different=$(grep -E '^[0-9a-f]{16}  ' "$logs/hashes.all" | diff - tests/cuda/hashes-hopper.txt | grep '^<')
     sed 's/^</FAIL other bits:/' <<<"$different" | grep FAIL >"$logs/hashes.txt"
     count=$(grep -c . "$logs/hashes.txt")
-    echo "$(($(wc -l <tests/hashes-hopper.txt) - count)) passed, $count failed, 0 skipped" >>"$logs/hashes.txt"
+    echo "$(($(wc -l <tests/cuda/hashes-hopper.txt) - count)) passed, $count failed, 0 skipped" >>"$logs/hashes.txt"
 else
     status=0
     echo "skipped: bits of an H100 or H200 with 132 multiprocessors: this is another GPU" >"$logs/hashes.txt"
@@ -151,7 +153,7 @@ fi
 collect hashes "$logs/hashes.txt" "$status"
 
 # Every kernel has run, or is named.
-kernels=$(sed -n 's/^\([a-z][a-z0-9_]*\) .*/\1/p' tests/limits.txt)
+kernels=$(sed -n 's/^\([a-z][a-z0-9_]*\) .*/\1/p' tests/cuda/limits.txt)
 never=$(comm -23 <(sort -u <<<"$kernels") <(sort -u "$logs/kernels.ran"))
 for kernel in $never; do
     echo "skipped: $kernel: no case runs it on this GPU" >>"$logs/kernels.txt"
