@@ -134,7 +134,7 @@ def problems(rounds, calls, shape):
             mine, others = (jax.jit(wrap(function)) for function in (ours, theirs))
             times = in_turn({"normfuse": lambda i: mine(*arrays[i]), "flax": lambda i: others(*arrays[i])}, sets,
                             rounds, calls)
-            yield {**row, **({"programs": "each"} if on_gpu() else {}), 
+            yield {**row, **({"programs": "each"} if on_gpu() else {}),
                    **figures("ms", 1e3, 4 if on_gpu() else 3, times)}
             if on_gpu():
                 mine, others = (in_one_program(wrap(function)) for function in (ours, theirs))
