@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import operator
 import types
 from typing import Any, Optional
 
@@ -47,7 +48,9 @@ METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "c
                      "float", "double", "half", "type", "tanh", "sigmoid", "movedim", "unbind", "unflatten"})
 VIEWS = ("movedim", "permute", "transpose")  # through which a norm over channels meets what follows it
 ARITHMETIC = {torch.add: "add", torch.mul: "multiply", torch.div: "divide", torch.true_divide: "divide",
-              torch.multiply: "multiply", torch.divide: "divide"}
+              torch.multiply: "multiply", torch.divide: "divide", operator.add: "add", operator.mul: "multiply",
+              operator.truediv: "divide"}
+ARITHMETIC_METHODS = {"add": "add", "add_": "add", "mul": "multiply", "div": "divide"}
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
@@ -388,8 +391,11 @@ class Frame:
 
     # Calls.
 
-    def call(self, f: Any, x: Any) -> Any:
-        """f(x). x may be pending, and then nothing else reads it; what this gives may be."""
+    def call(self, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...). The first argument may be pending, and then nothing else reads it; what this gives may be."""
+        if len(given) != 1 or named:
+            return self._call(f, *given, **named)
+        x, = given
         kind = KINDS.get(type(f))
         if type(x) is Pending:
             if x.value is None:
@@ -423,6 +429,21 @@ class Frame:
                           or not self._apart(x) or (type(f) in DROPOUTS and any(p.dropout for p in self.open))):
             self.settle()
         return f(x)
+
+    activate = call  # of an activation: nothing is pending then
+
+    def _call(self, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...), of other than one argument."""
+        if given and _is_open(given[0]) and type(f) in CALLABLES and f in ACTIVATIONS:
+            value = self._activated(f, *given, **named)
+            if value is not _NOT_PENDING:
+                return value
+        inner = self._inner_of(f)
+        if inner is not None:
+            return self._share(inner, f, *given, **named)
+        given = tuple(map(force, given))
+        self.settle()
+        return f(*given, **named)
 
     def run(self, fs: Any, x: Any) -> Any:
         """x through what fs gives, one after the other. x may be pending, and so may what this gives."""
@@ -482,16 +503,6 @@ class Frame:
             return self._alone(before, inner(f.__self__, self, *given, **named))
         return self._alone(before, inner(self, *given, **named))
 
-    def go(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...) where f was a function or method that can share the frame when the text was rewritten. The first
-        argument may be pending."""
-        inner = self._inner_of(f)
-        if inner is not None:
-            return self._share(inner, f, *given, **named)
-        given = tuple(map(force, given))
-        self.settle()
-        return f(*given, **named)
-
     def _wait(self, layer: nn.Module, x: Any) -> Pending:
         if self.open:
             self.safe(x.value if type(x) is Biased else x)
@@ -540,14 +551,6 @@ class Frame:
         chosen = _activations.of_call(f, rest, named)
         return _NOT_PENDING if chosen is None else x.activated(chosen)
 
-    def activate(self, f: Any, x: Any, *rest: Any, **named: Any) -> Any:
-        """f(x, ...) where f was an activation function when the text was rewritten."""
-        if _is_open(x) and type(f) in CALLABLES and f in ACTIVATIONS:
-            given = self._activated(f, x, *rest, **named)
-            if given is not _NOT_PENDING:
-                return given
-        return f(self.settled(x), *rest, **named)
-
     def in_place(self, x: Any, method: str, f: Any, *rest: Any, **named: Any) -> Any:
         """x after the statement f(x, ...); after x.method(...), where there is one."""
         given: Any = _NOT_PENDING
@@ -567,17 +570,30 @@ class Frame:
 
     # Arithmetic.
 
-    def arithmetic(self, f: Any, a: Any, b: Any) -> Any:
-        """f(a, b), of a function that was torch.add, torch.mul or the like when the text was rewritten."""
+    add, multiply, divide = operator.add, operator.mul, operator.truediv
+
+    def arithmetic(self, reader: str, f: Any, a: Any, b: Any) -> Any:
+        """f(a, b), of a function that was one of ARITHMETIC when the text was rewritten. reader: of a sum that may be a
+        "factor" or a "dividend" next."""
         what = ARITHMETIC.get(f) if type(f) in CALLABLES else None
-        if what is not None and (type(a) is Pending or type(b) is Pending or what == "add"):
-            given = self._sum(a, b, False) if what == "add" else self._product(a, b) if what == "multiply" else \
-                self._quotient(a, b)
-            if given is None and what == "add":
-                given = self._one_plus(a, b)
-            if given is not None:
-                return given
-        return f(self.settled(a), self.settled(b))
+        value = self._combined(what, a, b) if type(a) is Pending or type(b) is Pending else None
+        if value is None and reader == "factor" and what == "add":
+            a, b = force(a), force(b)
+            value = self._one_plus(a, b)
+        if value is None:
+            checked = self.settled if what is None else self.safe
+            value = f(checked(a), checked(b))
+        if reader == "dividend" and type(value) in _TENSORS:
+            pending = Pending(self, _TOTAL, None)
+            pending.close()
+            pending.value = value
+            return pending
+        return value
+
+    def _combined(self, what: Optional[str], a: Any, b: Any, in_place: bool = False) -> Any:
+        """a and b added, multiplied or divided, where one of them is pending; None where that is no one call."""
+        return (self._sum(a, b, in_place) if what == "add" else self._product(a, b) if what == "multiply" else
+                self._quotient(a, b) if what == "divide" else None)
 
     def method(self, x: Any, name: str, *rest: Any) -> Any:
         """x.name(...)."""
@@ -592,8 +608,7 @@ class Frame:
             if type(x) in _TENSORS and not rest and not self.compiling and x.device.type in _calls.BIAS_DEVICES:
                 return Pending(self, _COPIED, self.safe(x))
         elif len(rest) == 1:
-            given = (self._sum(x, *rest, name == "add_") if name in ("add", "add_") else self._product(x, *rest)
-                     if name == "mul" else self._quotient(x, *rest))
+            given = self._combined(ARITHMETIC_METHODS[name], x, *rest, name == "add_")
         if given is not None:
             return given
         x, rest = force(x), [force(other) for other in rest]
@@ -622,31 +637,6 @@ class Frame:
                 return Pending(self, _ONE_PLUS, self.safe(other))
         return None
 
-    def add(self, a: Any, b: Any) -> Any:
-        if type(a) is Pending or type(b) is Pending:
-            given = self._sum(a, b, False)
-            if given is not None:
-                return given
-        elif not self.open:
-            return a + b
-        return self.safe(a) + self.safe(b)
-
-    def total(self, a: Any, b: Any) -> Any:
-        """a + b, which may be divided by 1.0 next."""
-        value = self.add(a, b)
-        if type(value) is not Pending and type(value) in _TENSORS:
-            pending = Pending(self, _TOTAL, None)
-            pending.close()
-            pending.value = value
-            return pending
-        return value
-
-    def one_plus(self, a: Any, b: Any) -> Any:
-        """a + b, which may be a factor next."""
-        a, b = force(a), force(b)
-        given = self._one_plus(a, b)
-        return self.safe(a) + self.safe(b) if given is None else given
-
     def iadd(self, a: Any, b: Any) -> Any:
         given = self._sum(a, b, True) if type(a) is Pending or type(b) is Pending else None
         if given is None:
@@ -673,19 +663,11 @@ class Frame:
                     return x
         return None
 
-    def multiply(self, a: Any, b: Any) -> Any:
-        given = self._product(a, b)
-        return self.safe(a) * self.safe(b) if given is None else given
-
     def _quotient(self, a: Any, b: Any) -> Any:
         if type(a) is Pending and a.layer is _TOTAL and type(b) in (int, float) and b == 1 \
                 and a.value.is_floating_point():
             return a.value
         return None
-
-    def divide(self, a: Any, b: Any) -> Any:
-        given = self._quotient(a, b)
-        return self.safe(a) / self.safe(b) if given is None else given
 
 
 _ITEMS = frozenset({type({}.items()), type(collections.OrderedDict().items())})

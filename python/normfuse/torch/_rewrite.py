@@ -25,18 +25,18 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 
-from ._pending import (ACTIVATIONS, ARITHMETIC, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, VIEWS,
-                       Frame, Pending, Shared)
+from ._pending import (ACTIVATIONS, ARITHMETIC, ARITHMETIC_METHODS, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS,
+                       METHODS, PLAIN, VIEWS, Frame, Pending, Shared)
 from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
 FRAME = "_normfuse"
 # Parts of the frame that may give a pending value.
-_WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply",
-                    "in_place"})
+_WAITS = frozenset({"call", "run", "arithmetic", "iadd", "in_place"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
-_OPERATORS = {ast.Mult: "multiply", ast.Div: "divide"}
+_OPERATORS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}
+_READERS = {"multiply": "factor", "divide": "dividend"}  # of what is in it
 # Contexts that let every exception pass.
 _PASSING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast,
             torch.autograd.profiler.record_function, torch.device, contextlib.nullcontext, torch.random.fork_rng,
@@ -46,8 +46,12 @@ _KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": fl
                    "getattr": getattr}
 
 
+def _of_frame(name: str) -> ast.Attribute:
+    return ast.Attribute(ast.Name(FRAME, ast.Load()), name, ast.Load())
+
+
 def _do(name: str, *args: ast.expr, keywords: Any = ()) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name(FRAME, ast.Load()), name, ast.Load()), list(args), list(keywords))
+    return ast.Call(_of_frame(name), list(args), list(keywords))
 
 
 def done(node: Any) -> str:
@@ -138,7 +142,7 @@ class _Rewriter:
             return made
         checked = _do(how, made, *others)
         if isinstance(made, ast.Name) or self._is_own(made):
-            return ast.IfExp(ast.Attribute(ast.Name(FRAME, ast.Load()), "open", ast.Load()), checked, made)
+            return ast.IfExp(_of_frame("open"), checked, made)
         return checked
 
     def _waits(self, made: ast.expr) -> ast.expr:
@@ -225,31 +229,25 @@ class _Rewriter:
         return ast.Attribute(self._check("owner", value, ast.Constant(node.attr)), node.attr, ast.Load())
 
     def _binary(self, node: ast.BinOp) -> ast.expr:
-        if isinstance(node.op, ast.Add):
-            return self._sum(node)
-        name = _OPERATORS.get(type(node.op))
-        if name is not None:
-            role = "factor" if name == "multiply" else "dividend"
-            left = self.of(node.left, True, role)
-            right = self.of(node.right, name == "multiply", role)
-            if self._may_wait(left) or self._may_wait(right):
-                return self._waits(_do(name, left, right))
-            return ast.BinOp(self._checked(left), node.op, self._checked(right))
-        return ast.BinOp(self.safe(node.left), node.op, self.safe(node.right))
+        what = _OPERATORS.get(type(node.op))
+        if what is None:
+            return ast.BinOp(self.safe(node.left), node.op, self.safe(node.right))
+        return self._combined(what, _of_frame(what), node.left, node.right,
+                              lambda a, b: ast.BinOp(self._checked(a), node.op, self._checked(b)))
 
     def _checked(self, made: ast.expr) -> ast.expr:
         return made if isinstance(made, ast.Constant) else self._check("safe", made)
 
-    def _sum(self, node: ast.BinOp) -> ast.expr:
-        role = self.role
-        left, right = self.of(node.left, True), self.of(node.right, True)
-        if role == "factor" and (_is_one(node.left) or _is_one(node.right)):
-            return self._waits(_do("one_plus", left, right))
-        if role == "dividend":
-            return self._waits(_do("total", left, right))
-        if self._may_wait(left) or self._may_wait(right):
-            return self._waits(_do("add", left, right))
-        return ast.BinOp(self._checked(left), node.op, self._checked(right))
+    def _combined(self, what: str, f: ast.expr, a: ast.expr, b: ast.expr,
+                  otherwise: Callable[[ast.expr, ast.expr], ast.expr]) -> ast.expr:
+        """f(a, b), which adds, multiplies or divides. otherwise: makes it of operands that cannot be pending."""
+        reader, inner = self.role if what == "add" else "", _READERS.get(what, "")
+        if reader == "factor" and not (_is_one(a) or _is_one(b)):
+            reader = ""
+        left, right = self.of(a, True, inner), self.of(b, what != "divide", inner)
+        if reader or self._may_wait(left) or self._may_wait(right):
+            return self._waits(_do("arithmetic", ast.Constant(reader), f, left, right))
+        return otherwise(left, right)
 
     # ---- calls ----
 
@@ -293,7 +291,6 @@ class _Rewriter:
 
     def _call(self, node: ast.Call) -> ast.expr:
         f, args, keywords, known = node.func, node.args, node.keywords, self.known(node.func)
-        role = self.role
         if isinstance(f, ast.Name) and f.id == "super":
             return node
         plain = not any(isinstance(a, ast.Starred) for a in args) and all(k.arg for k in keywords)
@@ -317,18 +314,12 @@ class _Rewriter:
                 return self._closed_call(callee, [value, *rest], named)
             return self._harmless(callee, [value], [])
         if self._arithmetic(node):
-            name = self._arithmetic(node)
-            one = name == "add" and role == "factor" and (_is_one(args[0]) or _is_one(args[1]))
-            inner = {"multiply": "factor", "divide": "dividend"}.get(name, "")
             callee = self.of(f)
-            a, b = self.of(args[0], True, inner), self.of(args[1], name != "divide", inner)
-            if one or self._may_wait(a) or self._may_wait(b):
-                return self._waits(_do("arithmetic", callee, a, b))
-            return self._harmless(callee, [a, b], [])
+            return self._combined(self._arithmetic(node), callee, *args, lambda *ab: self._harmless(callee, [*ab], []))
         raw, own = self.raw, self._is_own(f)
         if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in _PENDING_METHODS and known is None \
                 and not own and len(args) < 2:
-            reader = {"mul": "factor", "div": "dividend"}.get(f.attr, "")
+            reader = _READERS.get(ARITHMETIC_METHODS.get(f.attr, ""), "")
             operands = [self.of(f.value, True, reader), *(self.of(a, f.attr != "div", reader) for a in args)]
             if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
                 made = _do("method", operands[0], ast.Constant(f.attr), *operands[1:])
@@ -343,7 +334,7 @@ class _Rewriter:
             return self._harmless(value, list(map(self.of, args)), [], f.attr)
         if plain and self._shares(f):
             callee = self.of(f)
-            return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
+            return self._waits(_do("call", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
                                    keywords=self._keywords(keywords)))
         method = isinstance(f, ast.Attribute) and not own and f.attr in METHODS and known is None
         if plain and len(args) == 1 and not keywords and not method and self._may_be_module(f):

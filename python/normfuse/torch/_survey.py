@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from . import _activations, _calls
-from ._pending import ACTIVATIONS, ARITHMETIC, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING, VIEWS
+from ._pending import (ACTIVATIONS, ARITHMETIC, ARITHMETIC_METHODS, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS,
+                       PLAIN, SCALING, VIEWS)
 from ._rewrite import FRAME, done
 from ._rules import (BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, is_channel_norm, takes_activation,
                      takes_modulation)
@@ -49,6 +50,7 @@ class Waiting(NamedTuple):
 
 _PRELU = _activations.choice("prelu", slope=None)
 _ONE_PLUS = Waiting(None, 0, "one plus")
+_FRAME = types.SimpleNamespace(open=True, add=operator.add, multiply=operator.mul, divide=operator.truediv)
 
 
 class _Jump(Exception):
@@ -92,8 +94,9 @@ class Survey:
         if self.depth > _DEPTH:
             return UNKNOWN
         before = self.env, self.globals, self.block, self.returned
-        names = [a.arg for a in tree.args.args if a.arg != "_normfuse"]
+        names = [a.arg for a in tree.args.args if a.arg != FRAME]
         self.env = {a.arg: UNKNOWN for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+        self.env[FRAME] = (Known(_FRAME),)
         if me is not None:
             self.env[names.pop(0)] = (Known(me),)
         if names:
@@ -227,8 +230,6 @@ class Survey:
 
     def truth(self, node: ast.expr) -> Optional[bool]:
         node = _plain(node)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == FRAME:
-            return True  # something may be open
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             truth = self.truth(node.operand)
             return None if truth is None else not truth
@@ -417,9 +418,40 @@ class Survey:
 
     # ---- calls ----
 
-    def _call(self, node: ast.Call, callee: ast.expr, argument: ast.expr) -> Any:
-        fs, x = self.value(callee), self.value(argument)
+    def _call(self, node: ast.Call, callee: ast.expr, *given: ast.expr) -> Any:
+        fs, x = self.value(callee), self.value(given[0]) if given else UNKNOWN
+        others = [self.force(self.value(other)) for other in [*given[1:], *(k.value for k in node.keywords)]]
+        me, inner = self.inner_of(callee)
+        if inner is not None:
+            return self.function(inner._normfuse_tree, inner.__globals__, me,
+                                 x if inner._normfuse_takes else self.force(x))
+        f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
+        if isinstance(f, CALLABLES) and f in ACTIVATIONS:
+            if ACTIVATIONS[f] == "prelu":
+                return self.activation(x, _PRELU)
+            known = [v[0].value if isinstance(v[0], Known) else 0.0 for v in others]
+            return self.activation(x, _activations.of_call(f, tuple(known[:len(given) - 1]), {
+                k.arg: v for k, v in zip(node.keywords, known[len(given) - 1:])}))
+        if len(given) != 1 or node.keywords:
+            return self.unknown(callee, x)
         return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
+
+    _activate = _call
+
+    def inner_of(self, callee: ast.expr) -> tuple[Optional[nn.Module], Any]:
+        """The form of a function or method that shares its caller's frame, and the module that it is a method of."""
+        me = None
+        if isinstance(callee, ast.Attribute):
+            of_super = isinstance(callee.value, ast.Call)
+            me = self.block if of_super else self.only(callee.value)
+            inners = getattr(type(me), "_normfuse_inner", {})
+            static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
+            if of_super:
+                static = next((f for f in inners if f.__name__ == callee.attr and f is not static), None)
+            if static in inners:
+                return me, inners[static]
+        f = self.only(callee)
+        return None, None if f is None else INNER_FUNCTIONS.get(f) if isinstance(f, CALLABLES) else None
 
     def _run(self, node: ast.Call, fs: ast.expr, argument: ast.expr) -> Any:
         x, items = self.value(argument), self.items(fs)
@@ -498,37 +530,6 @@ class Survey:
         self.force(x)
         return UNKNOWN
 
-    def _activate(self, node: ast.Call, callee: ast.expr, argument: ast.expr, *rest: ast.expr) -> Any:
-        f, x = self.only(callee), self.value(argument)
-        given = [self.force(self.value(other)) for other in [*rest, *(k.value for k in node.keywords)]]
-        if f not in ACTIVATIONS:
-            return self.unknown(callee, x)
-        if ACTIVATIONS[f] == "prelu":
-            return self.activation(x, _PRELU)
-        given = [v[0].value if isinstance(v[0], Known) else 0.0 for v in given]
-        return self.activation(x, _activations.of_call(f, tuple(given[:len(rest)]), {
-            k.arg: v for k, v in zip(node.keywords, given[len(rest):])}))
-
-    def _go(self, node: ast.Call, callee: ast.expr, *given: ast.expr) -> Any:
-        x = self.value(given[0]) if given else UNKNOWN
-        for other in [*given[1:], *(k.value for k in node.keywords)]:
-            self.force(self.value(other))
-        me, inner = None, None
-        if isinstance(callee, ast.Attribute):
-            me = self.block if isinstance(callee.value, ast.Call) else self.only(callee.value)
-            inners = getattr(type(me), "_normfuse_inner", {})
-            static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
-            if isinstance(callee.value, ast.Call):  # super()
-                static = next((f for f in inners if f.__name__ == callee.attr and f is not static), None)
-            inner = inners.get(static)
-        if inner is None:
-            me, inner = None, INNER_FUNCTIONS.get(self.only(callee)) if self.only(callee) is not None else None
-        if inner is None:
-            return self.unknown(callee, x)
-        if not inner._normfuse_takes:
-            x = self.force(x)
-        return self.function(inner._normfuse_tree, inner.__globals__, me, x)
-
     # ---- arithmetic ----
 
     def sum(self, a: Any, b: Any, in_place: bool) -> Any:
@@ -556,17 +557,8 @@ class Survey:
         self.force(a), self.force(b)
         return UNKNOWN
 
-    def _add(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        return self.sum(self.value(a), self.value(b), False)
-
-    _total = _add
-
     def _iadd(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
         return self.sum(self.value(a), self.value(b), True)
-
-    def _one_plus(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        self.force(self.value(a)), self.force(self.value(b))
-        return (_ONE_PLUS,)
 
     def product(self, a: Any, b: Any) -> Any:
         for x, factor in ((a, b), (b, a)):
@@ -577,29 +569,28 @@ class Survey:
         self.force(a), self.force(b)
         return UNKNOWN
 
-    def _multiply(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        return self.product(self.value(a), self.value(b))
-
-    def _divide(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        self.force(self.value(a)), self.force(self.value(b))
+    def combined(self, what: Optional[str], a: Any, b: Any, in_place: bool = False) -> Any:
+        if what == "add":
+            return self.sum(a, b, in_place)
+        if what == "multiply":
+            return self.product(a, b)
+        self.force(a), self.force(b)
         return UNKNOWN
 
-    def _arithmetic(self, node: ast.Call, callee: ast.expr, a: ast.expr, b: ast.expr) -> Any:
-        what = ARITHMETIC.get(self.only(callee))
-        x, y = self.value(a), self.value(b)
-        if what == "add" and any(v in ((Known(1),), (Known(1.0),)) for v in (x, y)):
+    def _arithmetic(self, node: ast.Call, reader: ast.expr, callee: ast.expr, a: ast.expr, b: ast.expr) -> Any:
+        x, y, what = self.value(a), self.value(b), ARITHMETIC.get(self.only(callee))
+        if what == "add" and reader.value == "factor":  # type: ignore[attr-defined]
+            self.force(x), self.force(y)
             return (_ONE_PLUS,)
-        return self.sum(x, y, False) if what == "add" else self.product(x, y)
+        return self.combined(what, x, y)
 
     def _method(self, node: ast.Call, argument: ast.expr, name: ast.expr, *rest: ast.expr) -> Any:
         x, others = self.value(argument), [self.value(r) for r in rest]
         name = name.value  # type: ignore[attr-defined]
         if name in ("relu", "relu_", "prelu"):
             return self.activation(x, _PRELU if name == "prelu" else _activations.choice("relu"))
-        if name in ("add", "add_"):
-            return self.sum(x, *others, name == "add_")
-        if name == "mul":
-            return self.product(x, *others)
+        if name in ARITHMETIC_METHODS:
+            return self.combined(ARITHMETIC_METHODS[name], x, *others, name == "add_")
         if name in VIEWS:
             for value in others:
                 self.force(value)
@@ -638,7 +629,7 @@ def _without_frame(node: ast.AST) -> ast.AST:
                 if not method.value:
                     return ast.Call(f, [x, *rest], call.keywords)
                 return ast.Call(ast.Attribute(x, method.value, ast.Load()), rest, [])
-            return ast.Call(call.args[0], call.args[1:], call.keywords) if what in ("call", "go", "activate") else call
+            return ast.Call(call.args[0], call.args[1:], call.keywords) if what in ("call", "activate") else call
 
     return Plain().visit(copy.deepcopy(node))
 
