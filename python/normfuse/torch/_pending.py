@@ -117,67 +117,61 @@ class Pending:
             if self.consumed:
                 raise RuntimeError("normfuse: a value is read that became part of a fused call; please report it, and "
                                    "call normfuse.torch.revert(model) until then")
-            input = self.close()
             if type(self.layer) is str:
+                input = self.close()
                 self.value = (complete(input) if self.layer is _CONVOLVED else input.contiguous()
                               if self.layer is _COPIED else 1 + input)
                 return self.value
-            frame, layer = self.frame, self.layer
-            adds = self.added is not None and is_channel_norm(type(layer))
-            frame.note(layer, "add" if adds else "" if self.shift is None else "scale + shift")
-            if self.shift is not None or adds:
-                value = fused_call(layer, input, _NO_ACTIVATION, **(
-                    {"post_add": self.added} if adds else {"scale": self.scale, "shift": self.shift}))
-            else:
-                value = (fused_call(layer, input, _NO_ACTIVATION) if type(input) is Biased else
-                         layer(input) if frame.scoped else layer.forward(input))
-            if self.order is not None:
-                value = value.permute(self.order)
+            adds = self.added is not None and not is_channel_norm(type(self.layer))
+            value = self._called({}, None if adds else self.added)
             if self.scale is not None and self.shift is None:
                 value = value * (1 + self.factor)
-            if adds:
-                pass
-            elif self.in_place:
+            if adds and self.in_place:
                 value += self.added
-            elif self.added is not None:
+            elif adds:
                 value = value + self.added
             self.value, self.added = value if self.dropout is None else self.dropout(value), None
         return self.value
 
     def activated(self, chosen: _activations.Choice) -> Any:
         """activation(this), where nothing else reads this; _NOT_PENDING where that is no one call."""
-        layer, dropout, added, scale, name = self.layer, self.dropout, self.added, self.scale, chosen["activation"]
-        if type(layer) is str or (scale is None) != (self.shift is None) or (
-                dropout is not None and (name not in SCALING or (added is not None and dropout.inplace))) or (
+        layer, dropout, name = self.layer, self.dropout, chosen["activation"]
+        if type(layer) is str or (self.scale is None) != (self.shift is None) or (
+                dropout is not None and (name not in SCALING or (self.added is not None and dropout.inplace))) or (
                 name == "prelu" and (type(chosen["slope"]) not in _TENSORS
                                      or not takes_activation(type(layer), {"slope": None}))):
             return _NOT_PENDING
-        of_channels = is_channel_norm(type(layer))
-        if of_channels and name == "prelu" and not (chosen["slope"].shape == (1,) or chosen[
-                "slope"].shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input)):
+        if name == "prelu" and is_channel_norm(type(layer)) and chosen["slope"].shape != (1,) and not (
+                chosen["slope"].shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input)):
             return _NOT_PENDING
-        frame, input, order = self.frame, self.close(), self.order
-        others = {} if added is scale is None else {"post_add": added} if scale is None else {
-            "scale": scale, "shift": self.shift}
+        value = self._called(chosen, self.added)
+        self.added = self.scale = self.shift = None
+        return value if dropout is None else dropout(value)
+
+    def _called(self, chosen: _activations.Choice, added: Optional[Tensor]) -> Any:
+        """The norm's call with scale and shift, what is added and the activation; permuted."""
+        frame, layer, input, name = self.frame, self.layer, self.close(), chosen.get("activation", "")
+        others, taken = ({"scale": self.scale, "shift": self.shift}, "scale + shift") if self.shift is not None else (
+            {"post_add": added}, "add") if added is not None else ({}, "")
         if frame.fused is not None:
-            frame.fused.append((layer, name if not others else f"add + {name}" if scale is None else
-                                f"scale + shift + {name}"))
-        if name == "prelu" and not of_channels or type(input) is Biased:
+            frame.fused.append((layer, f"{taken} + {name}" if taken and name else taken or name))
+        if type(input) is Biased or name == "prelu" and not is_channel_norm(type(layer)):
             value = fused_call(layer, input, chosen, **others)
         else:
             value = (layer if frame.scoped else layer.forward)(input, **others, **chosen)
-        self.added = self.scale = self.shift = None
-        if order is not None:
-            value = value.permute(order)
-        return value if dropout is None else dropout(value)
+        return value if self.order is None else value.permute(self.order)
 
     def before(self, axis: int) -> int:
         """Which axis of the norm's output it is."""
         return axis if self.order is None else self.order[axis]
 
+    def tensor(self) -> Tensor:
+        """The input, without a bias that is not added yet."""
+        return self.input.value if type(self.input) is Biased else self.input
+
     def shape(self) -> tuple[int, ...]:
-        """The output's shape; of a norm over channels, permuted."""
-        shape = self.input.shape
+        """The output's shape."""
+        shape = self.tensor().shape
         return shape if self.order is None else tuple(shape[axis] for axis in self.order)
 
     def permuted(self, name: str, rest: tuple[Any, ...]) -> Optional[Pending]:
@@ -190,43 +184,27 @@ class Pending:
         return self
 
     def is_modulation(self, parameter: Tensor) -> bool:
-        """Is it scale or shift of samples and channels, for what a norm over channels gives?"""
-        shape, layer = self.shape(), self.layer
-        expected = [1] * len(shape)
-        axis = channel_axis(layer, self.input)
+        """Is it scale or shift of samples and channels?"""
+        shape, x = self.shape(), self.tensor()
+        axis = channel_axis(self.layer, x)
         at = axis if self.order is None else self.order.index(axis)
         if at == 0 or self.before(0) != 0:
             return False
-        expected[0], expected[at] = shape[0], shape[at]
-        return parameter.shape == tuple(expected) and parameter.dtype == result_type(layer, self.input)
+        expected = [size if i in (0, at) else 1 for i, size in enumerate(shape)]
+        return (parameter.shape == tuple(expected) and parameter.dtype == result_type(self.layer, x)
+                and parameter.device == x.device)
 
     def plus(self, other: Any, in_place: bool) -> Any:
         """this + other, still pending; None where that cannot be."""
-        x = self.input.value if type(self.input) is Biased else self.input
+        x = self.tensor()
         if self.added is not None or self.shift is not None or self.dropout is not None \
                 or type(other) not in _TENSORS or other.device != x.device:
             return None
-        if is_channel_norm(type(self.layer)):
-            return self._plus(other, in_place)
-        if other.dtype != x.dtype:
-            return None
-        if self.scale is None:
-            if other.shape != x.shape:
-                return None
-            self.added, self.in_place = other, in_place
-        elif other.shape != _per_channel(x):
-            return None
-        else:
-            self.shift = other
-        return self
-
-    def _plus(self, other: Tensor, in_place: bool) -> Optional[Pending]:
-        """plus() of a norm over channels."""
         if self.scale is not None:
             if not self.is_modulation(other):
                 return None
             self.shift = other.reshape(self.scale.shape)
-        elif other.shape == self.shape() and other.dtype == result_type(self.layer, self.input):
+        elif other.shape == self.shape() and other.dtype == result_type(self.layer, x):
             if self.order is not None:
                 other = other.permute(sorted(range(other.dim()), key=self.order.__getitem__))
             self.added, self.in_place = other, in_place
@@ -252,10 +230,6 @@ def _moved(name: str, rest: tuple[Any, ...], axes: int) -> Optional[list[int]]:
     else:
         order[at[0]], order[at[1]] = at[1], at[0]
     return order
-
-
-def _per_channel(x: Tensor) -> tuple[int, ...]:
-    return (*x.shape[:2], *(1,) * (x.dim() - 2))
 
 
 def _is_open(value: Any) -> bool:
@@ -287,10 +261,6 @@ class Frame:
             self.scoped = _is_tracing() is not None or _is_profiling()
             self.fused = []
             module.__dict__[FUSED] = next(_count), self.fused
-
-    def note(self, layer: nn.Module, what: str) -> None:
-        if self.fused is not None:
-            self.fused.append((layer, what))
 
     # Operations of rewritten text on values that may be pending.
 
@@ -650,16 +620,10 @@ class Frame:
         for x, factor in ((a, b), (b, a)):
             if _norm_is_open(x) and _is_open(factor) and factor.layer is _ONE_PLUS and takes_modulation(
                     type(x.layer)) and x.added is x.scale is x.dropout is None:
-                input, scale = x.input.value if type(x.input) is Biased else x.input, factor.input
-                if is_channel_norm(type(x.layer)):
-                    if x.is_modulation(scale) and scale.device == input.device:
-                        factor.close()
-                        x.factor, x.scale = scale, scale.reshape(scale.shape[0], -1)
-                        return x
-                    continue
-                if scale.shape == _per_channel(input) and scale.dtype == input.dtype and scale.device == input.device:
+                scale = factor.input
+                if x.is_modulation(scale):
                     factor.close()
-                    x.factor = x.scale = scale
+                    x.factor, x.scale = scale, scale.reshape(scale.shape[0], -1)
                     return x
         return None
 
