@@ -117,11 +117,9 @@ class _Rewriter:
             made.again = raw  # type: ignore[attr-defined]
             return made
         before, self.role, self.raw = (self.role, self.raw), role if raw else "", raw
-        made = node if isinstance(node, ast.Constant) else self._of(node)
+        made = node if isinstance(node, ast.Constant) else ast.copy_location(self._of(node), node)
         self.role, self.raw = before
-        if not raw and self._may_wait(made):
-            made = _do("force", made)
-        return made if made is node else ast.copy_location(made, node)
+        return made if raw or not self._may_wait(made) else ast.copy_location(_do("force", made), node)
 
     def _may_wait(self, made: ast.expr) -> bool:
         if isinstance(made, ast.IfExp):
@@ -297,14 +295,14 @@ class _Rewriter:
         known = known if isinstance(known, CALLABLES) else None
         if known is type and plain and len(args) == 1 and not keywords:
             return _do("type", self.of(args[0]))
-        if plain and known in (hasattr, getattr) and not keywords and len(args) > 1 \
-                and isinstance(args[1], ast.Constant):
-            first, *rest = map(self.of, args)
-            return ast.Call(self.of(f), [self._check("owner", first, args[1]), *rest], [])
-        if plain and known is isinstance and len(args) == 2 and not keywords:
-            first, kinds = map(self.of, args)
-            return ast.Call(self.of(f), [self._check("owner", first, ast.Constant("__class__")),
-                                         self._check("classes", kinds)], [])
+        if plain and known in (hasattr, getattr, isinstance) and not keywords and len(args) > 1 and (
+                known is isinstance or isinstance(args[1], ast.Constant)):
+            first, second, *rest = map(self.of, args)
+            if known is isinstance:
+                owner, second = self._check("owner", first, ast.Constant("__class__")), self._check("classes", second)
+            else:
+                owner = self._check("owner", first, second)
+            return ast.Call(self.of(f), [owner, second, *rest], [])
         if plain and args and known in ACTIVATIONS:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
@@ -317,8 +315,8 @@ class _Rewriter:
             callee = self.of(f)
             return self._combined(self._arithmetic(node), callee, *args, lambda *ab: self._harmless(callee, [*ab], []))
         raw, own = self.raw, self._is_own(f)
-        if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in _PENDING_METHODS and known is None \
-                and not own and len(args) < 2:
+        if plain and not keywords and isinstance(f, ast.Attribute) and known is None and not own and (
+                f.attr in VIEWS or f.attr in _PENDING_METHODS and len(args) < 2):
             reader = _READERS.get(ARITHMETIC_METHODS.get(f.attr, ""), "")
             operands = [self.of(f.value, True, reader), *(self.of(a, f.attr != "div", reader) for a in args)]
             if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
@@ -327,11 +325,6 @@ class _Rewriter:
             if f.attr.endswith("_"):
                 return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
             return self._harmless(operands[0], operands[1:], [], f.attr)
-        if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in VIEWS and known is None and not own:
-            value = self.of(f.value, True)
-            if self._may_wait(value):
-                return self._waits(_do("method", value, ast.Constant(f.attr), *map(self.of, args)))
-            return self._harmless(value, list(map(self.of, args)), [], f.attr)
         if plain and self._shares(f):
             callee = self.of(f)
             return self._waits(_do("call", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),

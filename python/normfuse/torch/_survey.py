@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import operator
 import types
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -27,7 +26,17 @@ from ._text import SCOPES
 _COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
                 ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
                 ast.NotIn: lambda a, b: a not in b}
-_CHECKS = ("safe", "classes", "compared", "settled", "callee", "tensor", "force", "iter", "each", "owner")
+# Checks of the frame, and for which alternatives of a value they settle nothing.
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("force", "iter", "each", "classes"), lambda v: True),
+    **dict.fromkeys(("safe", "compared"), lambda v: v is None or type(v.value) in PLAIN),
+    "owner": lambda v: v is None or type(v.value) in PLAIN or isinstance(v.value, nn.Module),
+    "callee": lambda v: v is not None and isinstance(v.value, CALLABLES) and v.value in FUNCTIONS,
+    "tensor": lambda v: v is None,
+    "settled": lambda v: False,
+}
+# Functions of which the survey knows the results, where it knows the arguments.
+_COMPUTED = (isinstance, hasattr, len, enumerate, zip, reversed, list, tuple)
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
 UNKNOWN: tuple[Any, ...] = (None,)
@@ -73,6 +82,7 @@ class Survey:
         self.block: Optional[nn.Module] = None
         self.depth, self.waiting = 0, set()
         self.returned: list[Any] = []
+        self.lines = ""  # of the file
         self.reader = NOTHING  # why what is read is not fused, where nothing else is known
 
     # ---- functions ----
@@ -93,7 +103,7 @@ class Survey:
     def function(self, tree: ast.FunctionDef, scope: dict[str, Any], me: Optional[nn.Module], first: Any) -> Any:
         if self.depth > _DEPTH:
             return UNKNOWN
-        before = self.env, self.globals, self.block, self.returned
+        before = self.env, self.globals, self.block, self.returned, self.lines
         names = [a.arg for a in tree.args.args if a.arg != FRAME]
         self.env = {a.arg: UNKNOWN for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
         self.env[FRAME] = (Known(_FRAME),)
@@ -101,7 +111,7 @@ class Survey:
             self.env[names.pop(0)] = (Known(me),)
         if names:
             self.env[names[0]] = first
-        self.globals, self.block, self.returned = scope, me or self.block, []
+        self.globals, self.block, self.returned, self.lines = scope, me or self.block, [], tree.lines
         self.depth += 1
         try:
             self.run(tree.body)
@@ -109,7 +119,7 @@ class Survey:
         except _Jump:
             pass
         found = self.returned
-        self.env, self.globals, self.block, self.returned = before
+        self.env, self.globals, self.block, self.returned, self.lines = before
         self.depth -= 1
         if found:
             self.join(found)
@@ -152,7 +162,7 @@ class Survey:
             if getattr(s.value, "seen", False):
                 self.reader = "an exception may lead to code that reads its variable"
                 if not isinstance(targets[0], ast.Name):
-                    self.reader = f"its output is stored in `{ast.unparse(_without_frame(targets[0]))[:60]}`"
+                    self.reader = f"its output is stored in `{self.text(targets[0])}`"
             value, self.reader = self.value(s.value), NOTHING
             for target in targets:
                 self.store(target, value)
@@ -191,34 +201,14 @@ class Survey:
             known = value[0].value if len(value) == 1 and isinstance(value[0], Known) else None
             parts = known if type(known) is tuple and len(known) == len(target.elts) else None
             for i, part in enumerate(target.elts):
-                self.store(part, UNKNOWN if parts is None else parts[i] if isinstance(parts[i], tuple) and all(
-                    v is None or isinstance(v, (Known, Waiting)) for v in parts[i]) else (Known(parts[i]),))
+                self.store(part, UNKNOWN if parts is None else (Known(parts[i]),))
 
     def items(self, node: ast.expr) -> Optional[list[Any]]:
         """The values that a loop goes over, where they are known."""
-        if done(node) in ("iter", "each"):
-            node = node.args[0]  # type: ignore[attr-defined]
-        if isinstance(node, ast.Call) and not node.keywords:
-            if isinstance(node.func, ast.Name) and node.func.id in ("enumerate", "zip", "reversed", "list", "tuple"):
-                parts = [self.items(_plain(a)) for a in node.args]
-                if any(part is None for part in parts) or len(parts) > 1 and node.func.id != "zip":
-                    return None
-                if node.func.id == "enumerate":
-                    return [(Known(((Known(i),), item)),) for i, item in enumerate(parts[0])]
-                if node.func.id == "zip":
-                    return [(Known(group),) for group in zip(*parts)]
-                return parts[0][::-1] if node.func.id == "reversed" else parts[0]
-            if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not node.args:
-                base = self.only(_plain(node.func.value))
-                if type(base) in (nn.ModuleDict, dict) or isinstance(base, nn.ModuleDict):
-                    base = base._modules if isinstance(base, nn.Module) else base
-                    return [(Known(tuple((Known(v),) for v in item) if node.func.attr == "items" else item),)
-                            for item in getattr(base, node.func.attr)()]
+        node = _plain(node)
         if isinstance(node, (ast.Tuple, ast.List)) and not any(isinstance(e, ast.Starred) for e in node.elts):
             return [self.force(self.value(e)) for e in node.elts]
-        value = self.only(node)
-        if isinstance(value, (nn.ModuleList, nn.Sequential)):
-            return [(Known(child),) for child in value._modules.values()]
+        value = _listed(self.only(node))
         return [(Known(v),) for v in value] if type(value) in (list, tuple, range, dict) else None
 
     # ---- questions ----
@@ -278,10 +268,8 @@ class Survey:
             if isinstance(node.value, ast.Tuple) and done(node.value.elts[0]) == "settle":
                 self.settle(node.value.elts[1])
                 return self.value(node.value.elts[1])
-            base, index = self.only(node.value), self.only(node.slice)
+            base, index = _listed(self.only(node.value)), self.only(node.slice)
             self.force(self.value(node.value))
-            if isinstance(base, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-                base = base._modules if isinstance(base, nn.ModuleDict) else list(base._modules.values())
             if type(base) in (list, tuple, dict) and type(index) in (int, str):
                 try:
                     return (Known(base[index]),)
@@ -294,6 +282,8 @@ class Survey:
                                                         else [node.body, node.orelse])])
         if isinstance(node, ast.Call):
             what = done(node)
+            if what in _CHECKS:
+                return self.check(node, node.args[0])
             return getattr(self, f"_{what}")(node, *node.args) if what else self.called(node)
         if isinstance(node, ast.NamedExpr):
             value = self.env[node.target.id] = self.value(node.value)
@@ -317,14 +307,19 @@ class Survey:
             if isinstance(f, Known) and isinstance(f.value, nn.Module) and KINDS.get(type(f.value)) == BLOCK:
                 self.force(self.visit(f.value))
         f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
-        if f in (isinstance, hasattr, len) and not node.keywords:
-            arguments = [self.only(_plain(a)) for a in node.args]
-            try:
-                if len(arguments) == 1 and type(arguments[0]) in PLAIN or len(arguments) == 2 and isinstance(
-                        arguments[0], nn.Module) and isinstance(arguments[1], (str, type, tuple)):
-                    return (Known(f(*arguments)),)
-            except Exception:
-                pass
+        arguments = [self.only(_plain(a)) for a in node.args]
+        try:
+            if f in (isinstance, hasattr) and (isinstance(arguments[0], nn.Module) and arguments[1] is not None):
+                return (Known(f(*arguments)),)
+            if f in _COMPUTED and not node.keywords and None not in arguments and all(
+                    type(a) in PLAIN or isinstance(a, nn.Sequential) for a in arguments):
+                found = f(*map(_listed, arguments))
+                return (Known(found if type(found) in PLAIN else list(found)),)
+            if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not arguments:
+                base = _listed(self.only(_plain(node.func.value)))
+                return (Known(list(getattr(base, node.func.attr)())),) if type(base) is dict else UNKNOWN
+        except Exception:
+            pass
         return UNKNOWN
 
     # ---- what is pending ----
@@ -351,55 +346,27 @@ class Survey:
 
     def settle(self, node: ast.AST) -> None:
         if any(v not in self.closed for v in self.waiting):
-            text = "" if done(node) == "settle" else ast.unparse(_without_frame(node))
+            why = self.reader if done(node) == "settle" else (
+                f"`{self.text(node)}` runs between it and what reads its output")
             for v in self.waiting:
-                self.close(v, f"`{text[:60]}` runs between it and what reads its output" if text else self.reader)
+                self.close(v, why)
         self.waiting.clear()
 
-    def _force(self, node: ast.Call, argument: ast.expr) -> Any:
-        return self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
-                          else None)
+    def text(self, node: ast.AST) -> str:
+        """The text that an expression was rewritten from, shortened."""
+        text = ast.get_source_segment(self.lines, node)
+        return ast.unparse(ast.parse(f"({text})", mode="eval"))[:60]
+
+    def check(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
+                           else None)
+        if not all(map(_CHECKS[done(node)], value)):
+            self.settle(argument)
+        return value
 
     def _settle(self, node: ast.Call) -> Any:
         self.settle(node)
         return UNKNOWN
-
-    def _settled(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        self.settle(argument)
-        return value
-
-    def _safe(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        if any(isinstance(v, Known) and type(v.value) not in PLAIN for v in value):
-            self.settle(argument)
-        return value
-
-    _compared = _safe
-
-    def _owner(self, node: ast.Call, argument: ast.expr, name: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        if any(isinstance(v, Known) and type(v.value) not in PLAIN and not isinstance(v.value, nn.Module)
-               for v in value):
-            self.settle(argument)
-        return value
-
-    def _callee(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.value(argument)
-        if not any(isinstance(v, Known) and isinstance(v.value, CALLABLES) and v.value in FUNCTIONS for v in value):
-            self.settle(argument)
-        return value
-
-    def _tensor(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        if any(isinstance(v, Known) for v in value):
-            self.settle(argument)
-        return value
-
-    def _iter(self, node: ast.Call, argument: ast.expr, *unpacked: ast.expr) -> Any:
-        return self.value(argument)
-
-    _each = _classes = _iter
 
     def _in_place(self, node: ast.Call, argument: ast.expr, method: Any, callee: ast.expr, *rest: ast.expr) -> Any:
         x, f = self.value(argument), self.only(callee)
@@ -614,24 +581,11 @@ def _is_check(node: ast.AST) -> bool:
         node.test.value, ast.Name) and node.test.value.id == FRAME and node.test.attr == "open"
 
 
-def _without_frame(node: ast.AST) -> ast.AST:
-    class Plain(ast.NodeTransformer):
-        def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-            return self.generic_visit(_plain(node))
-
-        def visit_Call(self, call: ast.Call) -> ast.AST:
-            what = done(call)
-            call = self.generic_visit(call)  # type: ignore[assignment]
-            if what in _CHECKS:
-                return call.args[0]
-            if what == "in_place":
-                x, method, f, *rest = call.args
-                if not method.value:
-                    return ast.Call(f, [x, *rest], call.keywords)
-                return ast.Call(ast.Attribute(x, method.value, ast.Load()), rest, [])
-            return ast.Call(call.args[0], call.args[1:], call.keywords) if what in ("call", "activate") else call
-
-    return Plain().visit(copy.deepcopy(node))
+def _listed(value: Any) -> Any:
+    """A container of modules as a list or dict; anything else as it is."""
+    if isinstance(value, nn.ModuleDict):
+        return dict(value._modules)
+    return list(value._modules.values()) if isinstance(value, (nn.ModuleList, nn.Sequential)) else value
 
 
 def _jumps(statements: list[ast.stmt]) -> bool:

@@ -140,7 +140,7 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
             survey.force(survey.visit(block))
     for module, layer in layers.items():
         sites = survey.fused.get(module, {})
-        layer.folded += tuple(max(what, key=len) for what in sites.values())
+        layer.folded += tuple(max(sorted(what), key=len) for what in sites.values())
         if sites:
             layer.reason = None
         elif layer.done and layer.reason is None and not layer.folded:
