@@ -20,6 +20,9 @@ from normfuse.torch.convert import FoldedBatchNorm  # noqa: E402
 from torch import nn  # noqa: E402
 
 
+X = (2, 4, 5, 5)
+
+
 def shuffled(model):
     """With parameters and running statistics that show where they are."""
     with torch.no_grad():
@@ -52,15 +55,26 @@ def check_same(model, stock, *inputs):
             assert a is None or torch.allclose(a, b, rtol=1e-10, atol=1e-12 * max([100, *b.abs().flatten().tolist()]))
 
 
+def both(model):
+    """The model, converted, a copy of it as it was, and the report."""
+    stock = copy.deepcopy(model)
+    return model, stock, nft.convert(model)
+
+
+def check_converted(model, what, *inputs):
+    """The model is converted, with these folded, and computes the same. Gives what `both` does."""
+    model, stock, report = both(model)
+    assert folded(report) == what
+    check_same(model, stock, *(inputs or [torch.randn(X)]))
+    return model, stock, report
+
+
 def reasons(report):
     return {layer.name: layer.reason for layer in report.layers}
 
 
 def folded(report):
     return {layer.name: layer.folded for layer in report.layers if layer.folded}
-
-
-X = (2, 4, 5, 5)
 
 
 class Block(nn.Module):
@@ -89,7 +103,7 @@ class Of(nn.Module):
     def __new__(cls, code=None, **children):
         return super().__new__(type("Of", (cls,), {"forward": code}) if code is not None else cls)
 
-    def __init__(self, code, **children):
+    def __init__(self, code=None, **children):
         super().__init__()
         self.conv, self.norm, self.act = nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()
         for name, child in children.items():
@@ -153,8 +167,7 @@ class Hardswish(nn.Module):
     (nn.PReLU().double(), "prelu", None), (nn.PReLU(4).double(), "prelu", None)], ids=str)
 def test_neighbours_in_a_sequential(activation, name, parameter):
     model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity(), activation.to(DEVICE)))
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert folded(report) == {"1": (name,)}
     assert model[1].activation is None and type(model[3]) is type(activation) and repr(model) == repr(stock)
     calls, other = [], copy.deepcopy(model)
@@ -195,28 +208,21 @@ def test_hooks_are_left_alone(hook, where):
 def test_a_shared_layer_is_folded_in_each_call():
     layer = nn.GroupNorm(2, 4)
     model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Sequential(layer, nn.SiLU()), layer)
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
-    assert len(report.layers) == 1 and folded(report) == {"0.0": ("relu", "silu")}
-    check_same(model, stock, torch.randn(X))
+    assert len(check_converted(model, {"0.0": ("relu", "silu")})[2].layers) == 1
 
 
 def test_a_layer_that_is_held_and_not_called():
     """nnU-Net's: the layer is an attribute beside the nn.Sequential that calls it."""
-    class Held(nn.Module):
-        def __init__(self, calls):
-            super().__init__()
-            self.norm = nn.InstanceNorm2d(4, affine=True)
-            self.all = nn.Sequential(nn.Conv2d(4, 4, 1), self.norm, nn.LeakyReLU(0.1))
-            self.calls = calls
+    def forward(s, x):
+        return s.all(s.norm(x) if s.calls else x)
 
-        def forward(self, x):
-            return self.all(self.norm(x) if self.calls else x)
-
-    model = nn.ModuleList([Held(False), Held(True)])
+    model = nn.ModuleList()
+    for calls in (False, True):
+        norm = nn.InstanceNorm2d(4, affine=True)
+        all = nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.LeakyReLU(0.1))
+        model.append(Of(forward, norm=norm, all=all, calls=calls))
     model.append(model[0])
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert folded(report) == {f"{i}.norm": ("leaky_relu",) for i in (0, 1)}
     for a, b in zip(model, stock):
         check_same(a, b, torch.randn(X))
@@ -228,9 +234,7 @@ def test_a_layer_that_is_held_and_not_called():
     (nn.ELU(), 1.0, False), (nn.PReLU(), 0.5, True), (nn.PReLU(4), 0.5, True)])
 def test_dropouts_between(dropout, activation, p, folds):
     norm = nn.GroupNorm(2, 4)
-    model = shuffled(nn.Sequential(norm, dropout(p), copy.deepcopy(activation).to(norm.weight)))
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(shuffled(nn.Sequential(norm, dropout(p), copy.deepcopy(activation).to(norm.weight))))
     assert bool(folded(report)) == folds and (folds or "dropout stands between" in reasons(report)["0"])
     check_same(model, stock, torch.randn(X))
     nft.revert(model)
@@ -289,10 +293,8 @@ def test_prelus_of_a_model(slopes):
 @pytest.mark.parametrize("slopes", [1, 4])
 def test_prelu_without_a_batch_axis(slopes):
     """PReLU's channels are then along another axis than the layer's."""
-    model = shuffled(nn.Sequential(nn.InstanceNorm2d(4), nn.PReLU(slopes)))
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model))
-    check_same(model, stock, torch.randn(4, 4, 5))
+    check_converted(shuffled(nn.Sequential(nn.InstanceNorm2d(4), nn.PReLU(slopes))), {"0": ("prelu",)},
+                    torch.randn(4, 4, 5))
 
 
 def test_prelu_of_other_channels():
@@ -317,9 +319,7 @@ def test_prelu_under_autocast(width):
 def test_a_shared_activation_is_taken_out_of_its_sequential_only():
     act = nn.SiLU()
     model = nn.Sequential(nn.GroupNorm(2, 4), act, nn.Conv2d(4, 4, 1), act)
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"0": ("silu",)} and model[3] is act
-    check_same(model, stock, torch.randn(X))
+    assert check_converted(model, {"0": ("silu",)})[0][3] is act
 
 
 # ---- code -----------------------------------------------------------------------------------------------------------
@@ -352,35 +352,24 @@ def two_statements(s, x):
     return y
 
 
-def nothing(m):
-    pass
+CHANGED = {
+    "nothing": lambda m: None,
+    "a hook": lambda m: m.act.register_forward_hook(lambda module, args, y: 2 * y),
+    "no activation": lambda m: delattr(m, "act"),
+    "an activation of other channels": lambda m: setattr(m, "act", nn.PReLU(3)),
+    "a norm of other channels": lambda m: setattr(m, "norm", nn.BatchNorm2d(5)),
+}
 
 
-def add_hook(m):
-    m.act.register_forward_hook(lambda module, args, y: 2 * y)
-
-
-def delete_activation(m):
-    del m.act
-
-
-def break_activation(m):
-    m.act = nn.PReLU(3)  # of other channels
-
-
-def break_norm(m):
-    m.norm = nn.BatchNorm2d(5)
-
-
-@pytest.mark.parametrize("change", [nothing, add_hook, delete_activation, break_activation, break_norm])
-def test_what_the_next_statement_calls_may_have_changed(change):
-    """Or be missing: then the norm has been called all the same, and the error is of
-    the line that it is of without convert."""
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_the_next_statement_calls_may_have_changed(name):
+    """Or be missing: then the norm has been called all the same, and the error is of the line that it is of without
+    convert."""
     model = Of(two_statements, norm=nn.BatchNorm2d(4))
     stock = copy.deepcopy(model)
     assert folded(nft.convert(model)) == {"norm": ("silu",)}
-    change(model), change(stock)
-    if change in (nothing, add_hook):
+    CHANGED[name](model), CHANGED[name](stock)
+    if name in ("nothing", "a hook"):
         return check_same(model, stock, torch.randn(X))
     errors = []
     for m in (model, stock):
@@ -442,8 +431,7 @@ def test_what_code_folds(name):
                slope=nn.Parameter(torch.rand(4)), number=nn.Parameter(torch.tensor(0.3)))
     if name == "promotion":
         model.norm.float()
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert folded(report) == {"norm": (what,), **({"norm2": (what,)} if name == "prelu of a module" else {})}
     x = torch.randn(X)
     if name == "promotion":
@@ -543,8 +531,7 @@ def test_what_code_must_not_fold(name):
     code, why = LEFT[name]
     model = Of(code, drop=nn.Dropout(0.5))
     model.register_buffer("table", torch.tensor([0.5, -0.25, 2.0, 0.1]))
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert not folded(report) and type(model.norm) is nft.GroupNorm
     assert why in reasons(report)["norm"], reasons(report)
     if name == "overwritten":  # not even stock has a backward of it
@@ -598,18 +585,6 @@ class NormElsewhere(OpenEnd):
         return self.conv_norm_out(sample)
 
 
-def hooked_act():
-    model = OpenEnd()
-    model.conv_act.register_forward_hook(lambda *_: None)
-    return model
-
-
-def other_forward():
-    model = OpenEnd()
-    model.forward = lambda sample: model.conv_out(model.conv_norm_out(sample))
-    return model
-
-
 class Decorated(EndOfUNet):
     scale = 2.0
 
@@ -651,12 +626,16 @@ def test_a_forward_without_text_is_left():
     check_same(model, stock, torch.randn(X))
 
 
-@pytest.mark.parametrize("make", [hooked_act, other_forward])
-def test_statements_that_must_not_be_folded(make):
-    model = shuffled(make())
+@pytest.mark.parametrize("replaced", [False, True])
+def test_statements_that_must_not_be_folded(replaced):
+    """Where the activation has a hook, and where the forward was replaced on the object."""
+    model = shuffled(OpenEnd())
     stock = copy.deepcopy(model)
-    if make is other_forward:  # a copy's is bound to the original
-        stock.forward = lambda sample: stock.conv_out(stock.conv_norm_out(sample))
+    for m in (model, stock):
+        if replaced:
+            m.forward = lambda sample, m=m: m.conv_out(m.conv_norm_out(sample))
+        else:
+            m.conv_act.register_forward_hook(lambda *_: None)
     report = nft.convert(model)
     assert not folded(report) and report.layers[0].reason and type(model.conv_act) is nn.SiLU
     check_same(model, stock, torch.randn(X))
@@ -669,11 +648,8 @@ def test_statements_of_a_layer_that_stands_twice():
 
 
 def test_convert_leaves_no_marks():
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.calls = nn.GroupNorm(2, 4), 0
-            self.register_buffer("seen", torch.zeros(()))
+    class Counts(Of):
+        calls = 0
 
         def forward(self, x):
             self.seen.add_(1)
@@ -681,38 +657,34 @@ def test_convert_leaves_no_marks():
             return F.relu(self.norm(x))
 
     model = Counts()
+    model.register_buffer("seen", torch.zeros(()))
     report = nft.convert(model)
     assert folded(report) == {"norm": ("relu",)} and model.calls == 0 and model.seen == 0 and model.training
     model(torch.randn(X))
     assert model.calls == 1 and model.seen == 1
 
 
-class Optional(nn.Module):
+def optional(self, x, temb, skip=None, double=False, *args, **kwargs):
     """As diffusers' ResnetBlock2D: what it does depends on what it is given."""
+    if args or kwargs:
+        raise TypeError("no more")
+    y = self.act(self.norm1(x))
+    if temb is not None:
+        y = y + self.act(temb)
+    if skip is not None:
+        return self.norm2(y), skip
+    z = self.norm2(y)
+    if not torch.is_tensor(temb):
+        return z
+    return self.act(z) * (self.scale if double else 1)
 
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2, self.act = nn.GroupNorm(2, 4), nn.GroupNorm(2, 4), nn.SiLU()
-        self.scale = 2.0
 
-    def forward(self, x, temb, skip=None, double=False, *args, **kwargs):
-        if args or kwargs:
-            raise TypeError("no more")
-        y = self.act(self.norm1(x))
-        if temb is not None:
-            y = y + self.act(temb)
-        if skip is not None:
-            return self.norm2(y), skip
-        z = self.norm2(y)
-        if not torch.is_tensor(temb):
-            return z
-        return self.act(z) * (self.scale if double else 1)
+def of_options():
+    return Of(optional, norm1=nn.GroupNorm(2, 4), norm2=nn.GroupNorm(2, 4), norm=None, scale=2.0)
 
 
 def test_kinds_of_call():
-    model = Optional()
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(of_options())
     assert folded(report) == {"norm1": ("silu",), "norm2": ("silu",)}
     x, t, skip = torch.randn(X), torch.randn(X), torch.randn(X)
     for call in (lambda m: m(x, t), lambda m: m(x, None), lambda m: m(x, temb=t), lambda m: m(temb=t, x=x),
@@ -727,22 +699,12 @@ def test_kinds_of_call():
 
 
 def test_training_is_looked_up_in_each_call():
-    class Drops(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm2d(4)
-
-        def forward(self, x):
-            return F.dropout(F.relu(self.norm(x)), 0.5, self.training)
-
-    model = Drops()
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model))
-    check_same(model, stock, torch.randn(X))
+    check_converted(Of(lambda s, x: F.dropout(F.relu(s.norm(x)), 0.5, s.training), norm=nn.BatchNorm2d(4)),
+                    {"norm": ("relu",)})
 
 
 def test_changed_attributes():
-    model, x, t = Optional(), torch.randn(X), torch.randn(X)
+    model, x, t = of_options(), torch.randn(X), torch.randn(X)
     stock = copy.deepcopy(model)
     nft.convert(model)
     model.scale = 2.0  # as it was
@@ -774,20 +736,13 @@ def test_hooks_that_come_later_are_called(which):
 
 
 def test_a_layer_in_a_list_is_of_the_code_above():
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4)])
+    def forward(s, x):
+        for norm in s.norms:
+            x = F.mish(norm(x))
+        return x
 
-        def forward(self, x):
-            for norm in self.norms:
-                x = F.mish(norm(x))
-            return x
-
-    model = Listed()
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"norms.0": ("mish",), "norms.1": ("mish",)}
-    check_same(model, stock, torch.randn(X))
+    check_converted(Of(forward, norms=nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4)])),
+                    {"norms.0": ("mish",), "norms.1": ("mish",)})
 
 
 def test_a_dict_of_modules_may_have_code():
@@ -838,25 +793,12 @@ def test_outputs_with_names_stay_what_they_are():
 
 
 def test_a_layer_called_twice():
-    model = Of(lambda s, x: s.norm(F.relu(s.norm(x))))
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"norm": ("relu",)}
-    check_same(model, stock, torch.randn(X))
+    check_converted(Of(lambda s, x: s.norm(F.relu(s.norm(x)))), {"norm": ("relu",)})
 
 
 def test_other_code_may_use_the_layers_of_a_block():
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = Block()
-
-        def forward(self, x):
-            return self.block(x) + self.block.bn1(x)
-
-    model = shuffled(Outer())
-    stock = copy.deepcopy(model)
-    assert "block.bn1" in folded(nft.convert(model))
-    check_same(model, stock, torch.randn(X))
+    model = shuffled(Of(lambda s, x: s.block(x) + s.block.bn1(x), block=Block()))
+    check_converted(model, {"block.bn1": ("relu",), "block.bn2": ("add + relu",)})
 
 
 # ---- containers that end in a layer ---------------------------------------------------------------------------------
@@ -995,9 +937,7 @@ def test_batch_norms_at_the_end_of_containers_fold_into_convolutions():
 
 
 def test_copies_of_a_converted_model():
-    model = nn.Sequential(Block(), Block(), nn.GroupNorm(2, 4), nn.ELU(0.2))
-    stock = copy.deepcopy(model)
-    nft.convert(model)
+    model, stock, _ = both(nn.Sequential(Block(), Block(), nn.GroupNorm(2, 4), nn.ELU(0.2)))
     x = torch.randn(X)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         check_same(other, copy.deepcopy(stock), x)

@@ -14,7 +14,7 @@ import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import default_device, seeded_f64  # noqa: E402, F401
 from normfuse.torch import _rules  # noqa: E402
-from test_convert import check_same, folded  # noqa: E402
+from test_convert import both, check_same, folded  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from test_rules import published  # noqa: E402
 from torch import nn  # noqa: E402
@@ -228,9 +228,7 @@ def test_fast_norms_are_left(monkeypatch, name):
 def test_what_a_layer_cannot_do_its_own_forward_does(monkeypatch):
     """Of other types, with arguments of its own, and where an attribute was changed: what stock computes."""
     layer, shape = known(monkeypatch, "diffusers autoencoders.autoencoder_kl_wan WanRMS_norm")
-    stock = shuffled(nn.Sequential(layer, nn.ReLU()))
-    model = copy.deepcopy(stock)
-    nft.convert(model)
+    model, stock, _ = both(shuffled(nn.Sequential(layer, nn.ReLU())))
     x = torch.randn(shape)
     for value in (2.0, layer.scale):
         model[0].scale = stock[0].scale = value
@@ -312,9 +310,7 @@ def test_convnext_of_torchvision():
     load_torchvision()
     convnext = load("torchvision.models.convnext")
     settings = [convnext.CNBlockConfig(8, 12, 1), convnext.CNBlockConfig(12, None, 1)]
-    stock = shuffled(convnext.ConvNeXt(settings, stochastic_depth_prob=0.0, num_classes=5))
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    model, stock, report = both(shuffled(convnext.ConvNeXt(settings, stochastic_depth_prob=0.0, num_classes=5)))
     assert [layer.kind for layer in report.layers] == ["LayerNorm2d", "LayerNorm", "LayerNorm2d", "LayerNorm", "LayerNorm2d"]
     assert all(layer.done for layer in report.layers)
     for x in (torch.randn(2, 3, 32, 32), torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)):
@@ -519,9 +515,7 @@ def test_types_that_do_not_fit_are_added_apart():
         def forward(self, x, other):
             return F.relu(self.norm(x) + other)
 
-    stock = Of(load("diffusers.models.normalization").RMSNorm(6, 1e-5).bfloat16(), None)
-    model = copy.deepcopy(stock)
-    nft.convert(model)
+    model, stock, _ = both(Of(load("diffusers.models.normalization").RMSNorm(6, 1e-5).bfloat16(), None))
     for x, other, what in ((torch.float32, torch.float32, ""), (torch.float32, torch.bfloat16, "add + relu"),
                            (torch.bfloat16, torch.bfloat16, "add + relu"), (torch.bfloat16, torch.float32, "")):
         inputs = torch.randn(2, 4, 6).to(x), torch.randn(2, 4, 6).to(other)
@@ -540,7 +534,7 @@ def test_layers_of_ours():
 
 
 def test_classes_are_listed_once():
-    assert not set(_rules._BY_MIXIN) & _rules._OF_TOKENS
+    assert not set(_rules._KNOWN) & _rules._OF_TOKENS
 
 
 @pytest.mark.parametrize("channels, last, held", [(1024, False, True), (1025, False, False), (4096, True, True),
