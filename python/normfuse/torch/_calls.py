@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The functions that rewritten blocks call in the place of what convert folded.
-
-That the modules are still what they were is looked up in each call. They are called one after the other where someone
-has hooked or replaced one of them since, or where tensors have other shapes, types or devices than one call takes.
-
-A convolution's bias is added by what reads the convolution: `convolve` gives output and bias apart, as a Biased, and
-sums and layers take a Biased in the place of a tensor.
-"""
+"""Calls of norms with what convert folded into them, and biases of convolutions that their readers add: `convolve`
+gives output and bias apart, as a Biased, and sums and layers take a Biased in the place of a tensor."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional, Union

@@ -2,13 +2,11 @@
 """The run time of rewritten forwards: values that wait to be computed with what reads them.
 
 A norm that is called gives a Pending in the place of a tensor. An activation, an addition or a modulation takes it into
-one call; anything else that reads it computes the plain layer. A convolution gives its output without its bias
-likewise.
+one call; anything else that reads it computes the plain layer. A convolution likewise gives its output without bias.
 
 The rule for time: while something is pending, only what is known to be harmless runs. That is what writes nothing,
 draws no random numbers and does not read the statistics that a pending norm will update. Before anything else all that
-is pending is computed, in order. So the same things happen as in the forward as it was written.
-"""
+is pending is computed, in order."""
 from __future__ import annotations
 
 import collections

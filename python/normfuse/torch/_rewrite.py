@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Forwards that are rewritten from their text, so that values may wait for what reads them (see _pending.py).
 
-Every statement, branch, context and question stays as it is, and real tensors flow. Only calls, sums, products and
-quotients go through the frame, the variable `_normfuse`, and other reads of variables that may be pending compute them.
-A forward data flow says which variables these are, and where anything may be pending at all; elsewhere nothing is
-asked.
+Every statement stays, and real tensors flow. Only calls, sums, products and quotients go through the frame, the
+variable `_normfuse`, and other reads of variables that may be pending compute them. A forward data flow says which
+variables these are, and where anything may be pending at all; elsewhere nothing is asked.
 
-What is rewritten takes the frame of its caller, and may take and return a pending value: so an activation behind a
-container meets the norm that ends it. A forward has an outer form, too, which is called as the forward itself is: it
-makes a frame, and computes what is returned.
-"""
+What is rewritten takes its caller's frame, and may take and return a pending value. A forward has an outer form, too,
+which is called as the forward itself is: it makes a frame, and computes what is returned."""
 from __future__ import annotations
 
 import __future__
@@ -89,20 +86,12 @@ class _Rewriter:
         self.reads: collections.Counter[str] = collections.Counter()
         self.kept: set[str] = set()
         self.inside = 0  # contexts and tries
-        # Variables that are multiplied with or divided by something, where that is known.
-        self.factors: set[str] = set()
-        self.dividends: set[str] = set()
+        self.readers: dict[str, str] = {}  # of variables: "factor" or "dividend", as below
         for node in ast.walk(tree):
-            if isinstance(node, ast.BinOp):
-                what, operands = _OPERATORS.get(type(node.op)), [node.left, node.right]
-            elif isinstance(node, ast.Call):
-                what, operands = self._arithmetic(node), node.args
-            else:
-                continue
-            if what == "multiply":
-                self.factors |= {n.id for n in operands if isinstance(n, ast.Name)}
-            elif what == "divide" and isinstance(operands[0], ast.Name):
-                self.dividends.add(operands[0].id)
+            what, operands = self._arithmetic(node)
+            for operand in operands[:1 if what == "divide" else 2]:
+                if what in _READERS and isinstance(operand, ast.Name) and self.readers.get(operand.id) != "factor":
+                    self.readers[operand.id] = _READERS[what]
         # The reader of the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
         self.role, self.raw = "", False
 
@@ -258,10 +247,14 @@ class _Rewriter:
         base = self.known(node.value) if isinstance(node, ast.Attribute) else None
         return getattr(base, node.attr, None) if isinstance(base, types.ModuleType) else None
 
-    def _arithmetic(self, node: ast.Call) -> Optional[str]:
-        known = self.known(node.func)
-        plain = len(node.args) == 2 and not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args)
-        return ARITHMETIC.get(known) if plain and isinstance(known, CALLABLES) else None
+    def _arithmetic(self, node: ast.AST) -> tuple[Optional[str], list[ast.expr]]:
+        """The operation and the operands of what adds, multiplies or divides."""
+        if isinstance(node, ast.BinOp):
+            return _OPERATORS.get(type(node.op)), [node.left, node.right]
+        known = self.known(node.func) if isinstance(node, ast.Call) else None
+        plain = isinstance(known, CALLABLES) and len(node.args) == 2 and not node.keywords and not any(
+            isinstance(a, ast.Starred) for a in node.args)
+        return (ARITHMETIC.get(known), node.args) if plain else (None, [])
 
     def _shares(self, f: ast.expr) -> bool:
         """Is it a function or method that has a form which shares its caller's frame?"""
@@ -311,9 +304,10 @@ class _Rewriter:
             if rest or named or known.__name__.endswith("_"):  # which may be in place
                 return self._closed_call(callee, [value, *rest], named)
             return self._harmless(callee, [value], [])
-        if self._arithmetic(node):
+        what, operands = self._arithmetic(node)
+        if what:
             callee = self.of(f)
-            return self._combined(self._arithmetic(node), callee, *args, lambda *ab: self._harmless(callee, [*ab], []))
+            return self._combined(what, callee, *operands, lambda *ab: self._harmless(callee, [*ab], []))
         raw, own = self.raw, self._is_own(f)
         if plain and not keywords and isinstance(f, ast.Attribute) and known is None and not own and (
                 f.attr in VIEWS or f.attr in _PENDING_METHODS and len(args) < 2):
@@ -484,8 +478,7 @@ class _Rewriter:
         self._begin(s, s.value, *targets, kills=kills)
         if len(targets) == 1 and kills and unseen:
             name = kills[0]
-            role = "factor" if name in self.factors else "dividend" if name in self.dividends else ""
-            s.value = self.of(s.value, name in self.tracked, role)
+            s.value = self.of(s.value, name in self.tracked, self.readers.get(name, ""))
             waits = self._may_wait(s.value)  # before: it may be of the name itself
             self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]

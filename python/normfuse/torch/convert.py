@@ -2,13 +2,9 @@
 """convert and revert: a model's stock normalization layers become normfuse's, in place; fold_batch_norm: evaluating
 batch norms go into the convolutions before them.
 
-A layer is converted by changing its class. It stays the same object with the same parameters, buffers and hooks, so
-optimizers, wrappers and whatever else refers to it go on as before.
-
-What follows a layer goes into its call: an activation, or an addition and the activation after it. Layers and
-activations stay what they are. What changes is the code that calls them: modules with a forward of their own,
-nn.Sequential among them, whose forward is rewritten from its text (see _rewrite.py and _pending.py).
-"""
+A layer is converted by changing its class: it stays the same object with the same parameters, buffers and hooks. What
+follows it goes into its call by the modules above it, whose forwards are rewritten from their texts (see _rewrite.py
+and _pending.py)."""
 from __future__ import annotations
 
 import collections
@@ -109,18 +105,12 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     else reads the values between. It may be ReLU, ReLU6, LeakyReLU, PReLU, SiLU, GELU, Hardswish, ELU or Mish with its
     parameters, as a module or a function. `* (1 + scale) + shift` after a group norm or a norm over channels is folded,
     too; after a norm over channels also an addition alone, and what follows behind movedim, permute or transpose. What
-    has hooks is not folded.
+    has hooks is not folded. On CUDA biases of convolutions move into the calls of the layers that they feed, or into
+    the residual additions after them.
 
-    On CUDA biases of convolutions move into the calls of the layers that they feed, or into the residual additions
-    after them: `norm(conv(x) + embedding)` and `conv(x) + residual` are a convolution without bias and one pass each.
-
-    What is fused is decided in each call, from the text of the forwards of the modules above the layers. Everything
-    else in a forward runs as it is written, in order: questions about tensors, contexts, random numbers, checkpoints,
-    hooks.
-    Code without a text is left: the report names it in `blocks`. `fused(model)` says what was fused in the last call.
-
-    Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. So may
-    attributes, functions and methods. revert(model) undoes it.
+    What is fused is decided in each call; `fused(model)` says what was in the last one. Everything else in a forward
+    runs as it is written, in order, and modules, attributes and functions may be replaced and hooked later. Code
+    without a text is left: the report names it in `blocks`. revert(model) undoes it.
     """
     _checks.module(model, "convert")
     _rules.check(rules)
