@@ -555,8 +555,3 @@ def takes_activation(kind: type, chosen: Choice = choice(None)) -> bool:
 def has_own_activation(layer: nn.Module) -> bool:
     """Does a layer that takes an activation apply one already?"""
     return layer.__dict__.get("activation") is not None and not isinstance(layer, _ByRule)
-
-
-def takes_bias(module: Optional[nn.Module]) -> bool:
-    """True if its call takes pre_bias, with no one who watches what it gets."""
-    return type(module) in OURS and not hooked(module)
