@@ -152,19 +152,15 @@ def _exact_rms(self, x):
 def test_layers_with_an_activation_and_a_residual(monkeypatch, name):
     layer, shape = known(monkeypatch, name)
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.third, self.fourth = (copy.deepcopy(layer) for _ in range(4))
-            self.act = nn.SiLU()
+    def forward(s, x):
+        y = s.act(s.first(x))
+        y = F.relu(s.second(y) + x)
+        y = s.third(y) + y
+        return s.fourth(y).mul(2)
 
-        def forward(self, x):
-            y = self.act(self.first(x))
-            y = F.relu(self.second(y) + x)
-            y = self.third(y) + y
-            return self.fourth(y).mul(2)
-
-    stock = shuffled(Block())
+    layers = {name: copy.deepcopy(layer) for name in ("first", "second", "third", "fourth")}
+    block = Of(forward, conv=None, norm=None, **layers)
+    stock = shuffled(block)
     model, x = copy.deepcopy(stock), torch.randn(shape)
     report = nft.convert(model)
     assert [r.done for r in report.layers] == [True] * 4
@@ -355,28 +351,22 @@ class Causal(nn.Conv3d):
         return super().forward(x if cache is None else torch.cat([cache, x], 2))
 
 
-class ComfyBlock(nn.Module):
+def comfy_block(s, x, caches=None):
     """A loop over an nn.Sequential that looks at each layer, as ComfyUI's ResidualBlock."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.residual = nn.Sequential(norm(8, images=False), nn.SiLU(), Causal(8, 8, (1, 3, 3), padding=(0, 1, 1)),
-                                      norm(8, images=False), nn.SiLU(), nn.Dropout(0.0), Causal(8, 8, 1))
-        self.shortcut = nn.Identity()
-
-    def forward(self, x, caches=None):
-        old = x
-        for layer in self.residual:
-            if isinstance(layer, Causal) and caches is not None:
-                x = layer(x, caches[0])
-            else:
-                x = layer(x)
-        return x + self.shortcut(old)
+    old = x
+    for layer in s.residual:
+        if isinstance(layer, Causal) and caches is not None:
+            x = layer(x, caches[0])
+        else:
+            x = layer(x)
+    return x + s.shortcut(old)
 
 
 def test_block_of_comfy(monkeypatch):
     kind = published(monkeypatch, ComfyRMS, "comfy.ldm.wan.vae", "RMS_norm")
-    stock = shuffled(ComfyBlock(kind))
+    stock = shuffled(Of(comfy_block, conv=None, norm=None, shortcut=nn.Identity(), residual=nn.Sequential(
+        kind(8, images=False), nn.SiLU(), Causal(8, 8, (1, 3, 3), padding=(0, 1, 1)), kind(8, images=False), nn.SiLU(),
+        nn.Dropout(0.0), Causal(8, 8, 1))))
     model = copy.deepcopy(stock)
     assert folded(nft.convert(model)) == {"residual.0": ("silu", "silu"), "residual.3": ("silu", "silu")}  # two calls
     check_same(model, stock, torch.randn(VIDEO))
@@ -452,7 +442,8 @@ PROGRAMS = {
 def test_views(name):
     load_torchvision()
     code, fuses = PROGRAMS[name]
-    model, stock, report = both(shuffled(program(code, load("diffusers.models.normalization").RMSNorm(6, 1e-5, bias=True))))
+    norm = load("diffusers.models.normalization").RMSNorm(6, 1e-5, bias=True)
+    model, stock, report = both(shuffled(program(code, norm)))
     inputs = [torch.randn(2, 6, 4, 5), torch.randn(2, 6, 4, 5), torch.randn(2, 6, 1, 1), torch.randn(2, 6, 1, 1)]
     check_same(model, exact(copy.deepcopy(stock)), *inputs)
     model.train(), stock.train()

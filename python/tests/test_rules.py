@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import default_device, seeded_f64  # noqa: E402, F401
-from test_convert import both, check_same, folded, reasons, shuffled  # noqa: E402
+from test_convert import Of, both, check_same, folded, reasons, shuffled  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -250,38 +250,28 @@ def test_bad_rules(rules, message):
 # ---- code -----------------------------------------------------------------------------------------------------------
 
 
-class ConvLayer(nn.Module):
+def conv_layer(activation):
     """As transformers' ResNetConvLayer: an Identity where there is no activation."""
-
-    def __init__(self, activation):
-        super().__init__()
-        self.convolution, self.normalization = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-        self.activation = nn.ReLU() if activation else nn.Identity()
-
-    def forward(self, x):
-        return self.activation(self.normalization(self.convolution(x)))
+    act = nn.ReLU() if activation else nn.Identity()
+    return Of(lambda s, x: s.act(s.norm(s.conv(x))), norm=nn.BatchNorm2d(4), act=act)
 
 
-class BasicLayer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shortcut, self.activation = nn.Identity(), nn.ReLU()
-        self.layer = nn.Sequential(ConvLayer(True), ConvLayer(False))
-
-    def forward(self, hidden_state):
-        residual = hidden_state
-        hidden_state = self.layer(hidden_state)
-        residual = self.shortcut(residual)
-        hidden_state += residual
-        return self.activation(hidden_state)
+def basic_layer(s, hidden_state):
+    residual = hidden_state
+    hidden_state = s.layer(hidden_state)
+    residual = s.shortcut(residual)
+    hidden_state += residual
+    return s.act(hidden_state)
 
 
 def test_residual_behind_an_identity():
-    model, stock, report = both(shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), BasicLayer(), BasicLayer())))
+    layers = [Of(basic_layer, norm=None, conv=None, shortcut=nn.Identity(), act=nn.ReLU(), layer=nn.Sequential(
+        conv_layer(True), conv_layer(False))) for _ in range(2)]
+    model, stock, report = both(shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), *layers)))
     assert set(folded(report).values()) == {("relu",), ("add + relu",)} and len(report.folded) == 4
     check_same(model, stock, torch.randn(X))
     for m in (model, stock):
-        m[1].layer[1].activation = nn.Softplus()
+        m[1].layer[1].act = nn.Softplus()
     check_same(model, stock, torch.randn(X))
     nft.revert(model)
     check_same(model, stock, torch.randn(X))

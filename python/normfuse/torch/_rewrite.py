@@ -562,10 +562,6 @@ class _Rewriter:
         made = _do("in_place", value, *what, *rest, keywords=self._keywords(call.keywords))
         return [ast.Assign([ast.Name(name.id, ast.Store())], self._waits(made))]
 
-    def _stored(self, s: ast.stmt) -> set[str]:
-        return {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-                for name in names(inner, ast.Store)} & self.tracked
-
     def _loop(self, s: Any) -> list[ast.stmt]:
         if (run := self._run(s)) is not None:
             return [run]
@@ -573,7 +569,8 @@ class _Rewriter:
         if isinstance(s, ast.For):
             s.iter = self.of(s.iter)
         calls = any(isinstance(n, (ast.Call, ast.BinOp)) for n in ast.walk(s))
-        stored = self._stored(s)
+        stored = {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+                  for name in names(inner, ast.Store)} & self.tracked
         if calls:  # of an earlier turn
             self.open = True
             self.pending |= stored

@@ -104,13 +104,14 @@ class _Frozen(_Foreign, _Activated):
     types of input and buffers, but under autocast."""
 
     eps = 1e-5  # where the class has none of its own
+    _normfuse_of_input_type = False  # does its result always have the type of its input?
 
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
         if is_traced(self, x):
             return leaf(self, x, post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         activation, act_param, slope = self._of_this_call(activation, act_param, slope)
-        if self._keeps_type(x):
+        if self._normfuse_of_input_type or x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
                                          self.eps, activation=activation, act_param=act_param, slope=slope,
                                          post_add=post_add)
@@ -119,15 +120,9 @@ class _Frozen(_Foreign, _Activated):
             output = output + post_add
         return apply(output, choice(activation, act_param, slope=slope))
 
-    def _keeps_type(self, x: Tensor) -> bool:
-        return x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type)
-
 
 class _FrozenOfInputType(_Frozen):
-    """Its result always has the type of its input."""
-
-    def _keeps_type(self, x: Tensor) -> bool:
-        return True
+    _normfuse_of_input_type = True
 
 
 class _FrozenWithOwnActivation(_WithOwnActivation, _Frozen):

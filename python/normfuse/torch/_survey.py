@@ -571,14 +571,13 @@ class Survey:
 
 def _plain(node: ast.expr) -> ast.expr:
     """The expression without the checks around it."""
-    while done(node) in _CHECKS or _is_check(node):
-        node = node.orelse if isinstance(node, ast.IfExp) else node.args[0]  # type: ignore[attr-defined]
-    return node
-
-
-def _is_check(node: ast.AST) -> bool:
-    return isinstance(node, ast.IfExp) and isinstance(node.test, ast.Attribute) and isinstance(
-        node.test.value, ast.Name) and node.test.value.id == FRAME and node.test.attr == "open"
+    while True:
+        if isinstance(node, ast.IfExp) and done(ast.Call(node.test, [], [])) == "open":
+            node = node.orelse
+        elif done(node) in _CHECKS:
+            node = node.args[0]  # type: ignore[attr-defined]
+        else:
+            return node
 
 
 def _listed(value: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _checks, _registries, _rewrite, _rules, functional, modules
 from ._fold import Proofs, runs_as_sequential
 from ._pending import FUSED, MOVES
-from ._rules import KINDS, Rule, hooked
+from ._rules import Rule, hooked
 from ._survey import Survey
 from ._text import Left
 from .modules import _Activated
@@ -166,23 +166,17 @@ def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[n
             while path:
                 path = path.rpartition(".")[0]
                 above.add(paths[path])
+    above = {block for block in above if type(block).forward is not nn.Module.forward and block not in layers}
+    above |= {child for block in above for child in block.children()
+              if runs_as_sequential(child) and "forward" not in child.__dict__}
     blocks: dict[nn.Module, Optional[str]] = {}
-    for block in paths.values():
-        if block in above and type(block).forward is not nn.Module.forward and block not in blocks \
-                and block not in layers:
+    for block in dict.fromkeys(paths.values()):
+        if block in above:
             try:
                 _rewrite.rewrite(block)
                 blocks[block] = None
             except Left as left:
                 blocks[block] = str(left)
-    for block in list(blocks):
-        for child in block.children():
-            if child not in blocks and runs_as_sequential(child) and "forward" not in child.__dict__ \
-                    and type(child) not in KINDS:
-                try:
-                    _rewrite.rewrite(child)
-                except Left:
-                    pass  # it runs as it is
     return blocks
 
 
@@ -300,8 +294,9 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, proofs
         return "it or the convolution before it has hooks"
     if any(parameters.count(id(parameter)) > 1 for parameter in convolution.parameters()):
         return "the convolution before it shares its parameters"
-    if _out_features(convolution) != layer.num_features:
-        return f"the layer before it has {_out_features(convolution)} outputs, not {layer.num_features}"
+    outputs = convolution.out_features if isinstance(convolution, nn.Linear) else convolution.out_channels
+    if outputs != layer.num_features:
+        return f"the layer before it has {outputs} outputs, not {layer.num_features}"
     _rescale(convolution, layer)
     parent, _, child = name.rpartition(".")
     folded = FoldedBatchNorm(getattr(layer, "activation", None), getattr(layer, "act_param", None),
@@ -310,10 +305,6 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, proofs
         folded.slope = layer.slope
     model.get_submodule(parent)._modules[child] = folded
     return None
-
-
-def _out_features(convolution: nn.Module) -> int:
-    return convolution.out_features if isinstance(convolution, nn.Linear) else convolution.out_channels
 
 
 @torch.no_grad()
