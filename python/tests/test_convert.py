@@ -902,11 +902,9 @@ def test_the_fused_call_of_a_container_is_made(monkeypatch):
 
 def test_batch_norms_at_the_end_of_containers_fold_into_convolutions():
     model = shuffled(nn.Sequential(Of(lambda s, x: s.act(s.branch(x) + x), norm=nn.Identity(),
-                                      branch=nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))))).eval()
-    x = torch.randn(X)
-    want = model(x)
-    assert folded(nft.convert(model)) == {"0.branch.1": ("add + silu",)}
-    assert not nft.fold_batch_norm(model).left and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+                                      branch=nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))))
+    assert folded(nft.convert(copy.deepcopy(model))) == {"0.branch.1": ("add + silu",)}
+    check_folds(model, torch.randn(X))
 
 
 # ---- copies, compilers ----------------------------------------------------------------------------------------------
@@ -988,19 +986,25 @@ CONVOLUTIONS = {
 }
 
 
+def check_folds(model, x, converted=True):
+    """All batch norms of the model are folded, and it computes the same."""
+    want = model.eval()(x)
+    if converted:
+        nft.convert(model)
+    report = nft.fold_batch_norm(model)
+    assert report.converted and not report.left and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    return want
+
+
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("converted", [True, False])
 def test_batch_norm_folds_into(kind, affine, converted):
     make, norm, shape = CONVOLUTIONS[kind]
-    model = shuffled(nn.Sequential(make(), norm(6, affine=affine), nn.LeakyReLU(0.3))).eval()
+    model = shuffled(nn.Sequential(make(), norm(6, affine=affine), nn.LeakyReLU(0.3)))
     x = torch.randn(shape)
-    want = model(x)
-    if converted:
-        nft.convert(model)
-    report = nft.fold_batch_norm(model)
-    assert [layer.done for layer in report.layers] == [True] and type(model[1]) is FoldedBatchNorm
-    assert not list(model[1].parameters()) and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    want = check_folds(model, x, converted)
+    assert type(model[1]) is FoldedBatchNorm and not list(model[1].parameters())
     nft.revert(model)
     assert torch.allclose(model(x), want, rtol=1e-12, atol=1e-12) and model[2].negative_slope == 0.3
 
@@ -1009,26 +1013,17 @@ def test_batch_norm_folds_into(kind, affine, converted):
 def test_batch_norm_with_prelu_folds(own):
     """The slope of a layer of ours goes with it; that of a module stays there."""
     norm = nft.BatchNorm2d(4, activation="prelu", num_parameters=4) if own else nn.BatchNorm2d(4)
-    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.Identity() if own else nn.PReLU(4))).eval()
-    x = torch.randn(X)
-    want = model(x)
-    nft.convert(model)
-    nft.fold_batch_norm(model)
-    assert type(model[1]) is FoldedBatchNorm and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
-    assert list(model[1].state_dict()) == (["slope"] if own else [])
+    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.Identity() if own else nn.PReLU(4)))
+    check_folds(model, torch.randn(X))
+    assert type(model[1]) is FoldedBatchNorm and list(model[1].state_dict()) == (["slope"] if own else [])
     assert not own or model[1].slope is norm.slope
 
 
 @pytest.mark.parametrize("converted", [True, False])
 def test_batch_norms_of_blocks_fold(converted):
-    model = shuffled(nn.Sequential(Block(down=True), Block())).eval()
-    x = torch.randn(X)
-    want = model(x)
-    if converted:
-        nft.convert(model)
-    report = nft.fold_batch_norm(model)
-    assert len(report.converted) == 5 and not report.left
-    assert torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    model = shuffled(nn.Sequential(Block(down=True), Block()))
+    check_folds(model, torch.randn(X), converted)
+    assert sum(type(module) is FoldedBatchNorm for module in model.modules()) == 5
 
 
 def test_folding_rounds_once():

@@ -149,8 +149,11 @@ class Pending:
     def _called(self, chosen: _activations.Choice, added: Optional[Tensor]) -> Any:
         """The norm's call with scale and shift, what is added and the activation; permuted."""
         frame, layer, input, name = self.frame, self.layer, self.close(), chosen.get("activation", "")
-        others, taken = ({"scale": self.scale, "shift": self.shift}, "scale + shift") if self.shift is not None else (
-            {"post_add": added}, "add") if added is not None else ({}, "")
+        others, taken = {}, ""
+        if self.shift is not None:
+            others, taken = {"scale": self.scale, "shift": self.shift}, "scale + shift"
+        elif added is not None:
+            others, taken = {"post_add": added}, "add"
         if frame.fused is not None:
             frame.fused.append((layer, f"{taken} + {name}" if taken and name else taken or name))
         if type(input) is Biased or name == "prelu" and not is_channel_norm(type(layer)):
@@ -202,7 +205,8 @@ class Pending:
             if not self.is_modulation(other):
                 return None
             self.shift = other.reshape(self.scale.shape)
-        elif other.shape == self.shape() and other.dtype == result_type(self.layer, x):
+        elif other.shape == (x.shape if self.order is None else self.shape()) and (
+                other.dtype == result_type(self.layer, x)):
             if self.order is not None:
                 other = other.permute(sorted(range(other.dim()), key=self.order.__getitem__))
             self.added, self.in_place = other, in_place
@@ -359,11 +363,8 @@ class Frame:
 
     # Calls.
 
-    def call(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...). The first argument may be pending, and then nothing else reads it; what this gives may be."""
-        if len(given) != 1 or named:
-            return self._call(f, *given, **named)
-        x, = given
+    def call(self, f: Any, x: Any) -> Any:
+        """f(x). x may be pending, and then nothing else reads it; what this gives may be."""
         kind = KINDS.get(type(f))
         if type(x) is Pending:
             if x.value is None:
@@ -398,10 +399,9 @@ class Frame:
             self.settle()
         return f(x)
 
-    activate = call  # of an activation: nothing is pending then
-
-    def _call(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...), of other than one argument."""
+    def go(self, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...), of a function or method that could share the frame when the text was rewritten. The first argument
+        may be pending."""
         if given and _is_open(given[0]) and type(f) in CALLABLES and f in ACTIVATIONS:
             value = self._activated(f, *given, **named)
             if value is not _NOT_PENDING:
@@ -412,6 +412,8 @@ class Frame:
         given = tuple(map(force, given))
         self.settle()
         return f(*given, **named)
+
+    activate = go  # of an activation: nothing is pending then
 
     def run(self, fs: Any, x: Any) -> Any:
         """x through what fs gives, one after the other. x may be pending, and so may what this gives."""
@@ -439,21 +441,7 @@ class Frame:
 
     def _block(self, f: nn.Module, x: Any) -> Any:
         inner = type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
-        if inner is None:
-            return _NOT_PENDING
-        before = len(self.open)
-        if type(x) is Pending:
-            before -= _is_open(x)
-            if not inner._normfuse_takes:
-                x = x.compute()
-        value = f(Shared(self, x)) if self.scoped else inner(f, self, x)
-        return self._alone(before, value) if self.open else value
-
-    def _alone(self, before: int, value: Any) -> Any:
-        """Gives the value back. Of what was left pending by what gave it, only it stays so."""
-        if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
-            self.settle()
-        return value
+        return _NOT_PENDING if inner is None else self._share(inner, f, x)
 
     def _inner_of(self, f: Any) -> Any:
         """The form of a method or function that shares its caller's frame; None: it has none."""
@@ -462,14 +450,21 @@ class Frame:
         return INNER_FUNCTIONS.get(f) if type(f) is types.FunctionType else None
 
     def _share(self, inner: Any, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...) of a block, method or function. Of what it leaves pending only what it gives stays so."""
         before = len(self.open)
         if len(given) > 0 and type(given[0]) is Pending:  # bool() of a tuple would break graphs before PyTorch 2.13
             before -= _is_open(given[0])
             if not inner._normfuse_takes:
                 given = given[0].compute(), *given[1:]
         if type(f) is types.MethodType:
-            return self._alone(before, inner(f.__self__, self, *given, **named))
-        return self._alone(before, inner(self, *given, **named))
+            value = inner(f.__self__, self, *given, **named)
+        elif type(f) is types.FunctionType:
+            value = inner(self, *given, **named)
+        else:
+            value = f(Shared(self, *given)) if self.scoped else inner(f, self, *given)
+        if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
+            self.settle()
+        return value
 
     def _wait(self, layer: nn.Module, x: Any) -> Pending:
         if self.open:

@@ -29,7 +29,7 @@ from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of,
 
 FRAME = "_normfuse"
 # Parts of the frame that may give a pending value.
-_WAITS = frozenset({"call", "run", "arithmetic", "iadd", "in_place"})
+_WAITS = frozenset({"call", "go", "run", "arithmetic", "iadd", "in_place"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _OPERATORS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}
@@ -321,7 +321,7 @@ class _Rewriter:
             return self._harmless(operands[0], operands[1:], [], f.attr)
         if plain and self._shares(f):
             callee = self.of(f)
-            return self._waits(_do("call", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
+            return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
                                    keywords=self._keywords(keywords)))
         method = isinstance(f, ast.Attribute) and not own and f.attr in METHODS and known is None
         if plain and len(args) == 1 and not keywords and not method and self._may_be_module(f):
