@@ -16,7 +16,7 @@ import torch.nn.utils.prune  # noqa: E402
 from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
 from test_convert import Of, check_same as check_steps  # noqa: E402
-from test_convert_meaning import Operators, check_same, step  # noqa: E402
+from test_convert_meaning import Operators, check_same  # noqa: E402
 from test_models import compared, images, load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402

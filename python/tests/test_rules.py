@@ -13,7 +13,7 @@ import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import default_device, seeded_f64  # noqa: E402, F401
 from test_convert import Of, both, check_same, folded, reasons, shuffled  # noqa: E402
-from test_models import load, load_torchvision  # noqa: E402
+from test_models import load  # noqa: E402
 from torch import nn  # noqa: E402
 
 X = (2, 4, 5, 5)

@@ -311,9 +311,9 @@ class Survey:
         try:
             if f in (isinstance, hasattr) and (isinstance(arguments[0], nn.Module) and arguments[1] is not None):
                 return (Known(f(*arguments)),)
-            if f in _COMPUTED and not node.keywords and None not in arguments and all(
-                    type(a) in PLAIN or isinstance(a, nn.Sequential) for a in arguments):
-                found = f(*map(_listed, arguments))
+            listed = list(map(_listed, arguments))
+            if f in _COMPUTED and not node.keywords and all(type(a) in PLAIN and a is not None for a in listed):
+                found = f(*listed)
                 return (Known(found if type(found) in PLAIN else list(found)),)
             if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not arguments:
                 base = _listed(self.only(_plain(node.func.value)))
@@ -354,8 +354,11 @@ class Survey:
 
     def text(self, node: ast.AST) -> str:
         """The text that an expression was rewritten from, shortened."""
-        text = ast.get_source_segment(self.lines, node)
-        return ast.unparse(ast.parse(f"({text})", mode="eval"))[:60]
+        text = ast.get_source_segment(self.lines, node) or ""
+        try:
+            return ast.unparse(ast.parse(f"({text})", mode="eval"))[:60]
+        except SyntaxError:  # inside a formatted string: before Python 3.12 its parts have no places of their own
+            return " ".join(text.split())[:60]
 
     def check(self, node: ast.Call, argument: ast.expr) -> Any:
         value = self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
