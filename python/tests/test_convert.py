@@ -20,6 +20,9 @@ from normfuse.torch.convert import FoldedBatchNorm  # noqa: E402
 from torch import nn  # noqa: E402
 
 
+X = (2, 4, 5, 5)
+
+
 def shuffled(model):
     """With parameters and running statistics that show where they are."""
     with torch.no_grad():
@@ -52,15 +55,26 @@ def check_same(model, stock, *inputs):
             assert a is None or torch.allclose(a, b, rtol=1e-10, atol=1e-12 * max([100, *b.abs().flatten().tolist()]))
 
 
+def both(model):
+    """The model, converted, a copy of it as it was, and the report."""
+    stock = copy.deepcopy(model)
+    return model, stock, nft.convert(model)
+
+
+def check_converted(model, what, *inputs):
+    """The model is converted, with these folded, and computes the same. Gives what `both` does."""
+    model, stock, report = both(model)
+    assert folded(report) == what
+    check_same(model, stock, *(inputs or [torch.randn(X)]))
+    return model, stock, report
+
+
 def reasons(report):
     return {layer.name: layer.reason for layer in report.layers}
 
 
 def folded(report):
     return {layer.name: layer.folded for layer in report.layers if layer.folded}
-
-
-X = (2, 4, 5, 5)
 
 
 class Block(nn.Module):
@@ -87,9 +101,9 @@ class Of(nn.Module):
     """One layer, and a forward given by a test."""
 
     def __new__(cls, code=None, **children):
-        return super().__new__(type("Of", (cls,), {"forward": code}) if code is not None else cls)
+        return super().__new__(type(cls.__name__, (cls,), {"forward": code}) if code is not None else cls)
 
-    def __init__(self, code, **children):
+    def __init__(self, code=None, **children):
         super().__init__()
         self.conv, self.norm, self.act = nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()
         for name, child in children.items():
@@ -154,8 +168,7 @@ class Hardswish(nn.Module):
     (nn.PReLU().double(), "prelu", None), (nn.PReLU(4).double(), "prelu", None)], ids=str)
 def test_neighbours_in_a_sequential(activation, name, parameter):
     model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Identity(), activation.to(DEVICE)))
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert folded(report) == {"1": (name,)}
     assert model[1].activation is None and type(model[3]) is type(activation) and repr(model) == repr(stock)
     calls, other = [], copy.deepcopy(model)
@@ -196,28 +209,21 @@ def test_hooks_are_left_alone(hook, where):
 def test_a_shared_layer_is_folded_in_each_call():
     layer = nn.GroupNorm(2, 4)
     model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Sequential(layer, nn.SiLU()), layer)
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
-    assert len(report.layers) == 1 and folded(report) == {"0.0": ("relu", "silu")}
-    check_same(model, stock, torch.randn(X))
+    assert len(check_converted(model, {"0.0": ("relu", "silu")})[2].layers) == 1
 
 
 def test_a_layer_that_is_held_and_not_called():
     """nnU-Net's: the layer is an attribute beside the nn.Sequential that calls it."""
-    class Held(nn.Module):
-        def __init__(self, calls):
-            super().__init__()
-            self.norm = nn.InstanceNorm2d(4, affine=True)
-            self.all = nn.Sequential(nn.Conv2d(4, 4, 1), self.norm, nn.LeakyReLU(0.1))
-            self.calls = calls
+    def forward(s, x):
+        return s.all(s.norm(x) if s.calls else x)
 
-        def forward(self, x):
-            return self.all(self.norm(x) if self.calls else x)
-
-    model = nn.ModuleList([Held(False), Held(True)])
+    model = nn.ModuleList()
+    for calls in (False, True):
+        norm = nn.InstanceNorm2d(4, affine=True)
+        all = nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.LeakyReLU(0.1))
+        model.append(Of(forward, norm=norm, all=all, calls=calls))
     model.append(model[0])
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert folded(report) == {f"{i}.norm": ("leaky_relu",) for i in (0, 1)}
     for a, b in zip(model, stock):
         check_same(a, b, torch.randn(X))
@@ -229,9 +235,7 @@ def test_a_layer_that_is_held_and_not_called():
     (nn.ELU(), 1.0, False), (nn.PReLU(), 0.5, True), (nn.PReLU(4), 0.5, True)])
 def test_dropouts_between(dropout, activation, p, folds):
     norm = nn.GroupNorm(2, 4)
-    model = shuffled(nn.Sequential(norm, dropout(p), copy.deepcopy(activation).to(norm.weight)))
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(shuffled(nn.Sequential(norm, dropout(p), copy.deepcopy(activation).to(norm.weight))))
     assert bool(folded(report)) == folds and (folds or "dropout stands between" in reasons(report)["0"])
     check_same(model, stock, torch.randn(X))
     nft.revert(model)
@@ -290,10 +294,8 @@ def test_prelus_of_a_model(slopes):
 @pytest.mark.parametrize("slopes", [1, 4])
 def test_prelu_without_a_batch_axis(slopes):
     """PReLU's channels are then along another axis than the layer's."""
-    model = shuffled(nn.Sequential(nn.InstanceNorm2d(4), nn.PReLU(slopes)))
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model))
-    check_same(model, stock, torch.randn(4, 4, 5))
+    check_converted(shuffled(nn.Sequential(nn.InstanceNorm2d(4), nn.PReLU(slopes))), {"0": ("prelu",)},
+                    torch.randn(4, 4, 5))
 
 
 def test_prelu_of_other_channels():
@@ -318,9 +320,7 @@ def test_prelu_under_autocast(width):
 def test_a_shared_activation_is_taken_out_of_its_sequential_only():
     act = nn.SiLU()
     model = nn.Sequential(nn.GroupNorm(2, 4), act, nn.Conv2d(4, 4, 1), act)
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"0": ("silu",)} and model[3] is act
-    check_same(model, stock, torch.randn(X))
+    assert check_converted(model, {"0": ("silu",)})[0][3] is act
 
 
 # ---- code -----------------------------------------------------------------------------------------------------------
@@ -353,38 +353,16 @@ def two_statements(s, x):
     return y
 
 
-def nothing(m):
-    pass
-
-
-def add_hook(m):
-    m.act.register_forward_hook(lambda module, args, y: 2 * y)
-
-
-def delete_activation(m):
-    del m.act
-
-
-def break_activation(m):
-    m.act = nn.PReLU(3)  # of other channels
-
-
-def break_norm(m):
-    m.norm = nn.BatchNorm2d(5)
-
-
-@pytest.mark.parametrize("change", [nothing, add_hook, delete_activation, break_activation, break_norm])
-def test_what_the_next_statement_calls_may_have_changed(change):
-    """Or be missing: then the norm has been called all the same, and the error is of
-    the line that it is of without convert."""
-    model = Of(two_statements, norm=nn.BatchNorm2d(4))
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"norm": ("silu",)}
-    change(model), change(stock)
-    if change in (nothing, add_hook):
-        return check_same(model, stock, torch.randn(X))
+@pytest.mark.parametrize("change", [
+    lambda m: delattr(m, "act"), lambda m: setattr(m, "act", nn.PReLU(3)),
+    lambda m: setattr(m, "norm", nn.BatchNorm2d(5))], ids=["no activation", "its channels", "the norm's channels"])
+def test_errors_of_the_next_statement(change):
+    """The norm has been called all the same, and the error is of the line that it is of without convert."""
+    model, stock, report = both(Of(two_statements, norm=nn.BatchNorm2d(4)))
+    assert folded(report) == {"norm": ("silu",)}
     errors = []
     for m in (model, stock):
+        change(m)
         with pytest.raises((AttributeError, RuntimeError)) as caught:
             m(torch.ones(X) * 3)
         errors.append((type(caught.value), line_of(caught.value)))
@@ -443,8 +421,7 @@ def test_what_code_folds(name):
                slope=nn.Parameter(torch.rand(4)), number=nn.Parameter(torch.tensor(0.3)))
     if name == "promotion":
         model.norm.float()
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert folded(report) == {"norm": (what,), **({"norm2": (what,)} if name == "prelu of a module" else {})}
     x = torch.randn(X)
     if name == "promotion":
@@ -544,8 +521,7 @@ def test_what_code_must_not_fold(name):
     code, why = LEFT[name]
     model = Of(code, drop=nn.Dropout(0.5))
     model.register_buffer("table", torch.tensor([0.5, -0.25, 2.0, 0.1]))
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(model)
     assert not folded(report) and type(model.norm) is nft.GroupNorm
     assert why in reasons(report)["norm"], reasons(report)
     if name == "overwritten":  # not even stock has a backward of it
@@ -599,18 +575,6 @@ class NormElsewhere(OpenEnd):
         return self.conv_norm_out(sample)
 
 
-def hooked_act():
-    model = OpenEnd()
-    model.conv_act.register_forward_hook(lambda *_: None)
-    return model
-
-
-def other_forward():
-    model = OpenEnd()
-    model.forward = lambda sample: model.conv_out(model.conv_norm_out(sample))
-    return model
-
-
 class Decorated(EndOfUNet):
     scale = 2.0
 
@@ -652,12 +616,16 @@ def test_a_forward_without_text_is_left():
     check_same(model, stock, torch.randn(X))
 
 
-@pytest.mark.parametrize("make", [hooked_act, other_forward])
-def test_statements_that_must_not_be_folded(make):
-    model = shuffled(make())
+@pytest.mark.parametrize("replaced", [False, True])
+def test_statements_that_must_not_be_folded(replaced):
+    """Where the activation has a hook, and where the forward was replaced on the object."""
+    model = shuffled(OpenEnd())
     stock = copy.deepcopy(model)
-    if make is other_forward:  # a copy's is bound to the original
-        stock.forward = lambda sample: stock.conv_out(stock.conv_norm_out(sample))
+    for m in (model, stock):
+        if replaced:
+            m.forward = lambda sample, m=m: m.conv_out(m.conv_norm_out(sample))
+        else:
+            m.conv_act.register_forward_hook(lambda *_: None)
     report = nft.convert(model)
     assert not folded(report) and report.layers[0].reason and type(model.conv_act) is nn.SiLU
     check_same(model, stock, torch.randn(X))
@@ -670,11 +638,8 @@ def test_statements_of_a_layer_that_stands_twice():
 
 
 def test_convert_leaves_no_marks():
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.calls = nn.GroupNorm(2, 4), 0
-            self.register_buffer("seen", torch.zeros(()))
+    class Counts(Of):
+        calls = 0
 
         def forward(self, x):
             self.seen.add_(1)
@@ -682,38 +647,34 @@ def test_convert_leaves_no_marks():
             return F.relu(self.norm(x))
 
     model = Counts()
+    model.register_buffer("seen", torch.zeros(()))
     report = nft.convert(model)
     assert folded(report) == {"norm": ("relu",)} and model.calls == 0 and model.seen == 0 and model.training
     model(torch.randn(X))
     assert model.calls == 1 and model.seen == 1
 
 
-class Optional(nn.Module):
+def optional(self, x, temb, skip=None, double=False, *args, **kwargs):
     """As diffusers' ResnetBlock2D: what it does depends on what it is given."""
+    if args or kwargs:
+        raise TypeError("no more")
+    y = self.act(self.norm1(x))
+    if temb is not None:
+        y = y + self.act(temb)
+    if skip is not None:
+        return self.norm2(y), skip
+    z = self.norm2(y)
+    if not torch.is_tensor(temb):
+        return z
+    return self.act(z) * (self.scale if double else 1)
 
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2, self.act = nn.GroupNorm(2, 4), nn.GroupNorm(2, 4), nn.SiLU()
-        self.scale = 2.0
 
-    def forward(self, x, temb, skip=None, double=False, *args, **kwargs):
-        if args or kwargs:
-            raise TypeError("no more")
-        y = self.act(self.norm1(x))
-        if temb is not None:
-            y = y + self.act(temb)
-        if skip is not None:
-            return self.norm2(y), skip
-        z = self.norm2(y)
-        if not torch.is_tensor(temb):
-            return z
-        return self.act(z) * (self.scale if double else 1)
+def of_options():
+    return Of(optional, norm1=nn.GroupNorm(2, 4), norm2=nn.GroupNorm(2, 4), norm=None, scale=2.0)
 
 
 def test_kinds_of_call():
-    model = Optional()
-    stock = copy.deepcopy(model)
-    report = nft.convert(model)
+    model, stock, report = both(of_options())
     assert folded(report) == {"norm1": ("silu",), "norm2": ("silu",)}
     x, t, skip = torch.randn(X), torch.randn(X), torch.randn(X)
     for call in (lambda m: m(x, t), lambda m: m(x, None), lambda m: m(x, temb=t), lambda m: m(temb=t, x=x),
@@ -728,22 +689,12 @@ def test_kinds_of_call():
 
 
 def test_training_is_looked_up_in_each_call():
-    class Drops(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm2d(4)
-
-        def forward(self, x):
-            return F.dropout(F.relu(self.norm(x)), 0.5, self.training)
-
-    model = Drops()
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model))
-    check_same(model, stock, torch.randn(X))
+    check_converted(Of(lambda s, x: F.dropout(F.relu(s.norm(x)), 0.5, s.training), norm=nn.BatchNorm2d(4)),
+                    {"norm": ("relu",)})
 
 
 def test_changed_attributes():
-    model, x, t = Optional(), torch.randn(X), torch.randn(X)
+    model, x, t = of_options(), torch.randn(X), torch.randn(X)
     stock = copy.deepcopy(model)
     nft.convert(model)
     model.scale = 2.0  # as it was
@@ -761,34 +712,14 @@ def test_changed_attributes():
     assert close(model(x, t), stock(x, t))
 
 
-@pytest.mark.parametrize("which", ["norm", "act"])
-def test_hooks_that_come_later_are_called(which):
-    model = Of(lambda s, x: s.act(s.norm(x)))
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model))
-    seen = {id(model): [], id(stock): []}
-    for m in (model, stock):
-        getattr(m, which).register_forward_hook(lambda module, args, y, m=m: seen[id(m)].append(y.clone()))
-    x = torch.randn(X)
-    model(x), stock(x)
-    assert len(seen[id(model)]) == 1 and all(close(a, b) for a, b in zip(*seen.values()))
-
-
 def test_a_layer_in_a_list_is_of_the_code_above():
-    class Listed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4)])
+    def forward(s, x):
+        for norm in s.norms:
+            x = F.mish(norm(x))
+        return x
 
-        def forward(self, x):
-            for norm in self.norms:
-                x = F.mish(norm(x))
-            return x
-
-    model = Listed()
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"norms.0": ("mish",), "norms.1": ("mish",)}
-    check_same(model, stock, torch.randn(X))
+    check_converted(Of(forward, norms=nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4)])),
+                    {"norms.0": ("mish",), "norms.1": ("mish",)})
 
 
 def test_a_dict_of_modules_may_have_code():
@@ -839,25 +770,12 @@ def test_outputs_with_names_stay_what_they_are():
 
 
 def test_a_layer_called_twice():
-    model = Of(lambda s, x: s.norm(F.relu(s.norm(x))))
-    stock = copy.deepcopy(model)
-    assert folded(nft.convert(model)) == {"norm": ("relu",)}
-    check_same(model, stock, torch.randn(X))
+    check_converted(Of(lambda s, x: s.norm(F.relu(s.norm(x)))), {"norm": ("relu",)})
 
 
 def test_other_code_may_use_the_layers_of_a_block():
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = Block()
-
-        def forward(self, x):
-            return self.block(x) + self.block.bn1(x)
-
-    model = shuffled(Outer())
-    stock = copy.deepcopy(model)
-    assert "block.bn1" in folded(nft.convert(model))
-    check_same(model, stock, torch.randn(X))
+    model = shuffled(Of(lambda s, x: s.block(x) + s.block.bn1(x), block=Block()))
+    check_converted(model, {"block.bn1": ("relu",), "block.bn2": ("add + relu",)})
 
 
 # ---- containers that end in a layer ---------------------------------------------------------------------------------
@@ -985,20 +903,16 @@ def test_the_fused_call_of_a_container_is_made(monkeypatch):
 
 def test_batch_norms_at_the_end_of_containers_fold_into_convolutions():
     model = shuffled(nn.Sequential(Of(lambda s, x: s.act(s.branch(x) + x), norm=nn.Identity(),
-                                      branch=nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))))).eval()
-    x = torch.randn(X)
-    want = model(x)
-    assert folded(nft.convert(model)) == {"0.branch.1": ("add + silu",)}
-    assert not nft.fold_batch_norm(model).left and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+                                      branch=nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))))
+    assert folded(nft.convert(copy.deepcopy(model))) == {"0.branch.1": ("add + silu",)}
+    check_folds(model, torch.randn(X))
 
 
 # ---- copies, compilers ----------------------------------------------------------------------------------------------
 
 
 def test_copies_of_a_converted_model():
-    model = nn.Sequential(Block(), Block(), nn.GroupNorm(2, 4), nn.ELU(0.2))
-    stock = copy.deepcopy(model)
-    nft.convert(model)
+    model, stock, _ = both(nn.Sequential(Block(), Block(), nn.GroupNorm(2, 4), nn.ELU(0.2)))
     x = torch.randn(X)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         check_same(other, copy.deepcopy(stock), x)
@@ -1047,13 +961,7 @@ def test_a_converted_model_compiles_whole():
     torch.compile(model, fullgraph=True, backend=backend)(x)
     assert "torch.prelu" not in graphs[0] and "PReLU" not in graphs[0] and len(graphs) == 1
     torch._dynamo.reset()
-    compiled, gradients = torch.compile(model, fullgraph=True, backend="aot_eager"), []
-    for call in (compiled, model):
-        model.zero_grad()
-        y = call(x)
-        y.square().sum().backward()
-        gradients.append([y, *(p.grad for p in model.parameters())])
-    assert all((a is None and b is None) or close(a, b) for a, b in zip(*gradients))
+    check_same(torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager"), model, x)
 
 
 def test_an_optimizer_made_before_goes_on():
@@ -1079,19 +987,25 @@ CONVOLUTIONS = {
 }
 
 
+def check_folds(model, x, converted=True):
+    """All batch norms of the model are folded, and it computes the same."""
+    want = model.eval()(x)
+    if converted:
+        nft.convert(model)
+    report = nft.fold_batch_norm(model)
+    assert report.converted and not report.left and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    return want
+
+
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("converted", [True, False])
 def test_batch_norm_folds_into(kind, affine, converted):
     make, norm, shape = CONVOLUTIONS[kind]
-    model = shuffled(nn.Sequential(make(), norm(6, affine=affine), nn.LeakyReLU(0.3))).eval()
+    model = shuffled(nn.Sequential(make(), norm(6, affine=affine), nn.LeakyReLU(0.3)))
     x = torch.randn(shape)
-    want = model(x)
-    if converted:
-        nft.convert(model)
-    report = nft.fold_batch_norm(model)
-    assert [layer.done for layer in report.layers] == [True] and type(model[1]) is FoldedBatchNorm
-    assert not list(model[1].parameters()) and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    want = check_folds(model, x, converted)
+    assert type(model[1]) is FoldedBatchNorm and not list(model[1].parameters())
     nft.revert(model)
     assert torch.allclose(model(x), want, rtol=1e-12, atol=1e-12) and model[2].negative_slope == 0.3
 
@@ -1100,26 +1014,17 @@ def test_batch_norm_folds_into(kind, affine, converted):
 def test_batch_norm_with_prelu_folds(own):
     """The slope of a layer of ours goes with it; that of a module stays there."""
     norm = nft.BatchNorm2d(4, activation="prelu", num_parameters=4) if own else nn.BatchNorm2d(4)
-    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.Identity() if own else nn.PReLU(4))).eval()
-    x = torch.randn(X)
-    want = model(x)
-    nft.convert(model)
-    nft.fold_batch_norm(model)
-    assert type(model[1]) is FoldedBatchNorm and torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
-    assert list(model[1].state_dict()) == (["slope"] if own else [])
+    model = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.Identity() if own else nn.PReLU(4)))
+    check_folds(model, torch.randn(X))
+    assert type(model[1]) is FoldedBatchNorm and list(model[1].state_dict()) == (["slope"] if own else [])
     assert not own or model[1].slope is norm.slope
 
 
 @pytest.mark.parametrize("converted", [True, False])
 def test_batch_norms_of_blocks_fold(converted):
-    model = shuffled(nn.Sequential(Block(down=True), Block())).eval()
-    x = torch.randn(X)
-    want = model(x)
-    if converted:
-        nft.convert(model)
-    report = nft.fold_batch_norm(model)
-    assert len(report.converted) == 5 and not report.left
-    assert torch.allclose(model(x), want, rtol=1e-12, atol=1e-12)
+    model = shuffled(nn.Sequential(Block(down=True), Block()))
+    check_folds(model, torch.randn(X), converted)
+    assert sum(type(module) is FoldedBatchNorm for module in model.modules()) == 5
 
 
 def test_folding_rounds_once():

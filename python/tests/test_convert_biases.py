@@ -2,7 +2,6 @@
 """convert has the biases of convolutions added by what follows them. Models are f64 and compared with the same model as
 it was: outputs, gradients, buffers. Which tensors the operators got says what moved. Biases move on CUDA alone by
 default; here also on the CPU."""
-import collections
 import contextlib
 import copy
 import pickle
@@ -16,10 +15,10 @@ import torch.nn.functional as F  # noqa: E402
 import torch.nn.utils.prune  # noqa: E402
 from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
-from test_convert_meaning import check_same, step  # noqa: E402
+from test_convert import Of, check_same as check_steps  # noqa: E402
+from test_convert_meaning import Operators, check_same  # noqa: E402
 from test_models import compared, images, load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 X = (2, 4, 5, 5)
@@ -33,25 +32,6 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(_calls, "BIAS_DEVICES", {"cpu", "cuda"})
     yield
     torch.set_default_dtype(torch.float32)
-
-
-class Operators(TorchDispatchMode):
-    """Counts operators. Convolutions count as "biased" or "bare"; those of ours with pre_bias have "+bias" after their
-    names."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = collections.Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name.split("::")[1]
-        if name == "convolution":
-            name = "bare" if args[2] is None else "biased"
-        elif func.namespace == "normfuse":
-            given = dict(zip((argument.name for argument in func._schema.arguments), args))
-            name += "+bias" if given.get("pre_bias") is not None else ""
-        self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def operators(model, *inputs, call=lambda m, *x: m(*x)):
@@ -76,14 +56,9 @@ def both(model):
     return model, stock, nft.convert(model)
 
 
-class Block(nn.Module):
-    """Children, and a forward given by a test."""
-
-    def __new__(cls, code=None, **children):
-        return super().__new__(type("Block", (cls,), {"forward": code}) if code is not None else cls)
-
-    def __init__(self, code, **children):
-        super().__init__()
+class Block(Of):
+    def __init__(self, code=None, **children):
+        nn.Module.__init__(self)
         self.conv, self.norm, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()
         self.other, self.embed = nn.Conv2d(4, 4, 1), nn.Linear(25, 4)
         for name, child in children.items():
@@ -178,6 +153,9 @@ SUMS = {
     "div": lambda s, x: torch.div(x + s.conv(s.norm(x)), 1.0),
     "true_divide": lambda s, x: torch.true_divide(x + s.conv(s.norm(x)), 1.0),
     "method div": lambda s, x: (x + s.conv(s.norm(x))).div(1),
+    "two convolutions": lambda s, x: s.other(x) + s.conv(s.norm(x)),
+    "two convolutions over 1.0": lambda s, x: (s.other(x) + s.conv(s.norm(x))) / 1.0,
+    "before a norm": lambda s, x: s.norm(s.conv(x) + x),
 }
 
 
@@ -190,30 +168,10 @@ def iadd(a, b):
 def test_sums(name):
     model, stock, report = both(Block(SUMS[name]))
     check_same(model, stock)
-    counts = operators(model, torch.randn(X))
-    assert report.biases == ["conv"] and counts["bare"] == counts["channel_affine"] == 1
-    assert counts["div"] == counts["biased"] == counts["add_"] == 0
-    assert counts["add"] == ("embedding" in name)  # [N, C]
-
-
-@pytest.mark.parametrize("divisor", [None, 1.0])
-def test_two_convolutions_in_one_sum(divisor):
-    def code(s, x):
-        y = s.other(x) + s.conv(s.norm(x))
-        return y if divisor is None else y / divisor
-
-    model, stock, report = both(Block(code))
-    check_same(model, stock)
-    counts = operators(model, torch.randn(X))
-    assert report.biases == ["conv", "other"] and counts["bare"] == 2 and counts["channel_affine"] == 1
-    assert counts["add"] == 1 and counts["div"] == 0  # of the biases, [C]
-
-
-def test_a_sum_before_a_norm():
-    model, stock, report = both(Block(lambda s, x: s.norm(s.conv(x) + x)))
-    check_same(model, stock)
-    counts = operators(model, torch.randn(X))
-    assert report.biases == ["conv"] and counts["channel_affine"] == 1 and counts["add"] == 0
+    counts, two = operators(model, torch.randn(X)), "two" in name
+    assert report.biases == ["conv", "other"][:1 + two] and counts["bare"] == 1 + two
+    assert counts["channel_affine"] == 1 and counts["div"] == counts["biased"] == counts["add_"] == 0
+    assert counts["add"] == (two or "embedding" in name)  # [C] of biases, [N, C]
 
 
 @pytest.mark.parametrize("name,code", {
@@ -239,13 +197,7 @@ def test_a_sum_that_is_read_twice_is_divided():
 
 
 def test_a_divisor_that_changes():
-    class Scaled(Block):
-        def forward(self, x):
-            return (self.conv(self.norm(x)) + x) / self.factor
-
-    block = Scaled(None)
-    block.factor = 1.0
-    model, stock, _ = both(block)
+    model, stock, _ = both(Block(lambda s, x: (s.conv(s.norm(x)) + x) / s.factor, factor=1.0))
     check_same(model, stock)
     model.factor = stock.factor = 1.5
     check_same(model, stock)
@@ -364,29 +316,14 @@ HOOKS = ["register_forward_hook", "register_forward_pre_hook", "register_full_ba
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_hooked_convolutions_are_left(hook):
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.ReLU())
-    seen = []
-    getattr(model[0], hook)(lambda *a: seen.append(a) or None)
-    assert nft.convert(model).biases == []
-    model(torch.randn(X).requires_grad_()).sum().backward()
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_convolutions_before_hooked_layers_are_left(hook):
-    model, stock, report = both(hooked_norm(hook, nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.ReLU())))
+@pytest.mark.parametrize("where", [0, 1])
+def test_hooked_convolutions_and_norms_are_left(hook, where):
+    model, seen = nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.ReLU()), []
+    getattr(model[where], hook)(lambda *a: seen.append(a) or None)
+    model, stock, report = both(model)
     assert report.biases == []
     check_same(model, stock)
-
-
-def hooked_norm(hook, model):
-    getattr(model[1], hook)(nothing)
-    return model
-
-
-def nothing(*arguments):
-    pass
+    assert len(seen) == 6  # three steps of each
 
 
 def test_other_layers_take_no_bias():
@@ -439,26 +376,20 @@ def check_addends(model, stock, x):
     assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
-class Flagged(nn.Module):
+def flagged(s, x, added=None, as_tuple=True, doubled=False):
     """With flags, as diffusers' blocks have return_dict."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
-
-    def forward(self, x, added=None, as_tuple=True, doubled=False):
-        y = F.relu(self.norm(self.conv(x)))
-        if added is not None:
-            y = y + added
-        if doubled:
-            y = y * 2
-        return (y,) if as_tuple else y
+    y = F.relu(s.norm(s.conv(x)))
+    if added is not None:
+        y = y + added
+    if doubled:
+        y = y * 2
+    return (y,) if as_tuple else y
 
 
 @pytest.mark.parametrize("given", [(), (None, False), (None, True, True), (None, False, True), ("added", False),
                                    ("added", True, False), ("added", False, True), (None, 0), (None, True, 1)], ids=str)
 def test_flags_of_calls(given):
-    model, stock, _ = both(Flagged())
+    model, stock, _ = both(Block(flagged))
     x = torch.randn(X)
     given = [torch.randn(X) if value == "added" else value for value in given]
     a, b = model(x, *given), stock(x, *given)
@@ -674,10 +605,6 @@ def test_hooks_that_come_later(hook, where):
     assert operators(model, torch.randn(X))["bare"] == 2
 
 
-def set_forward(m):
-    m.conv.forward = lambda x: 2 * nn.Conv2d.forward(m.conv, x)
-
-
 class Lora(nn.Conv2d):
     """As PEFT wraps layers."""
 
@@ -695,31 +622,22 @@ def prune(m):
     nn.utils.prune.random_unstructured(m.other, "weight", 0.5)
 
 
-def parametrize(m):
-    nn.utils.parametrizations.weight_norm(m.conv)
-
-
 def old_weight_norm(m):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nn.utils.weight_norm(m.conv)
 
 
-def new_bias(m):
-    torch.manual_seed(2)
-    m.conv.bias = nn.Parameter(torch.randn(4))
-
-
-def own_convolution(m):
-    """As seamless tiling is made."""
-    m.conv._conv_forward = lambda x, weight, bias: F.conv2d(F.pad(x, (1,) * 4, mode="circular"), weight, bias)
+def tiled(x, weight, bias):
+    """As seamless tiling has convolutions."""
+    return F.conv2d(F.pad(x, (1,) * 4, mode="circular"), weight, bias)
 
 
 CHANGES = {
     "bias is removed": (lambda m: setattr(m.conv, "bias", None), 2),
-    "another bias": (new_bias, 2),
-    "forward on the object": (set_forward, 1),
-    "a convolution of its own": (own_convolution, 2),
+    "another bias": (lambda m: setattr(m.conv, "bias", nn.Parameter(torch.randn(4))), 2),
+    "forward on the object": (lambda m: setattr(m.conv, "forward", lambda x: 2 * nn.Conv2d.forward(m.conv, x)), 1),
+    "a convolution of its own": (lambda m: setattr(m.conv, "_conv_forward", tiled), 2),
     "identity": (lambda m: setattr(m, "conv", nn.Identity()), 1),
     "another convolution": (lambda m: setattr(m, "conv", random(nn.Conv2d(4, 4, 1))), 1),
     "a wrapper": (lambda m: setattr(m, "conv", Lora(m.conv)), 1),
@@ -727,7 +645,7 @@ CHANGES = {
     "a norm of another package": (lambda m: setattr(m, "norm", nn.LayerNorm((4, 5, 5))), 2),
     "no norm": (lambda m: setattr(m, "norm", nn.Identity()), 2),
     "pruned": (prune, 0),
-    "parametrized": (parametrize, 1),
+    "parametrized": (lambda m: nn.utils.parametrizations.weight_norm(m.conv), 1),
     "weight_norm": (old_weight_norm, 1),
 }
 
@@ -807,9 +725,7 @@ def test_frozen_parameters():
     model, stock, _ = both(whole())
     for m in (model, stock):
         m.conv.bias.requires_grad_(False), m.other.weight.requires_grad_(False), m.norm.requires_grad_(False)
-    for training in (True, False):
-        for a, b in zip(step(model, torch.randn(X), training), step(stock, torch.randn(X), training)):
-            assert (a is None) == (b is None)
+    check_steps(model, stock, torch.randn(X))
     for m in (model, stock):
         m.requires_grad_(False)
     with torch.inference_mode():
@@ -821,31 +737,12 @@ def test_frozen_parameters():
 def test_checkpointing(reentrant):
     model, stock, _ = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()))
 
-    class Recomputed(nn.Module):
-        def __init__(self, body):
-            super().__init__()
-            self.body = body
-
-        def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=reentrant)
-
-    check_same(Recomputed(model), Recomputed(stock))
+    check_same(*(Of(lambda s, x: checkpoint(s.body, x, use_reentrant=reentrant), body=m) for m in (model, stock)))
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_compile(training):
+def test_compile():
     model, stock, _ = both(whole())
-    model.train(training), stock.train(training)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    x = torch.randn(X)
-    results = []
-    for m, call in ((model, compiled), (stock, stock)):
-        m.zero_grad()
-        y = call(x)
-        y.square().sum().backward()
-        results.append([y.detach(), *(p.grad for p in m.parameters())])
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    check_steps(torch.compile(model, backend="aot_eager", fullgraph=True), stock, torch.randn(X))
 
 
 def test_export_and_traces():
@@ -912,17 +809,12 @@ def test_data_parallel_training(tmp_path):
 
 def test_folding_batch_norms_afterwards():
     """The convolution has a new bias then, and what is left of the batch norm takes a tensor."""
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval()
-    model, stock, _ = both(model)
+    model, stock, _ = both(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()).eval())
     assert not nft.fold_batch_norm(model).left
-    check_same_evaluating(model, stock)
-    nft.convert(model)
-    check_same_evaluating(model, stock)
-
-
-def check_same_evaluating(model, stock):
-    x = torch.randn(X)
-    torch.testing.assert_close(model(x), stock(x), rtol=1e-10, atol=1e-10)
+    for _ in range(2):
+        x = torch.randn(X)
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-10, atol=1e-10)
+        nft.convert(model)
 
 
 def test_gradients_in_f32():
@@ -974,21 +866,10 @@ def diffusers():
 def test_resnet_block(diffusers, options, counts):
     from diffusers.models.resnet import ResnetBlock2D
     block = random(ResnetBlock2D(**{"in_channels": 8, "temb_channels": 12, "groups": 4, **options}).double())
-    stock = copy.deepcopy(block)
-    report = nft.convert(block)
+    stock, report = copy.deepcopy(block), nft.convert(block)
     assert report.biases == ["conv1", "conv2", *["conv_shortcut"] * ("out_channels" in options)]
     x, temb = torch.randn(2, 8, 5, 5), torch.randn(2, 12) if options.get("temb_channels", 1) else None
-    for training in (True, False):
-        results = []
-        for m in (block.train(training), stock.train(training)):
-            m.zero_grad()
-            torch.manual_seed(1)
-            a = x.clone().requires_grad_()
-            y = m(a, temb)
-            y.square().sum().backward()
-            results.append([y.detach(), a.grad, *(p.grad for p in m.parameters())])
-        for a, b in zip(*results):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    check_steps(block, stock, x, temb)
     found = operators(block, x, temb)
     assert found["bare"] == len(report.biases) and found["biased"] == 0
     assert found["group_norm_inference+bias"] == 1

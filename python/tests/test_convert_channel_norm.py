@@ -14,7 +14,7 @@ import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import default_device, seeded_f64  # noqa: E402, F401
 from normfuse.torch import _rules  # noqa: E402
-from test_convert import check_same, folded  # noqa: E402
+from test_convert import Of, both, check_same, folded  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from test_rules import published  # noqa: E402
 from torch import nn  # noqa: E402
@@ -152,19 +152,15 @@ def _exact_rms(self, x):
 def test_layers_with_an_activation_and_a_residual(monkeypatch, name):
     layer, shape = known(monkeypatch, name)
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.third, self.fourth = (copy.deepcopy(layer) for _ in range(4))
-            self.act = nn.SiLU()
+    def forward(s, x):
+        y = s.act(s.first(x))
+        y = F.relu(s.second(y) + x)
+        y = s.third(y) + y
+        return s.fourth(y).mul(2)
 
-        def forward(self, x):
-            y = self.act(self.first(x))
-            y = F.relu(self.second(y) + x)
-            y = self.third(y) + y
-            return self.fourth(y).mul(2)
-
-    stock = shuffled(Block())
+    layers = {name: copy.deepcopy(layer) for name in ("first", "second", "third", "fourth")}
+    block = Of(forward, conv=None, norm=None, **layers)
+    stock = shuffled(block)
     model, x = copy.deepcopy(stock), torch.randn(shape)
     report = nft.convert(model)
     assert [r.done for r in report.layers] == [True] * 4
@@ -228,9 +224,7 @@ def test_fast_norms_are_left(monkeypatch, name):
 def test_what_a_layer_cannot_do_its_own_forward_does(monkeypatch):
     """Of other types, with arguments of its own, and where an attribute was changed: what stock computes."""
     layer, shape = known(monkeypatch, "diffusers autoencoders.autoencoder_kl_wan WanRMS_norm")
-    stock = shuffled(nn.Sequential(layer, nn.ReLU()))
-    model = copy.deepcopy(stock)
-    nft.convert(model)
+    model, stock, _ = both(shuffled(nn.Sequential(layer, nn.ReLU())))
     x = torch.randn(shape)
     for value in (2.0, layer.scale):
         model[0].scale = stock[0].scale = value
@@ -314,9 +308,7 @@ def test_convnext_of_torchvision():
     load_torchvision()
     convnext = load("torchvision.models.convnext")
     settings = [convnext.CNBlockConfig(8, 12, 1), convnext.CNBlockConfig(12, None, 1)]
-    stock = shuffled(convnext.ConvNeXt(settings, stochastic_depth_prob=0.0, num_classes=5))
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    model, stock, report = both(shuffled(convnext.ConvNeXt(settings, stochastic_depth_prob=0.0, num_classes=5)))
     assert [layer.kind for layer in report.layers] == ["LayerNorm2d", "LayerNorm", "LayerNorm2d", "LayerNorm", "LayerNorm2d"]
     assert all(layer.done for layer in report.layers)
     for x in (torch.randn(2, 3, 32, 32), torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)):
@@ -362,28 +354,22 @@ class Causal(nn.Conv3d):
         return super().forward(x if cache is None else torch.cat([cache, x], 2))
 
 
-class ComfyBlock(nn.Module):
+def comfy_block(s, x, caches=None):
     """A loop over an nn.Sequential that looks at each layer, as ComfyUI's ResidualBlock."""
-
-    def __init__(self, norm):
-        super().__init__()
-        self.residual = nn.Sequential(norm(8, images=False), nn.SiLU(), Causal(8, 8, (1, 3, 3), padding=(0, 1, 1)),
-                                      norm(8, images=False), nn.SiLU(), nn.Dropout(0.0), Causal(8, 8, 1))
-        self.shortcut = nn.Identity()
-
-    def forward(self, x, caches=None):
-        old = x
-        for layer in self.residual:
-            if isinstance(layer, Causal) and caches is not None:
-                x = layer(x, caches[0])
-            else:
-                x = layer(x)
-        return x + self.shortcut(old)
+    old = x
+    for layer in s.residual:
+        if isinstance(layer, Causal) and caches is not None:
+            x = layer(x, caches[0])
+        else:
+            x = layer(x)
+    return x + s.shortcut(old)
 
 
 def test_block_of_comfy(monkeypatch):
     kind = published(monkeypatch, ComfyRMS, "comfy.ldm.wan.vae", "RMS_norm")
-    stock = shuffled(ComfyBlock(kind))
+    stock = shuffled(Of(comfy_block, conv=None, norm=None, shortcut=nn.Identity(), residual=nn.Sequential(
+        kind(8, images=False), nn.SiLU(), Causal(8, 8, (1, 3, 3), padding=(0, 1, 1)), kind(8, images=False), nn.SiLU(),
+        nn.Dropout(0.0), Causal(8, 8, 1))))
     model = copy.deepcopy(stock)
     assert folded(nft.convert(model)) == {"residual.0": ("silu", "silu"), "residual.3": ("silu", "silu")}  # two calls
     check_same(model, stock, torch.randn(VIDEO))
@@ -393,121 +379,81 @@ def test_block_of_comfy(monkeypatch):
 # ---- what follows, through views --------------------------------------------------------------------------------------------
 
 
-class Program(nn.Module):
-    def __init__(self, norm, function):
-        super().__init__()
-        self.norm, self.function = norm, function
-        self.act, self.prelu, self.one, self.drop = nn.GELU(), nn.PReLU(6), nn.PReLU(), nn.Dropout(0.5)
-        with torch.no_grad():
-            self.prelu.weight.uniform_(0.1, 0.6)
+def program(code, norm):
+    model = Of(code, norm=norm, act=nn.GELU(), prelu=nn.PReLU(6), one=nn.PReLU(), drop=nn.Dropout(0.5))
+    del model.conv
+    with torch.no_grad():
+        model.prelu.weight.uniform_(0.1, 0.6)
+    return model
 
 
-def _movedim(self, x, other, scale, shift):
-    return self.act(self.norm(x.movedim(1, -1)).movedim(-1, 1))
-
-
-def _permute(self, x, other, scale, shift):
-    y = self.norm(x.permute(0, 2, 3, 1))
+def permuted(s, x, other, scale, shift):
+    y = s.norm(x.permute(0, 2, 3, 1))
     y = y.permute((0, 3, 1, 2))
     return F.relu(y + other)
 
 
-def _permute_twice(self, x, other, scale, shift):
-    y = self.norm(x.permute(0, 2, 3, 1)).transpose(1, 3).transpose(-1, 2)
-    return F.silu(y)
-
-
-def _sum_behind_a_view(self, x, other, scale, shift):
-    return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + other
-
-
-def _modulated_behind_a_view(self, x, other, scale, shift):
-    y = self.norm(x.movedim(1, -1)).movedim(-1, 1)
+def modulated(s, x, other, scale, shift):
+    y = s.norm(x.movedim(1, -1)).movedim(-1, 1)
     y = y * (1 + scale) + shift
-    return self.act(y)
+    return s.act(y)
 
 
-def _scaled_behind_a_view(self, x, other, scale, shift):
-    return self.norm(x.movedim(1, -1)).movedim(-1, 1) * (1 + scale)
-
-
-def _prelu_behind_a_view(self, x, other, scale, shift):
-    return self.prelu(self.norm(x.movedim(1, -1)).movedim(-1, 1))
-
-
-def _one_slope(self, x, other, scale, shift):
-    return self.one(self.norm(x.movedim(1, -1)))
-
-
-def _dropout_behind_a_view(self, x, other, scale, shift):
-    return F.relu(self.drop(self.norm(x.movedim(1, -1)).movedim(-1, 1)))
-
-
-def _view_behind_a_dropout(self, x, other, scale, shift):
-    return F.relu(self.drop(self.norm(x.movedim(1, -1))).movedim(-1, 1))
-
-
-def _in_place(self, x, other, scale, shift):
-    y = self.norm(x.movedim(1, -1)).movedim(-1, 1)
+def in_place(s, x, other, scale, shift):
+    y = s.norm(x.movedim(1, -1)).movedim(-1, 1)
     y += other
     return y.relu_()
 
 
-def _modulated_tokens(self, x, other, scale, shift):
-    tokens = self.norm(x.movedim(1, -1))
+def modulated_tokens(s, x, other, scale, shift):
+    tokens = s.norm(x.movedim(1, -1))
     return tokens * (1 + scale.movedim(1, -1)) + shift.movedim(1, -1)
 
 
-def _view_of_a_sum(self, x, other, scale, shift):
-    return F.relu((self.norm(x.movedim(1, -1)) + x.movedim(1, -1)).movedim(-1, 1))
-
-
-def _other_view(self, x, other, scale, shift):
-    return F.relu(self.norm(x.movedim(1, -1)).flatten(1, 2))
-
-
-def _read_twice(self, x, other, scale, shift):
-    y = self.norm(x.movedim(1, -1))
+def read_twice(s, x, other, scale, shift):
+    y = s.norm(x.movedim(1, -1))
     return F.relu(y.movedim(-1, 1)).sum() + y.sum()
 
 
-def _samples_moved(self, x, other, scale, shift):
-    y = self.norm(x.movedim(1, -1)).transpose(0, 1)
+def samples_moved(s, x, other, scale, shift):
+    y = s.norm(x.movedim(1, -1)).transpose(0, 1)
     return y * (1 + scale[:1].movedim(1, -1)) + shift[:1].movedim(1, -1)
 
 
 PROGRAMS = {
-    _movedim: "gelu", _permute: "add + relu", _permute_twice: "silu", _sum_behind_a_view: "add",
-    _modulated_behind_a_view: "scale + shift + gelu", _scaled_behind_a_view: "", _prelu_behind_a_view: "prelu",
-    _one_slope: "prelu", _dropout_behind_a_view: "relu", _view_behind_a_dropout: "", _in_place: "add + relu",
-    _modulated_tokens: "scale + shift", _view_of_a_sum: "add", _other_view: "", _read_twice: "", _samples_moved: "",
+    "movedim": (lambda s, x, *more: s.act(s.norm(x.movedim(1, -1)).movedim(-1, 1)), "gelu"),
+    "permute": (permuted, "add + relu"),
+    "permute twice": (lambda s, x, *more: F.silu(s.norm(x.permute(0, 2, 3, 1)).transpose(1, 3).transpose(-1, 2)),
+                      "silu"),
+    "sum": (lambda s, x, other, *more: s.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) + other, "add"),
+    "modulated": (modulated, "scale + shift + gelu"),
+    "scaled": (lambda s, x, other, scale, shift: s.norm(x.movedim(1, -1)).movedim(-1, 1) * (1 + scale), ""),
+    "prelu": (lambda s, x, *more: s.prelu(s.norm(x.movedim(1, -1)).movedim(-1, 1)), "prelu"),
+    "one slope": (lambda s, x, *more: s.one(s.norm(x.movedim(1, -1))), "prelu"),
+    "dropout": (lambda s, x, *more: F.relu(s.drop(s.norm(x.movedim(1, -1)).movedim(-1, 1))), "relu"),
+    "view of a dropout": (lambda s, x, *more: F.relu(s.drop(s.norm(x.movedim(1, -1))).movedim(-1, 1)), ""),
+    "in place": (in_place, "add + relu"),
+    "modulated tokens": (modulated_tokens, "scale + shift"),
+    "view of a sum": (lambda s, x, *more: F.relu((s.norm(x.movedim(1, -1)) + x.movedim(1, -1)).movedim(-1, 1)), "add"),
+    "another view": (lambda s, x, *more: F.relu(s.norm(x.movedim(1, -1)).flatten(1, 2)), ""),
+    "read twice": (read_twice, ""),
+    "samples moved": (samples_moved, ""),
 }
 
 
-@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__[1:])
-def test_views(function):
-    class Of(Program):
-        forward = function
-
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_views(name):
     load_torchvision()
-    stock = shuffled(Of(load("diffusers.models.normalization").RMSNorm(6, 1e-5, bias=True), function))
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    code, fuses = PROGRAMS[name]
+    norm = load("diffusers.models.normalization").RMSNorm(6, 1e-5, bias=True)
+    model, stock, report = both(shuffled(program(code, norm)))
     inputs = [torch.randn(2, 6, 4, 5), torch.randn(2, 6, 4, 5), torch.randn(2, 6, 1, 1), torch.randn(2, 6, 1, 1)]
-    results = []
-    for m in (model, exact(copy.deepcopy(stock))):
-        leaves = [t.clone().requires_grad_() for t in inputs]
-        torch.manual_seed(3)
-        y = m(*leaves)
-        results.append([y, *torch.autograd.grad(y.square().sum(), [*leaves, *m.parameters()], allow_unused=True)])
-    for a, b in zip(*results):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    check_same(model, exact(copy.deepcopy(stock)), *inputs)
+    model.train(), stock.train()
     assert model(*inputs).stride() == stock(*inputs).stride()
-    assert nft.fused(model) == {"norm": (PROGRAMS[function],)}
+    assert nft.fused(model) == {"norm": (fuses,)}
     said = folded(report).get("norm", ("",))[0]
-    assert said == PROGRAMS[function] or function in (_samples_moved,), said  # which shapes decide
+    assert said == fuses or name == "samples moved", said  # which shapes decide
     model.eval()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -518,13 +464,8 @@ def test_types_that_do_not_fit_are_added_apart():
     """A 16-bit result of an f32 input and an f32 residual: stock's sum is f32."""
     load_torchvision()
 
-    class Of(Program):
-        def forward(self, x, other):
-            return F.relu(self.norm(x) + other)
-
-    stock = Of(load("diffusers.models.normalization").RMSNorm(6, 1e-5).bfloat16(), None)
-    model = copy.deepcopy(stock)
-    nft.convert(model)
+    model, stock, _ = both(program(lambda s, x, other: F.relu(s.norm(x) + other),
+                                   load("diffusers.models.normalization").RMSNorm(6, 1e-5).bfloat16()))
     for x, other, what in ((torch.float32, torch.float32, ""), (torch.float32, torch.bfloat16, "add + relu"),
                            (torch.bfloat16, torch.bfloat16, "add + relu"), (torch.bfloat16, torch.float32, "")):
         inputs = torch.randn(2, 4, 6).to(x), torch.randn(2, 4, 6).to(other)
@@ -543,7 +484,7 @@ def test_layers_of_ours():
 
 
 def test_classes_are_listed_once():
-    assert not set(_rules._BY_MIXIN) & _rules._OF_TOKENS
+    assert not set(_rules._KNOWN) & _rules._OF_TOKENS
 
 
 @pytest.mark.parametrize("channels, last, held", [(1024, False, True), (1025, False, False), (4096, True, True),

@@ -763,51 +763,39 @@ def compiled_difference(module, stock, model, x):
     return None if found is None else f"compiled, {found}"
 
 
+def smaller(parts):
+    """Parts, each without a piece of one."""
+    for name in [name for name in parts if name + "_result" in parts and name != "forward"]:
+        yield {**parts, name: [], name + "_result": "x"}
+    for name in [name for name in parts if not name.endswith("_result")]:
+        for i, statement in reversed(list(enumerate(parts[name]))):
+            before, after, lines = parts[name][:i], parts[name][i + 1:], statement.split("\n")
+            yield {**parts, name: before + after or (["pass"] if name == "change" else [])}
+            for k in reversed(range(len(lines))):
+                yield {**parts, name: [*before, "\n".join(lines[:k] + lines[k + 1:]), *after]}
+    for name in [name for name in parts if name.endswith("_result")]:
+        for term in parts[name].split(" + "):
+            yield {**parts, name: term}
+
+
 def shortened(parts, path, compiled):
     """Without the statements that the difference does not need."""
-    undefined = ("NameError", "UnboundLocalError")
-
-    def differs(candidate):
-        """A statement that defines a name is needed by those that read it."""
+    def difference_of(candidate):
         try:
             write(candidate, path)
-            found = trial(path, compiled)
+            return trial(path, compiled) or ""
         except SyntaxError:
-            return False
-        return found is not None and (raises_undefined or not any(name in found for name in undefined))
+            return ""
 
-    write(parts, path)
-    raises_undefined = any(name in (trial(path, compiled) or "") for name in undefined)
+    def is_undefined(found):
+        """A statement that defines a name is needed by those that read it."""
+        return "NameError" in found or "UnboundLocalError" in found
 
-    def tried(key, value):
-        nonlocal parts
-        candidate = {**parts, key: value}
-        if differs(candidate):
-            parts = candidate
-            return True
-        return False
-
-    for name in ("child", "child_helper", "helper", "base"):
-        tried(name, [])
-        tried(name + "_result", "x")
-    again = True
-    while again:
-        again = False
-        for name in ("forward", "child", "child_helper", "helper", "base", "change"):
-            for i in reversed(range(len(parts[name]))):
-                if name != "change" or len(parts[name]) > 1:
-                    again |= tried(name, parts[name][:i] + parts[name][i + 1:])
-            for i, statement in enumerate(parts[name]):
-                lines = statement.split("\n")
-                for k in reversed(range(len(lines))) if len(lines) > 1 else ():
-                    if tried(name, [*parts[name][:i], "\n".join(lines[:k] + lines[k + 1:]), *parts[name][i + 1:]]):
-                        again = True
-                        break
-        for name in ("forward", "child", "helper", "base"):
-            result = parts[name + "_result"]
-            for term in result.split(" + ") if " + " in result and not again else ():
-                again |= tried(name + "_result", term)
-    tried("change", ["pass"])
+    may_be_undefined, found = is_undefined(difference_of(parts)), parts
+    while found is not None:
+        parts = found
+        found = next((candidate for candidate in smaller(parts) if candidate != parts and (
+            what := difference_of(candidate)) and (may_be_undefined or not is_undefined(what))), None)
     write(parts, path)
     return parts
 

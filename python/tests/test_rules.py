@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import default_device, seeded_f64  # noqa: E402, F401
-from test_convert import check_same, folded, reasons, shuffled  # noqa: E402
-from test_models import load, load_torchvision  # noqa: E402
+from test_convert import Of, both, check_same, folded, reasons, shuffled  # noqa: E402
+from test_models import load  # noqa: E402
 from torch import nn  # noqa: E402
 
 X = (2, 4, 5, 5)
@@ -104,9 +104,7 @@ def published(monkeypatch, kind, module, qualname, **more):
     ids=["detectron2", "detr", "rt_detr"])
 def test_frozen_batch_norms(monkeypatch, kind, module, qualname, arguments):
     kind = published(monkeypatch, kind, module, qualname)
-    stock = nn.Sequential(nn.Conv2d(4, 4, 1), kind(*arguments), nn.ReLU())
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    model, stock, report = both(nn.Sequential(nn.Conv2d(4, 4, 1), kind(*arguments), nn.ReLU()))
     assert folded(report) == {"1": ("relu",)} and isinstance(model[1], kind)
     check_same(model, stock, torch.randn(X))
     x = torch.randn(X).bfloat16()
@@ -123,9 +121,7 @@ def test_frozen_batch_norms(monkeypatch, kind, module, qualname, arguments):
 @pytest.mark.parametrize("activation,done", [(nn.ReLU(), ("relu",)), (nn.Identity(), ()), (nn.Tanh(), ())], ids=str)
 def test_group_norm_of_transformers_bit(monkeypatch, activation, done):
     kind = published(monkeypatch, BitGroupNorm, "transformers.models.bit.modeling_bit", "BitGroupNormActivation")
-    stock = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), kind(activation)))
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    model, stock, report = both(shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), kind(activation))))
     assert report.layers[0].done and report.layers[0].folded == done
     assert type(model[1].activation) is type(activation)
     check_same(model, stock, torch.randn(X))
@@ -150,9 +146,7 @@ def test_group_norm_of_comfy(monkeypatch, casts, offloads):
             "uncast_bias_weight": lambda layer, weight, bias, stream: seen.append(stream)}
     kind = published(monkeypatch, ManualGroupNorm if casts else ComfyGroupNorm, "comfy.ops",
                      f"{'manual_cast' if casts else 'disable_weight_init'}.GroupNorm", **more)
-    stock = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), kind(2, 4), nn.SiLU()))
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    model, stock, report = both(shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), kind(2, 4), nn.SiLU())))
     assert folded(report) == {"1": ("silu",)} and isinstance(model[1], kind)
     if not offloads:
         for name in ("uncast_bias_weight", "run_every_op"):
@@ -256,40 +250,28 @@ def test_bad_rules(rules, message):
 # ---- code -----------------------------------------------------------------------------------------------------------
 
 
-class ConvLayer(nn.Module):
+def conv_layer(activation):
     """As transformers' ResNetConvLayer: an Identity where there is no activation."""
-
-    def __init__(self, activation):
-        super().__init__()
-        self.convolution, self.normalization = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-        self.activation = nn.ReLU() if activation else nn.Identity()
-
-    def forward(self, x):
-        return self.activation(self.normalization(self.convolution(x)))
+    act = nn.ReLU() if activation else nn.Identity()
+    return Of(lambda s, x: s.act(s.norm(s.conv(x))), norm=nn.BatchNorm2d(4), act=act)
 
 
-class BasicLayer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shortcut, self.activation = nn.Identity(), nn.ReLU()
-        self.layer = nn.Sequential(ConvLayer(True), ConvLayer(False))
-
-    def forward(self, hidden_state):
-        residual = hidden_state
-        hidden_state = self.layer(hidden_state)
-        residual = self.shortcut(residual)
-        hidden_state += residual
-        return self.activation(hidden_state)
+def basic_layer(s, hidden_state):
+    residual = hidden_state
+    hidden_state = s.layer(hidden_state)
+    residual = s.shortcut(residual)
+    hidden_state += residual
+    return s.act(hidden_state)
 
 
 def test_residual_behind_an_identity():
-    stock = shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), BasicLayer(), BasicLayer()))
-    model = copy.deepcopy(stock)
-    report = nft.convert(model)
+    layers = [Of(basic_layer, norm=None, conv=None, shortcut=nn.Identity(), act=nn.ReLU(), layer=nn.Sequential(
+        conv_layer(True), conv_layer(False))) for _ in range(2)]
+    model, stock, report = both(shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), *layers)))
     assert set(folded(report).values()) == {("relu",), ("add + relu",)} and len(report.folded) == 4
     check_same(model, stock, torch.randn(X))
     for m in (model, stock):
-        m[1].layer[1].activation = nn.Softplus()
+        m[1].layer[1].act = nn.Softplus()
     check_same(model, stock, torch.randn(X))
     nft.revert(model)
     check_same(model, stock, torch.randn(X))
@@ -341,9 +323,7 @@ def test_adaptive_group_norms(name):
 
 @pytest.mark.parametrize("name", NOT_ADAPTIVE)
 def test_what_is_no_adaptive_group_norm(name):
-    stock = shuffled(Adaptive(NOT_ADAPTIVE[name]))
-    model = copy.deepcopy(stock)
-    nft.convert(model)
+    model, stock, _ = both(shuffled(Adaptive(NOT_ADAPTIVE[name])))
     assert not any("scale" in what for layer in nft.convert(model).layers for what in layer.folded)
     check_same(model, stock, torch.randn(X), torch.randn(2, 3))
 

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The functions that rewritten blocks call in the place of what convert folded.
-
-That the modules are still what they were is looked up in each call. They are called one after the other where someone
-has hooked or replaced one of them since, or where tensors have other shapes, types or devices than one call takes.
-
-A convolution's bias is added by what reads the convolution: `convolve` gives output and bias apart, as a Biased, and
-sums and layers take a Biased in the place of a tensor.
-"""
+"""Calls of norms with what convert folded into them, and biases of convolutions that their readers add: `convolve`
+gives output and bias apart, as a Biased, and sums and layers take a Biased in the place of a tensor."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional, Union
@@ -16,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _activations, functional
-from ._rules import hooked, takes_bias
+from ._rules import hooked
 
 # Devices on which a convolution's bias costs a pass over its output. On the CPU oneDNN's convolutions add it for
 # nothing.
@@ -50,16 +44,14 @@ def _works_channels_last(convolution: nn.Module) -> bool:
     return weight.dim() == 4 and weight.stride(1) == 1 and weight.stride(3) == weight.shape[1] > 1
 
 
-def convolve(convolution: nn.Module, input: Any, copied: bool = False) -> Biased:
-    """convolution(input), with its bias apart where that is worth it. An input without a batch axis has its channels
-    elsewhere. copied: of input.contiguous(), a copy that a convolution which works channels-last copies back."""
-    moves = isinstance(input, Tensor) and input.device.type in BIAS_DEVICES and has_bias_to_move(convolution)
-    if copied and not (moves and _works_channels_last(convolution)):
-        input = input.contiguous()
-    if not moves:
-        return Biased(convolution(input), None)
+def convolve(convolution: nn.Module, input: Tensor, copied: bool = False) -> Biased:
+    """convolution(input), with its bias apart, where nobody watches that and a bias costs a pass. An input without a
+    batch axis has its channels elsewhere. copied: of input.contiguous(), a copy that a convolution which works
+    channels-last copies back."""
     weight, bias = convolution.weight, convolution.bias
-    if input.dim() != weight.dim() or bias.dtype != weight.dtype or not weight.is_floating_point():
+    if copied and (bias is None or not _works_channels_last(convolution)):
+        input = input.contiguous()
+    if bias is None or input.dim() != weight.dim() or bias.dtype != weight.dtype or not weight.is_floating_point():
         return Biased(convolution(input), None)
     transposed = _TRANSPOSED.get(type(convolution))
     if transposed is None:
@@ -109,21 +101,13 @@ def add_with_biases(first: Operand, second: Operand, in_place: bool) -> Biased:
 # ---- layers ---------------------------------------------------------------------------------------------------------
 
 
-def _given(layer: nn.Module, input: Operand) -> tuple[Any, dict[str, Tensor]]:
-    """The arguments of the layer: its input, and the keyword of the input's bias."""
-    if not isinstance(input, Biased):
-        return input, {}
-    if input.bias is not None and takes_bias(layer):
-        return input.value, {"pre_bias": input.bias}
-    return complete(input), {}
-
-
 def fused_call(layer: nn.Module, input: Operand, choice: _activations.Choice, **added: Tensor) -> Tensor:
     """The layer's call with what is added to its output (post_add, or scale and shift), and the activation."""
-    input, bias = _given(layer, input)
+    if isinstance(input, Biased):
+        input, added["pre_bias"] = input
     slope = choice.get("slope")
     # Without a batch axis PReLU's channels are not the layer's.
     if slope is None or slope.shape == (1,) or slope.shape == input.shape[1:2] and not (
             isinstance(layer, nn.modules.instancenorm._InstanceNorm) and input.dim() == layer._get_no_batch_dim()):
-        return layer(input, **added, **choice, **bias)
-    return _activations.apply(layer(input, **added, **bias), choice)
+        return layer(input, **added, **choice)
+    return _activations.apply(layer(input, **added), choice)

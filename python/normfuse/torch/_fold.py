@@ -52,10 +52,6 @@ def _texts(kind: type) -> tuple[ast.FunctionDef, ...]:
     return tuple(trees)
 
 
-def _me(tree: ast.FunctionDef) -> str:
-    return tree.args.args[0].arg
-
-
 def _child(node: Optional[ast.AST], me: str) -> Optional[str]:
     """The name in self.name(one argument)."""
     if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords \
@@ -71,7 +67,7 @@ def _pairs(kind: type) -> tuple[tuple[str, str], ...]:
     mentioned: collections.Counter[str] = collections.Counter()
     found = []
     for tree in _texts(kind):
-        me = _me(tree)
+        me = tree.args.args[0].arg
         note_liveness(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
@@ -127,7 +123,7 @@ class Proofs:
 
     def _read(self, kind: type) -> None:
         for tree in _texts(kind):
-            me, loops = _me(tree), set()
+            me, loops = tree.args.args[0].arg, set()
             for node in ast.walk(tree):
                 if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == me):
                     self.foreign.add(node.attr)

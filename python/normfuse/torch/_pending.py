@@ -2,17 +2,16 @@
 """The run time of rewritten forwards: values that wait to be computed with what reads them.
 
 A norm that is called gives a Pending in the place of a tensor. An activation, an addition or a modulation takes it into
-one call; anything else that reads it computes the plain layer. A convolution gives its output without its bias
-likewise.
+one call; anything else that reads it computes the plain layer. A convolution likewise gives its output without bias.
 
 The rule for time: while something is pending, only what is known to be harmless runs. That is what writes nothing,
 draws no random numbers and does not read the statistics that a pending norm will update. Before anything else all that
-is pending is computed, in order. So the same things happen as in the forward as it was written.
-"""
+is pending is computed, in order."""
 from __future__ import annotations
 
 import collections
 import itertools
+import operator
 import types
 from typing import Any, Optional
 
@@ -47,7 +46,9 @@ METHODS = frozenset({"contiguous", "view", "reshape", "permute", "transpose", "c
                      "float", "double", "half", "type", "tanh", "sigmoid", "movedim", "unbind", "unflatten"})
 VIEWS = ("movedim", "permute", "transpose")  # through which a norm over channels meets what follows it
 ARITHMETIC = {torch.add: "add", torch.mul: "multiply", torch.div: "divide", torch.true_divide: "divide",
-              torch.multiply: "multiply", torch.divide: "divide"}
+              torch.multiply: "multiply", torch.divide: "divide", operator.add: "add", operator.mul: "multiply",
+              operator.truediv: "divide"}
+ARITHMETIC_METHODS = {"add": "add", "add_": "add", "mul": "multiply", "div": "divide"}
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, type)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Activations with f(c z) = c f(z) for c >= 0: before such a dropout they are what they are after it.
@@ -114,67 +115,64 @@ class Pending:
             if self.consumed:
                 raise RuntimeError("normfuse: a value is read that became part of a fused call; please report it, and "
                                    "call normfuse.torch.revert(model) until then")
-            input = self.close()
             if type(self.layer) is str:
+                input = self.close()
                 self.value = (complete(input) if self.layer is _CONVOLVED else input.contiguous()
                               if self.layer is _COPIED else 1 + input)
                 return self.value
-            frame, layer = self.frame, self.layer
-            adds = self.added is not None and is_channel_norm(type(layer))
-            frame.note(layer, "add" if adds else "" if self.shift is None else "scale + shift")
-            if self.shift is not None or adds:
-                value = fused_call(layer, input, _NO_ACTIVATION, **(
-                    {"post_add": self.added} if adds else {"scale": self.scale, "shift": self.shift}))
-            else:
-                value = (fused_call(layer, input, _NO_ACTIVATION) if type(input) is Biased else
-                         layer(input) if frame.scoped else layer.forward(input))
-            if self.order is not None:
-                value = value.permute(self.order)
+            adds = self.added is not None and not is_channel_norm(type(self.layer))
+            value = self._called({}, None if adds else self.added)
             if self.scale is not None and self.shift is None:
                 value = value * (1 + self.factor)
-            if adds:
-                pass
-            elif self.in_place:
+            if adds and self.in_place:
                 value += self.added
-            elif self.added is not None:
+            elif adds:
                 value = value + self.added
             self.value, self.added = value if self.dropout is None else self.dropout(value), None
         return self.value
 
     def activated(self, chosen: _activations.Choice) -> Any:
         """activation(this), where nothing else reads this; _NOT_PENDING where that is no one call."""
-        layer, dropout, added, scale, name = self.layer, self.dropout, self.added, self.scale, chosen["activation"]
-        if type(layer) is str or (scale is None) != (self.shift is None) or (
-                dropout is not None and (name not in SCALING or (added is not None and dropout.inplace))) or (
+        layer, dropout, name = self.layer, self.dropout, chosen["activation"]
+        if type(layer) is str or (self.scale is None) != (self.shift is None) or (
+                dropout is not None and (name not in SCALING or (self.added is not None and dropout.inplace))) or (
                 name == "prelu" and (type(chosen["slope"]) not in _TENSORS
                                      or not takes_activation(type(layer), {"slope": None}))):
             return _NOT_PENDING
-        of_channels = is_channel_norm(type(layer))
-        if of_channels and name == "prelu" and not (chosen["slope"].shape == (1,) or chosen[
-                "slope"].shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input)):
+        if name == "prelu" and is_channel_norm(type(layer)) and chosen["slope"].shape != (1,) and not (
+                chosen["slope"].shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input)):
             return _NOT_PENDING
-        frame, input, order = self.frame, self.close(), self.order
-        others = {} if added is scale is None else {"post_add": added} if scale is None else {
-            "scale": scale, "shift": self.shift}
+        value = self._called(chosen, self.added)
+        self.added = self.scale = self.shift = None
+        return value if dropout is None else dropout(value)
+
+    def _called(self, chosen: _activations.Choice, added: Optional[Tensor]) -> Any:
+        """The norm's call with scale and shift, what is added and the activation; permuted."""
+        frame, layer, input, name = self.frame, self.layer, self.close(), chosen.get("activation", "")
+        others, taken = {}, ""
+        if self.shift is not None:
+            others, taken = {"scale": self.scale, "shift": self.shift}, "scale + shift"
+        elif added is not None:
+            others, taken = {"post_add": added}, "add"
         if frame.fused is not None:
-            frame.fused.append((layer, name if not others else f"add + {name}" if scale is None else
-                                f"scale + shift + {name}"))
-        if name == "prelu" and not of_channels or type(input) is Biased:
+            frame.fused.append((layer, f"{taken} + {name}" if taken and name else taken or name))
+        if type(input) is Biased or name == "prelu" and not is_channel_norm(type(layer)):
             value = fused_call(layer, input, chosen, **others)
         else:
             value = (layer if frame.scoped else layer.forward)(input, **others, **chosen)
-        self.added = self.scale = self.shift = None
-        if order is not None:
-            value = value.permute(order)
-        return value if dropout is None else dropout(value)
+        return value if self.order is None else value.permute(self.order)
 
     def before(self, axis: int) -> int:
         """Which axis of the norm's output it is."""
         return axis if self.order is None else self.order[axis]
 
+    def tensor(self) -> Tensor:
+        """The input, without a bias that is not added yet."""
+        return self.input.value if type(self.input) is Biased else self.input
+
     def shape(self) -> tuple[int, ...]:
-        """The output's shape; of a norm over channels, permuted."""
-        shape = self.input.shape
+        """The output's shape."""
+        shape = self.tensor().shape
         return shape if self.order is None else tuple(shape[axis] for axis in self.order)
 
     def permuted(self, name: str, rest: tuple[Any, ...]) -> Optional[Pending]:
@@ -187,43 +185,28 @@ class Pending:
         return self
 
     def is_modulation(self, parameter: Tensor) -> bool:
-        """Is it scale or shift of samples and channels, for what a norm over channels gives?"""
-        shape, layer = self.shape(), self.layer
-        expected = [1] * len(shape)
-        axis = channel_axis(layer, self.input)
+        """Is it scale or shift of samples and channels?"""
+        shape, x = self.shape(), self.tensor()
+        axis = channel_axis(self.layer, x)
         at = axis if self.order is None else self.order.index(axis)
         if at == 0 or self.before(0) != 0:
             return False
-        expected[0], expected[at] = shape[0], shape[at]
-        return parameter.shape == tuple(expected) and parameter.dtype == result_type(layer, self.input)
+        expected = [size if i in (0, at) else 1 for i, size in enumerate(shape)]
+        return (parameter.shape == tuple(expected) and parameter.dtype == result_type(self.layer, x)
+                and parameter.device == x.device)
 
     def plus(self, other: Any, in_place: bool) -> Any:
         """this + other, still pending; None where that cannot be."""
-        x = self.input.value if type(self.input) is Biased else self.input
+        x = self.tensor()
         if self.added is not None or self.shift is not None or self.dropout is not None \
                 or type(other) not in _TENSORS or other.device != x.device:
             return None
-        if is_channel_norm(type(self.layer)):
-            return self._plus(other, in_place)
-        if other.dtype != x.dtype:
-            return None
-        if self.scale is None:
-            if other.shape != x.shape:
-                return None
-            self.added, self.in_place = other, in_place
-        elif other.shape != _per_channel(x):
-            return None
-        else:
-            self.shift = other
-        return self
-
-    def _plus(self, other: Tensor, in_place: bool) -> Optional[Pending]:
-        """plus() of a norm over channels."""
         if self.scale is not None:
             if not self.is_modulation(other):
                 return None
             self.shift = other.reshape(self.scale.shape)
-        elif other.shape == self.shape() and other.dtype == result_type(self.layer, self.input):
+        elif other.shape == (x.shape if self.order is None else self.shape()) and (
+                other.dtype == result_type(self.layer, x)):
             if self.order is not None:
                 other = other.permute(sorted(range(other.dim()), key=self.order.__getitem__))
             self.added, self.in_place = other, in_place
@@ -249,10 +232,6 @@ def _moved(name: str, rest: tuple[Any, ...], axes: int) -> Optional[list[int]]:
     else:
         order[at[0]], order[at[1]] = at[1], at[0]
     return order
-
-
-def _per_channel(x: Tensor) -> tuple[int, ...]:
-    return (*x.shape[:2], *(1,) * (x.dim() - 2))
 
 
 def _is_open(value: Any) -> bool:
@@ -284,10 +263,6 @@ class Frame:
             self.scoped = _is_tracing() is not None or _is_profiling()
             self.fused = []
             module.__dict__[FUSED] = next(_count), self.fused
-
-    def note(self, layer: nn.Module, what: str) -> None:
-        if self.fused is not None:
-            self.fused.append((layer, what))
 
     # Operations of rewritten text on values that may be pending.
 
@@ -424,6 +399,22 @@ class Frame:
             self.settle()
         return f(x)
 
+    def go(self, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...), of a function or method that could share the frame when the text was rewritten. The first argument
+        may be pending."""
+        if given and _is_open(given[0]) and type(f) in CALLABLES and f in ACTIVATIONS:
+            value = self._activated(f, *given, **named)
+            if value is not _NOT_PENDING:
+                return value
+        inner = self._inner_of(f)
+        if inner is not None:
+            return self._share(inner, f, *given, **named)
+        given = tuple(map(force, given))
+        self.settle()
+        return f(*given, **named)
+
+    activate = go  # of an activation: nothing is pending then
+
     def run(self, fs: Any, x: Any) -> Any:
         """x through what fs gives, one after the other. x may be pending, and so may what this gives."""
         given = self.iter(fs, False)
@@ -450,21 +441,7 @@ class Frame:
 
     def _block(self, f: nn.Module, x: Any) -> Any:
         inner = type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
-        if inner is None:
-            return _NOT_PENDING
-        before = len(self.open)
-        if type(x) is Pending:
-            before -= _is_open(x)
-            if not inner._normfuse_takes:
-                x = x.compute()
-        value = f(Shared(self, x)) if self.scoped else inner(f, self, x)
-        return self._alone(before, value) if self.open else value
-
-    def _alone(self, before: int, value: Any) -> Any:
-        """Gives the value back. Of what was left pending by what gave it, only it stays so."""
-        if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
-            self.settle()
-        return value
+        return _NOT_PENDING if inner is None else self._share(inner, f, x)
 
     def _inner_of(self, f: Any) -> Any:
         """The form of a method or function that shares its caller's frame; None: it has none."""
@@ -473,24 +450,21 @@ class Frame:
         return INNER_FUNCTIONS.get(f) if type(f) is types.FunctionType else None
 
     def _share(self, inner: Any, f: Any, *given: Any, **named: Any) -> Any:
+        """f(...) of a block, method or function. Of what it leaves pending only what it gives stays so."""
         before = len(self.open)
         if len(given) > 0 and type(given[0]) is Pending:  # bool() of a tuple would break graphs before PyTorch 2.13
             before -= _is_open(given[0])
             if not inner._normfuse_takes:
                 given = given[0].compute(), *given[1:]
         if type(f) is types.MethodType:
-            return self._alone(before, inner(f.__self__, self, *given, **named))
-        return self._alone(before, inner(self, *given, **named))
-
-    def go(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...) where f was a function or method that can share the frame when the text was rewritten. The first
-        argument may be pending."""
-        inner = self._inner_of(f)
-        if inner is not None:
-            return self._share(inner, f, *given, **named)
-        given = tuple(map(force, given))
-        self.settle()
-        return f(*given, **named)
+            value = inner(f.__self__, self, *given, **named)
+        elif type(f) is types.FunctionType:
+            value = inner(self, *given, **named)
+        else:
+            value = f(Shared(self, *given)) if self.scoped else inner(f, self, *given)
+        if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
+            self.settle()
+        return value
 
     def _wait(self, layer: nn.Module, x: Any) -> Pending:
         if self.open:
@@ -540,14 +514,6 @@ class Frame:
         chosen = _activations.of_call(f, rest, named)
         return _NOT_PENDING if chosen is None else x.activated(chosen)
 
-    def activate(self, f: Any, x: Any, *rest: Any, **named: Any) -> Any:
-        """f(x, ...) where f was an activation function when the text was rewritten."""
-        if _is_open(x) and type(f) in CALLABLES and f in ACTIVATIONS:
-            given = self._activated(f, x, *rest, **named)
-            if given is not _NOT_PENDING:
-                return given
-        return f(self.settled(x), *rest, **named)
-
     def in_place(self, x: Any, method: str, f: Any, *rest: Any, **named: Any) -> Any:
         """x after the statement f(x, ...); after x.method(...), where there is one."""
         given: Any = _NOT_PENDING
@@ -567,17 +533,30 @@ class Frame:
 
     # Arithmetic.
 
-    def arithmetic(self, f: Any, a: Any, b: Any) -> Any:
-        """f(a, b), of a function that was torch.add, torch.mul or the like when the text was rewritten."""
+    add, multiply, divide = operator.add, operator.mul, operator.truediv
+
+    def arithmetic(self, reader: str, f: Any, a: Any, b: Any) -> Any:
+        """f(a, b), of a function that was one of ARITHMETIC when the text was rewritten. reader: of a sum that may be a
+        "factor" or a "dividend" next."""
         what = ARITHMETIC.get(f) if type(f) in CALLABLES else None
-        if what is not None and (type(a) is Pending or type(b) is Pending or what == "add"):
-            given = self._sum(a, b, False) if what == "add" else self._product(a, b) if what == "multiply" else \
-                self._quotient(a, b)
-            if given is None and what == "add":
-                given = self._one_plus(a, b)
-            if given is not None:
-                return given
-        return f(self.settled(a), self.settled(b))
+        value = self._combined(what, a, b) if type(a) is Pending or type(b) is Pending else None
+        if value is None and reader == "factor" and what == "add":
+            a, b = force(a), force(b)
+            value = self._one_plus(a, b)
+        if value is None:
+            checked = self.settled if what is None else self.safe
+            value = f(checked(a), checked(b))
+        if reader == "dividend" and type(value) in _TENSORS:
+            pending = Pending(self, _TOTAL, None)
+            pending.close()
+            pending.value = value
+            return pending
+        return value
+
+    def _combined(self, what: Optional[str], a: Any, b: Any, in_place: bool = False) -> Any:
+        """a and b added, multiplied or divided, where one of them is pending; None where that is no one call."""
+        return (self._sum(a, b, in_place) if what == "add" else self._product(a, b) if what == "multiply" else
+                self._quotient(a, b) if what == "divide" else None)
 
     def method(self, x: Any, name: str, *rest: Any) -> Any:
         """x.name(...)."""
@@ -592,8 +571,7 @@ class Frame:
             if type(x) in _TENSORS and not rest and not self.compiling and x.device.type in _calls.BIAS_DEVICES:
                 return Pending(self, _COPIED, self.safe(x))
         elif len(rest) == 1:
-            given = (self._sum(x, *rest, name == "add_") if name in ("add", "add_") else self._product(x, *rest)
-                     if name == "mul" else self._quotient(x, *rest))
+            given = self._combined(ARITHMETIC_METHODS[name], x, *rest, name == "add_")
         if given is not None:
             return given
         x, rest = force(x), [force(other) for other in rest]
@@ -622,31 +600,6 @@ class Frame:
                 return Pending(self, _ONE_PLUS, self.safe(other))
         return None
 
-    def add(self, a: Any, b: Any) -> Any:
-        if type(a) is Pending or type(b) is Pending:
-            given = self._sum(a, b, False)
-            if given is not None:
-                return given
-        elif not self.open:
-            return a + b
-        return self.safe(a) + self.safe(b)
-
-    def total(self, a: Any, b: Any) -> Any:
-        """a + b, which may be divided by 1.0 next."""
-        value = self.add(a, b)
-        if type(value) is not Pending and type(value) in _TENSORS:
-            pending = Pending(self, _TOTAL, None)
-            pending.close()
-            pending.value = value
-            return pending
-        return value
-
-    def one_plus(self, a: Any, b: Any) -> Any:
-        """a + b, which may be a factor next."""
-        a, b = force(a), force(b)
-        given = self._one_plus(a, b)
-        return self.safe(a) + self.safe(b) if given is None else given
-
     def iadd(self, a: Any, b: Any) -> Any:
         given = self._sum(a, b, True) if type(a) is Pending or type(b) is Pending else None
         if given is None:
@@ -660,32 +613,18 @@ class Frame:
         for x, factor in ((a, b), (b, a)):
             if _norm_is_open(x) and _is_open(factor) and factor.layer is _ONE_PLUS and takes_modulation(
                     type(x.layer)) and x.added is x.scale is x.dropout is None:
-                input, scale = x.input.value if type(x.input) is Biased else x.input, factor.input
-                if is_channel_norm(type(x.layer)):
-                    if x.is_modulation(scale) and scale.device == input.device:
-                        factor.close()
-                        x.factor, x.scale = scale, scale.reshape(scale.shape[0], -1)
-                        return x
-                    continue
-                if scale.shape == _per_channel(input) and scale.dtype == input.dtype and scale.device == input.device:
+                scale = factor.input
+                if x.is_modulation(scale):
                     factor.close()
-                    x.factor = x.scale = scale
+                    x.factor, x.scale = scale, scale.reshape(scale.shape[0], -1)
                     return x
         return None
-
-    def multiply(self, a: Any, b: Any) -> Any:
-        given = self._product(a, b)
-        return self.safe(a) * self.safe(b) if given is None else given
 
     def _quotient(self, a: Any, b: Any) -> Any:
         if type(a) is Pending and a.layer is _TOTAL and type(b) in (int, float) and b == 1 \
                 and a.value.is_floating_point():
             return a.value
         return None
-
-    def divide(self, a: Any, b: Any) -> Any:
-        given = self._quotient(a, b)
-        return self.safe(a) / self.safe(b) if given is None else given
 
 
 _ITEMS = frozenset({type({}.items()), type(collections.OrderedDict().items())})

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Forwards that are rewritten from their text, so that values may wait for what reads them (see _pending.py).
 
-Every statement, branch, context and question stays as it is, and real tensors flow. Only calls, sums, products and
-quotients go through the frame, the variable `_normfuse`, and other reads of variables that may be pending compute them.
-A forward data flow says which variables these are, and where anything may be pending at all; elsewhere nothing is
-asked.
+Every statement stays, and real tensors flow. Only calls, sums, products and quotients go through the frame, the
+variable `_normfuse`, and other reads of variables that may be pending compute them. A forward data flow says which
+variables these are, and where anything may be pending at all; elsewhere nothing is asked.
 
-What is rewritten takes the frame of its caller, and may take and return a pending value: so an activation behind a
-container meets the norm that ends it. A forward has an outer form, too, which is called as the forward itself is: it
-makes a frame, and computes what is returned.
-"""
+What is rewritten takes its caller's frame, and may take and return a pending value. A forward has an outer form, too,
+which is called as the forward itself is: it makes a frame, and computes what is returned."""
 from __future__ import annotations
 
 import __future__
@@ -25,18 +22,18 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 
-from ._pending import (ACTIVATIONS, ARITHMETIC, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS, METHODS, PLAIN, VIEWS,
-                       Frame, Pending, Shared)
+from ._pending import (ACTIVATIONS, ARITHMETIC, ARITHMETIC_METHODS, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS,
+                       METHODS, PLAIN, VIEWS, Frame, Pending, Shared)
 from ._rules import BLOCK, KINDS
 from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of, uses_frames
 
 FRAME = "_normfuse"
 # Parts of the frame that may give a pending value.
-_WAITS = frozenset({"call", "go", "run", "arithmetic", "add", "total", "one_plus", "iadd", "multiply",
-                    "in_place"})
+_WAITS = frozenset({"call", "go", "run", "arithmetic", "iadd", "in_place"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
-_OPERATORS = {ast.Mult: "multiply", ast.Div: "divide"}
+_OPERATORS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}
+_READERS = {"multiply": "factor", "divide": "dividend"}  # of what is in it
 # Contexts that let every exception pass.
 _PASSING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast,
             torch.autograd.profiler.record_function, torch.device, contextlib.nullcontext, torch.random.fork_rng,
@@ -46,8 +43,12 @@ _KNOWN_BUILTINS = {"isinstance": isinstance, "len": len, "int": int, "float": fl
                    "getattr": getattr}
 
 
+def _of_frame(name: str) -> ast.Attribute:
+    return ast.Attribute(ast.Name(FRAME, ast.Load()), name, ast.Load())
+
+
 def _do(name: str, *args: ast.expr, keywords: Any = ()) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name(FRAME, ast.Load()), name, ast.Load()), list(args), list(keywords))
+    return ast.Call(_of_frame(name), list(args), list(keywords))
 
 
 def done(node: Any) -> str:
@@ -85,20 +86,12 @@ class _Rewriter:
         self.reads: collections.Counter[str] = collections.Counter()
         self.kept: set[str] = set()
         self.inside = 0  # contexts and tries
-        # Variables that are multiplied with or divided by something, where that is known.
-        self.factors: set[str] = set()
-        self.dividends: set[str] = set()
+        self.readers: dict[str, str] = {}  # of variables: "factor" or "dividend", as below
         for node in ast.walk(tree):
-            if isinstance(node, ast.BinOp):
-                what, operands = _OPERATORS.get(type(node.op)), [node.left, node.right]
-            elif isinstance(node, ast.Call):
-                what, operands = self._arithmetic(node), node.args
-            else:
-                continue
-            if what == "multiply":
-                self.factors |= {n.id for n in operands if isinstance(n, ast.Name)}
-            elif what == "divide" and isinstance(operands[0], ast.Name):
-                self.dividends.add(operands[0].id)
+            what, operands = self._arithmetic(node)
+            for operand in operands[:1 if what == "divide" else 2]:
+                if what in _READERS and isinstance(operand, ast.Name) and self.readers.get(operand.id) != "factor":
+                    self.readers[operand.id] = _READERS[what]
         # The reader of the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
         self.role, self.raw = "", False
 
@@ -113,11 +106,9 @@ class _Rewriter:
             made.again = raw  # type: ignore[attr-defined]
             return made
         before, self.role, self.raw = (self.role, self.raw), role if raw else "", raw
-        made = node if isinstance(node, ast.Constant) else self._of(node)
+        made = node if isinstance(node, ast.Constant) else ast.copy_location(self._of(node), node)
         self.role, self.raw = before
-        if not raw and self._may_wait(made):
-            made = _do("force", made)
-        return made if made is node else ast.copy_location(made, node)
+        return made if raw or not self._may_wait(made) else ast.copy_location(_do("force", made), node)
 
     def _may_wait(self, made: ast.expr) -> bool:
         if isinstance(made, ast.IfExp):
@@ -138,7 +129,7 @@ class _Rewriter:
             return made
         checked = _do(how, made, *others)
         if isinstance(made, ast.Name) or self._is_own(made):
-            return ast.IfExp(ast.Attribute(ast.Name(FRAME, ast.Load()), "open", ast.Load()), checked, made)
+            return ast.IfExp(_of_frame("open"), checked, made)
         return checked
 
     def _waits(self, made: ast.expr) -> ast.expr:
@@ -225,31 +216,25 @@ class _Rewriter:
         return ast.Attribute(self._check("owner", value, ast.Constant(node.attr)), node.attr, ast.Load())
 
     def _binary(self, node: ast.BinOp) -> ast.expr:
-        if isinstance(node.op, ast.Add):
-            return self._sum(node)
-        name = _OPERATORS.get(type(node.op))
-        if name is not None:
-            role = "factor" if name == "multiply" else "dividend"
-            left = self.of(node.left, True, role)
-            right = self.of(node.right, name == "multiply", role)
-            if self._may_wait(left) or self._may_wait(right):
-                return self._waits(_do(name, left, right))
-            return ast.BinOp(self._checked(left), node.op, self._checked(right))
-        return ast.BinOp(self.safe(node.left), node.op, self.safe(node.right))
+        what = _OPERATORS.get(type(node.op))
+        if what is None:
+            return ast.BinOp(self.safe(node.left), node.op, self.safe(node.right))
+        return self._combined(what, _of_frame(what), node.left, node.right,
+                              lambda a, b: ast.BinOp(self._checked(a), node.op, self._checked(b)))
 
     def _checked(self, made: ast.expr) -> ast.expr:
         return made if isinstance(made, ast.Constant) else self._check("safe", made)
 
-    def _sum(self, node: ast.BinOp) -> ast.expr:
-        role = self.role
-        left, right = self.of(node.left, True), self.of(node.right, True)
-        if role == "factor" and (_is_one(node.left) or _is_one(node.right)):
-            return self._waits(_do("one_plus", left, right))
-        if role == "dividend":
-            return self._waits(_do("total", left, right))
-        if self._may_wait(left) or self._may_wait(right):
-            return self._waits(_do("add", left, right))
-        return ast.BinOp(self._checked(left), node.op, self._checked(right))
+    def _combined(self, what: str, f: ast.expr, a: ast.expr, b: ast.expr,
+                  otherwise: Callable[[ast.expr, ast.expr], ast.expr]) -> ast.expr:
+        """f(a, b), which adds, multiplies or divides. otherwise: makes it of operands that cannot be pending."""
+        reader, inner = self.role if what == "add" else "", _READERS.get(what, "")
+        if reader == "factor" and not (_is_one(a) or _is_one(b)):
+            reader = ""
+        left, right = self.of(a, True, inner), self.of(b, what != "divide", inner)
+        if reader or self._may_wait(left) or self._may_wait(right):
+            return self._waits(_do("arithmetic", ast.Constant(reader), f, left, right))
+        return otherwise(left, right)
 
     # ---- calls ----
 
@@ -262,10 +247,14 @@ class _Rewriter:
         base = self.known(node.value) if isinstance(node, ast.Attribute) else None
         return getattr(base, node.attr, None) if isinstance(base, types.ModuleType) else None
 
-    def _arithmetic(self, node: ast.Call) -> Optional[str]:
-        known = self.known(node.func)
-        plain = len(node.args) == 2 and not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args)
-        return ARITHMETIC.get(known) if plain and isinstance(known, CALLABLES) else None
+    def _arithmetic(self, node: ast.AST) -> tuple[Optional[str], list[ast.expr]]:
+        """The operation and the operands of what adds, multiplies or divides."""
+        if isinstance(node, ast.BinOp):
+            return _OPERATORS.get(type(node.op)), [node.left, node.right]
+        known = self.known(node.func) if isinstance(node, ast.Call) else None
+        plain = isinstance(known, CALLABLES) and len(node.args) == 2 and not node.keywords and not any(
+            isinstance(a, ast.Starred) for a in node.args)
+        return (ARITHMETIC.get(known), node.args) if plain else (None, [])
 
     def _shares(self, f: ast.expr) -> bool:
         """Is it a function or method that has a form which shares its caller's frame?"""
@@ -293,21 +282,20 @@ class _Rewriter:
 
     def _call(self, node: ast.Call) -> ast.expr:
         f, args, keywords, known = node.func, node.args, node.keywords, self.known(node.func)
-        role = self.role
         if isinstance(f, ast.Name) and f.id == "super":
             return node
         plain = not any(isinstance(a, ast.Starred) for a in args) and all(k.arg for k in keywords)
         known = known if isinstance(known, CALLABLES) else None
         if known is type and plain and len(args) == 1 and not keywords:
             return _do("type", self.of(args[0]))
-        if plain and known in (hasattr, getattr) and not keywords and len(args) > 1 \
-                and isinstance(args[1], ast.Constant):
-            first, *rest = map(self.of, args)
-            return ast.Call(self.of(f), [self._check("owner", first, args[1]), *rest], [])
-        if plain and known is isinstance and len(args) == 2 and not keywords:
-            first, kinds = map(self.of, args)
-            return ast.Call(self.of(f), [self._check("owner", first, ast.Constant("__class__")),
-                                         self._check("classes", kinds)], [])
+        if plain and known in (hasattr, getattr, isinstance) and not keywords and len(args) > 1 and (
+                known is isinstance or isinstance(args[1], ast.Constant)):
+            first, second, *rest = map(self.of, args)
+            if known is isinstance:
+                owner, second = self._check("owner", first, ast.Constant("__class__")), self._check("classes", second)
+            else:
+                owner = self._check("owner", first, second)
+            return ast.Call(self.of(f), [owner, second, *rest], [])
         if plain and args and known in ACTIVATIONS:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
@@ -316,19 +304,14 @@ class _Rewriter:
             if rest or named or known.__name__.endswith("_"):  # which may be in place
                 return self._closed_call(callee, [value, *rest], named)
             return self._harmless(callee, [value], [])
-        if self._arithmetic(node):
-            name = self._arithmetic(node)
-            one = name == "add" and role == "factor" and (_is_one(args[0]) or _is_one(args[1]))
-            inner = {"multiply": "factor", "divide": "dividend"}.get(name, "")
+        what, operands = self._arithmetic(node)
+        if what:
             callee = self.of(f)
-            a, b = self.of(args[0], True, inner), self.of(args[1], name != "divide", inner)
-            if one or self._may_wait(a) or self._may_wait(b):
-                return self._waits(_do("arithmetic", callee, a, b))
-            return self._harmless(callee, [a, b], [])
+            return self._combined(what, callee, *operands, lambda *ab: self._harmless(callee, [*ab], []))
         raw, own = self.raw, self._is_own(f)
-        if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in _PENDING_METHODS and known is None \
-                and not own and len(args) < 2:
-            reader = {"mul": "factor", "div": "dividend"}.get(f.attr, "")
+        if plain and not keywords and isinstance(f, ast.Attribute) and known is None and not own and (
+                f.attr in VIEWS or f.attr in _PENDING_METHODS and len(args) < 2):
+            reader = _READERS.get(ARITHMETIC_METHODS.get(f.attr, ""), "")
             operands = [self.of(f.value, True, reader), *(self.of(a, f.attr != "div", reader) for a in args)]
             if any(map(self._may_wait, operands)) or raw and f.attr == "contiguous":
                 made = _do("method", operands[0], ast.Constant(f.attr), *operands[1:])
@@ -336,11 +319,6 @@ class _Rewriter:
             if f.attr.endswith("_"):
                 return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
             return self._harmless(operands[0], operands[1:], [], f.attr)
-        if plain and not keywords and isinstance(f, ast.Attribute) and f.attr in VIEWS and known is None and not own:
-            value = self.of(f.value, True)
-            if self._may_wait(value):
-                return self._waits(_do("method", value, ast.Constant(f.attr), *map(self.of, args)))
-            return self._harmless(value, list(map(self.of, args)), [], f.attr)
         if plain and self._shares(f):
             callee = self.of(f)
             return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
@@ -500,8 +478,7 @@ class _Rewriter:
         self._begin(s, s.value, *targets, kills=kills)
         if len(targets) == 1 and kills and unseen:
             name = kills[0]
-            role = "factor" if name in self.factors else "dividend" if name in self.dividends else ""
-            s.value = self.of(s.value, name in self.tracked, role)
+            s.value = self.of(s.value, name in self.tracked, self.readers.get(name, ""))
             waits = self._may_wait(s.value)  # before: it may be of the name itself
             self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]
@@ -585,10 +562,6 @@ class _Rewriter:
         made = _do("in_place", value, *what, *rest, keywords=self._keywords(call.keywords))
         return [ast.Assign([ast.Name(name.id, ast.Store())], self._waits(made))]
 
-    def _stored(self, s: ast.stmt) -> set[str]:
-        return {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-                for name in names(inner, ast.Store)} & self.tracked
-
     def _loop(self, s: Any) -> list[ast.stmt]:
         if (run := self._run(s)) is not None:
             return [run]
@@ -596,7 +569,8 @@ class _Rewriter:
         if isinstance(s, ast.For):
             s.iter = self.of(s.iter)
         calls = any(isinstance(n, (ast.Call, ast.BinOp)) for n in ast.walk(s))
-        stored = self._stored(s)
+        stored = {name for inner in ast.walk(s) if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+                  for name in names(inner, ast.Store)} & self.tracked
         if calls:  # of an earlier turn
             self.open = True
             self.pending |= stored

@@ -22,6 +22,7 @@ from .modules import _Activated, is_traced, leaf
 
 # A stock class that a subclass of it computes the same as, or a function in the place of a class's forward.
 Rule = Union[type, Callable[..., Tensor]]
+_Keywords = dict[str, Any]
 
 _REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for name in (
     "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
@@ -103,13 +104,14 @@ class _Frozen(_Foreign, _Activated):
     types of input and buffers, but under autocast."""
 
     eps = 1e-5  # where the class has none of its own
+    _normfuse_of_input_type = False  # does its result always have the type of its input?
 
     def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
                 act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
         if is_traced(self, x):
             return leaf(self, x, post_add=post_add, activation=activation, act_param=act_param, slope=slope)
         activation, act_param, slope = self._of_this_call(activation, act_param, slope)
-        if self._keeps_type(x):
+        if self._normfuse_of_input_type or x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
                                          self.eps, activation=activation, act_param=act_param, slope=slope,
                                          post_add=post_add)
@@ -118,15 +120,9 @@ class _Frozen(_Foreign, _Activated):
             output = output + post_add
         return apply(output, choice(activation, act_param, slope=slope))
 
-    def _keeps_type(self, x: Tensor) -> bool:
-        return x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type)
-
 
 class _FrozenOfInputType(_Frozen):
-    """Its result always has the type of its input."""
-
-    def _keeps_type(self, x: Tensor) -> bool:
-        return True
+    _normfuse_of_input_type = True
 
 
 class _FrozenWithOwnActivation(_WithOwnActivation, _Frozen):
@@ -160,11 +156,9 @@ class _OfChannels(_Foreign, _Activated):
     """A norm over the channels of each position. Where channel norm does not compute what the class does, such as for
     other types, the class's own forward runs, and what follows it after that."""
 
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        """The keywords of functional.channel_norm; None where that is not the same."""
-        raise NotImplementedError
+    _normfuse_how: Callable[[nn.Module, Tensor], Optional[_Keywords]]
 
-    def _normfuse_words(self, x: Tensor) -> Optional[dict[str, Any]]:
+    def _normfuse_words(self, x: Tensor) -> Optional[_Keywords]:
         if not isinstance(x, Tensor) or x.dtype not in _TYPES or x.device.type not in _DEVICES:
             return None
         how = self._normfuse_how(x)
@@ -221,7 +215,9 @@ def channel_axis(layer: nn.Module, x: Tensor) -> int:
 
 
 def result_type(layer: nn.Module, x: Tensor) -> Optional[torch.dtype]:
-    """The type of a channel norm's output; None where that is not known before it is called."""
+    """The type of a norm's output; None where that is not known before it is called."""
+    if type(layer) in OURS or not is_channel_norm(type(layer)):
+        return x.dtype
     if isinstance(layer, modules._ChannelNorm):
         return functional._result_type(x, None) or x.dtype
     how = layer._normfuse_words(x)
@@ -246,118 +242,88 @@ def _promoted(x: Tensor, *parameters: Any) -> torch.dtype:
     return dtype
 
 
-def _flat(parameter: Any) -> Any:
-    return parameter.reshape(-1) if isinstance(parameter, Tensor) else None
-
-
-class _WanRMSNorm(_OfChannels):
+def _wan_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """normalize(x).to(x.dtype) * sqrt(C) * gamma + bias."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        gamma, bias, dim = self.gamma, self.bias, 1 if self.channel_first else -1
-        if self.scale != gamma.numel() ** 0.5 or not isinstance(bias, Tensor) and bias not in (0, None):
-            return None
-        return {"weight": gamma.reshape(-1), "bias": _flat(bias), "statistics": "mean_square", "eps": 1e-12,
-                "eps_kind": "of_norm", "dim": dim, "dtype": self._normfuse_type(x, gamma, bias)}
-
-    def _normfuse_type(self, x: Tensor, *parameters: Any) -> torch.dtype:
-        dtype = x.dtype
-        for parameter in parameters:
-            if isinstance(parameter, Tensor):
-                dtype = torch.promote_types(dtype, parameter.dtype)
-        return dtype
+    gamma, bias = self.gamma, self.bias
+    if self.scale != gamma.numel() ** 0.5 or not isinstance(bias, Tensor) and bias not in (0, None):
+        return None
+    dtype = x.dtype
+    for parameter in (gamma, bias):
+        if isinstance(parameter, Tensor):
+            dtype = torch.promote_types(dtype, parameter.dtype)
+    return {"weight": gamma.reshape(-1), "bias": bias.reshape(-1) if isinstance(bias, Tensor) else None,
+            "statistics": "mean_square", "eps": 1e-12, "eps_kind": "of_norm", "dim": 1 if self.channel_first else -1,
+            "dtype": dtype}
 
 
-class _ComfyRMSNorm(_WanRMSNorm):
+def _comfy_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """The same with parameters that are cast to the input's type and device in each call."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        how = super()._normfuse_how(x)
-        if how is not None:
-            how.update({name: how[name].to(x) for name in ("weight", "bias") if how[name] is not None})
-        return how
-
-    def _normfuse_type(self, x: Tensor, *parameters: Any) -> torch.dtype:
-        return _promoted(x)
+    how = _wan_rms_norm(self, x)
+    if how is not None:
+        how |= {name: how[name].to(x) for name in ("weight", "bias") if how[name] is not None}
+        how["dtype"] = _promoted(x)
+    return how
 
 
-class _DiffusersRMSNorm(_OfChannels):
+def _diffusers_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """RMS norm over the last axis. Without a weight the result has the input's type, with one of 16 bits the weight's,
     and else the wider one, f32 at least."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        weight, bias = self.weight, self.bias
-        if len(self.dim) != 1 or "torch_npu" in sys.modules:
-            return None
-        dtype = x.dtype
-        if weight is not None and weight.dtype in (torch.float16, torch.bfloat16):
-            dtype = weight.dtype
-        elif weight is not None:
-            dtype = torch.promote_types(torch.promote_types(dtype, torch.float32), weight.dtype)
-        if weight is not None and bias is not None:
-            dtype = torch.promote_types(dtype, bias.dtype)
-        return {"weight": weight, "bias": bias if weight is not None else None, "statistics": "mean_square",
-                "eps": self.eps, "dim": -1, "dtype": dtype}
+    weight, bias = self.weight, self.bias
+    if len(self.dim) != 1 or "torch_npu" in sys.modules:
+        return None
+    dtype = x.dtype
+    if weight is not None and weight.dtype in (torch.float16, torch.bfloat16):
+        dtype = weight.dtype
+    elif weight is not None:
+        dtype = torch.promote_types(torch.promote_types(dtype, torch.float32), weight.dtype)
+    if weight is not None and bias is not None:
+        dtype = torch.promote_types(dtype, bias.dtype)
+    return {"weight": weight, "bias": bias if weight is not None else None, "statistics": "mean_square",
+            "eps": self.eps, "dim": -1, "dtype": dtype}
 
 
-class _PerChannelRMSNorm(_OfChannels):
+def _per_channel_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """LTX-2's: x / sqrt(mean(x^2) + eps)."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        if self.channel_dim not in (1, -1, x.dim() - 1):
-            return None
-        return {"statistics": "mean_square", "eps": self.eps, "dim": 1 if self.channel_dim == 1 else -1,
-                "dtype": _promoted(x)}
+    if self.channel_dim not in (1, -1, x.dim() - 1):
+        return None
+    return {"statistics": "mean_square", "eps": self.eps, "dim": 1 if self.channel_dim == 1 else -1,
+            "dtype": _promoted(x)}
 
 
-class _RMSNorm2d(_OfChannels):
+def _rms_norm_2d(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """timm's."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        if x.dim() != 4:
-            return None
-        return {"weight": self.weight, "statistics": "mean_square", "eps": self.eps, "dtype": _promoted(x, self.weight)}
+    if x.dim() != 4:
+        return None
+    return {"weight": self.weight, "statistics": "mean_square", "eps": self.eps, "dtype": _promoted(x, self.weight)}
 
 
-class _LayerNormOfTokens(_OfChannels):
+def _layer_norm(self: nn.Module, x: Tensor, **more: Any) -> _Keywords:
+    return {"weight": self.weight, "bias": self.bias, "eps": self.eps, **more}
+
+
+def _layer_norm_of_tokens(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """torch.nn.LayerNorm over one axis, in blocks that permute their input before it. Its result is contiguous."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        if len(self.normalized_shape) != 1:
-            return None
-        return {"weight": self.weight, "bias": self.bias, "eps": self.eps, "dim": -1, "channels_last": True}
+    return _layer_norm(self, x, dim=-1, channels_last=True) if len(self.normalized_shape) == 1 else None
 
 
-class _LayerNorm2d(_OfChannels):
+def _layer_norm_2d(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """timm's and torchvision's: layer norm of a permuted input, which makes a channels-last result."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        if x.dim() != 4 or len(self.normalized_shape) != 1:
-            return None
-        return {"weight": self.weight, "bias": self.bias, "eps": self.eps, "channels_last": True}
+    return _layer_norm(self, x, channels_last=True) if x.dim() == 4 and len(self.normalized_shape) == 1 else None
 
 
-class _SamLayerNorm2d(_OfChannels):
-    """Segment Anything's: written out, in the wider of the types."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        weight, bias = self.weight, self.bias
-        return {"weight": weight, "bias": bias, "eps": self.eps, "dtype": _promoted(x, weight, bias)}
+def _written_out(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
+    """Segment Anything's: in the wider of the types."""
+    return _layer_norm(self, x, dtype=_promoted(x, self.weight, self.bias))
 
 
-class _LayerNormOfFormat(_OfChannels):
+def _layer_norm_of_format(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     """transformers': `data_format` says where the channels are. A subclass of torch.nn.LayerNorm, and in older versions
     written out for channels_first, where the statistics are of f32 and the result is of the wider type."""
-
-    def _normfuse_how(self, x: Tensor) -> Optional[dict[str, Any]]:
-        how = {"weight": self.weight, "bias": self.bias, "eps": self.eps}
-        if self.data_format != "channels_first":
-            return {**how, "dim": -1, "channels_last": True}
-        if x.dim() != 4:
-            return None
-        if issubclass(self._normfuse_stock, nn.LayerNorm):
-            return {**how, "channels_last": True}
-        return {**how, "dtype": _promoted(x, self.weight, self.bias)}
+    if self.data_format != "channels_first":
+        return _layer_norm(self, x, dim=-1, channels_last=True)
+    if x.dim() != 4:
+        return None
+    return _layer_norm(self, x, channels_last=True) if isinstance(self, nn.LayerNorm) else _written_out(self, x)
 
 
 class _ComfyGroupNormSpatial(_ComfyGroupNorm):
@@ -396,25 +362,27 @@ _SAME_AS_STOCK: dict[tuple[str, str], type] = {("timm.layers.norm", "GroupNorm")
 _WITH_OWN_ACTIVATION: dict[tuple[str, str], type] = {("timm.layers.norm_act", "BatchNormAct2d"): nn.BatchNorm2d,
                                                      ("timm.layers.norm_act", "SyncBatchNormAct"): nn.SyncBatchNorm,
                                                      ("timm.layers.norm_act", "GroupNormAct"): nn.GroupNorm}
-_BY_MIXIN: dict[tuple[str, str], type] = {
-    ("comfy.ldm.wan.vae", "RMS_norm"): _ComfyRMSNorm,
+# Mixins of what their layers become, or how functional.channel_norm computes the same: its keywords for a layer and an
+# input; None where it does not.
+_KNOWN: dict[tuple[str, str], Any] = {
+    ("comfy.ldm.wan.vae", "RMS_norm"): _comfy_rms_norm,
     ("comfy.ldm.genmo.vae.model", "GroupNormSpatial"): _ComfyGroupNormSpatial,
     ("comfy.ops", "disable_weight_init.GroupNorm"): _ComfyGroupNorm,
     ("comfy.ops", "manual_cast.GroupNorm"): _ComfyGroupNorm,
     ("detectron2.layers.batch_norm", "FrozenBatchNorm2d"): _FrozenOfInputType,
-    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerRMS_norm"): _WanRMSNorm,
-    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15", "HunyuanVideo15RMS_norm"): _WanRMSNorm,
-    ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "PerChannelRMSNorm"): _PerChannelRMSNorm,
-    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage", "QwenImageRMS_norm"): _WanRMSNorm,
-    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage21", "QwenImage21RMS_norm"): _WanRMSNorm,
-    ("diffusers.models.autoencoders.autoencoder_kl_wan", "WanRMS_norm"): _WanRMSNorm,
-    ("diffusers.models.normalization", "RMSNorm"): _DiffusersRMSNorm,
-    ("sam2.modeling.sam2_utils", "LayerNorm2d"): _SamLayerNorm2d,
-    ("segment_anything.modeling.common", "LayerNorm2d"): _SamLayerNorm2d,
-    ("timm.layers.norm", "LayerNorm2d"): _LayerNorm2d,
-    ("timm.layers.norm", "RmsNorm2d"): _RMSNorm2d,
+    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerRMS_norm"): _wan_rms_norm,
+    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15", "HunyuanVideo15RMS_norm"): _wan_rms_norm,
+    ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "PerChannelRMSNorm"): _per_channel_rms_norm,
+    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage", "QwenImageRMS_norm"): _wan_rms_norm,
+    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage21", "QwenImage21RMS_norm"): _wan_rms_norm,
+    ("diffusers.models.autoencoders.autoencoder_kl_wan", "WanRMS_norm"): _wan_rms_norm,
+    ("diffusers.models.normalization", "RMSNorm"): _diffusers_rms_norm,
+    ("sam2.modeling.sam2_utils", "LayerNorm2d"): _written_out,
+    ("segment_anything.modeling.common", "LayerNorm2d"): _written_out,
+    ("timm.layers.norm", "LayerNorm2d"): _layer_norm_2d,
+    ("timm.layers.norm", "RmsNorm2d"): _rms_norm_2d,
     ("timm.layers.norm_act", "FrozenBatchNormAct2d"): _FrozenWithOwnActivation,
-    ("torchvision.models.convnext", "LayerNorm2d"): _LayerNorm2d,
+    ("torchvision.models.convnext", "LayerNorm2d"): _layer_norm_2d,
     ("torchvision.ops.misc", "FrozenBatchNorm2d"): _Frozen,
     ("transformers.models.bit.modeling_bit", "BitGroupNormActivation"): _BitGroupNorm,
 }
@@ -430,13 +398,13 @@ def _name(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
 
 
-def _mixin(kind: type) -> Optional[type]:
+def _known(kind: type) -> Any:
     # DetrFrozenBatchNorm2d and its copies in a dozen models, all with the same code and a constant for eps.
     if kind.__module__.startswith("transformers.models.") and kind.__qualname__.endswith("FrozenBatchNorm2d"):
         return _Frozen
     if kind.__module__.startswith("transformers.models.") and kind.__qualname__ in _LAYER_NORMS_OF_FORMAT:
-        return _LayerNormOfFormat
-    return _BY_MIXIN.get(_name(kind))
+        return _layer_norm_of_format
+    return _KNOWN.get(_name(kind))
 
 
 def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
@@ -473,7 +441,9 @@ def _foreign_class(stock: type, rule: Optional[Rule] = None) -> type:
         bases = (_WithOwnActivation, _REPLACEMENTS[_WITH_OWN_ACTIVATION[_name(stock)]])
         members["_normfuse_base"] = bases[1]
     else:
-        bases = (_LayerNormOfTokens if _name(stock) in _OF_TOKENS else _mixin(stock),)
+        known = _layer_norm_of_tokens if _name(stock) in _OF_TOKENS else _known(stock)
+        bases = (known,) if isinstance(known, type) else (_OfChannels,)
+        members |= {} if isinstance(known, type) else {"_normfuse_how": known}
     made = type(stock.__name__, (*bases, stock), members)
     if takes_activation(made):
         KINDS[made] = NORM
@@ -519,7 +489,7 @@ def is_normalization(module: nn.Module, rules: Mapping[type, Rule]) -> bool:
     """Beside norms_of_tokens."""
     kind = type(module)
     return (isinstance(module, (nn.GroupNorm, nn.modules.batchnorm._NormBase, modules._ChannelNorm, _Foreign))
-            or kind in rules or _mixin(kind) is not None)
+            or kind in rules or _known(kind) is not None)
 
 
 def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
@@ -535,7 +505,7 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
     on = [switch for switch in _SWITCHES.get(name, ()) if rule is None and getattr(module, switch, False)]
     if on:
         return False, (), f"its {on[0]} is on"
-    if rule is not None or of_tokens or name in _WITH_OWN_ACTIVATION or _mixin(kind) is not None:
+    if rule is not None or of_tokens or name in _WITH_OWN_ACTIVATION or _known(kind) is not None:
         ours = functools.partial(_foreign_class, kind, rule)
     elif kind in _REPLACEMENTS or name in _SAME_AS_STOCK:
         ours = functools.partial(_REPLACEMENTS.get, _SAME_AS_STOCK.get(name, kind))
@@ -580,8 +550,3 @@ def takes_activation(kind: type, chosen: Choice = choice(None)) -> bool:
 def has_own_activation(layer: nn.Module) -> bool:
     """Does a layer that takes an activation apply one already?"""
     return layer.__dict__.get("activation") is not None and not isinstance(layer, _ByRule)
-
-
-def takes_bias(module: Optional[nn.Module]) -> bool:
-    """True if its call takes pre_bias, with no one who watches what it gets."""
-    return type(module) in OURS and not hooked(module)

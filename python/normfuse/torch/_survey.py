@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import operator
 import types
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import nn
 
 from . import _activations, _calls
-from ._pending import ACTIVATIONS, ARITHMETIC, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS, PLAIN, SCALING, VIEWS
+from ._pending import (ACTIVATIONS, ARITHMETIC, ARITHMETIC_METHODS, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS,
+                       PLAIN, SCALING, VIEWS)
 from ._rewrite import FRAME, done
 from ._rules import (BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, is_channel_norm, takes_activation,
                      takes_modulation)
@@ -26,7 +26,17 @@ from ._text import SCOPES
 _COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
                 ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda a, b: a in b,
                 ast.NotIn: lambda a, b: a not in b}
-_CHECKS = ("safe", "classes", "compared", "settled", "callee", "tensor", "force", "iter", "each", "owner")
+# Checks of the frame, and for which alternatives of a value they settle nothing.
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("force", "iter", "each", "classes"), lambda v: True),
+    **dict.fromkeys(("safe", "compared"), lambda v: v is None or type(v.value) in PLAIN),
+    "owner": lambda v: v is None or type(v.value) in PLAIN or isinstance(v.value, nn.Module),
+    "callee": lambda v: v is not None and isinstance(v.value, CALLABLES) and v.value in FUNCTIONS,
+    "tensor": lambda v: v is None,
+    "settled": lambda v: False,
+}
+# Functions of which the survey knows the results, where it knows the arguments.
+_COMPUTED = (isinstance, hasattr, len, enumerate, zip, reversed, list, tuple)
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
 UNKNOWN: tuple[Any, ...] = (None,)
@@ -49,6 +59,7 @@ class Waiting(NamedTuple):
 
 _PRELU = _activations.choice("prelu", slope=None)
 _ONE_PLUS = Waiting(None, 0, "one plus")
+_FRAME = types.SimpleNamespace(open=True, add=operator.add, multiply=operator.mul, divide=operator.truediv)
 
 
 class _Jump(Exception):
@@ -71,6 +82,7 @@ class Survey:
         self.block: Optional[nn.Module] = None
         self.depth, self.waiting = 0, set()
         self.returned: list[Any] = []
+        self.lines = ""  # of the file
         self.reader = NOTHING  # why what is read is not fused, where nothing else is known
 
     # ---- functions ----
@@ -91,14 +103,15 @@ class Survey:
     def function(self, tree: ast.FunctionDef, scope: dict[str, Any], me: Optional[nn.Module], first: Any) -> Any:
         if self.depth > _DEPTH:
             return UNKNOWN
-        before = self.env, self.globals, self.block, self.returned
-        names = [a.arg for a in tree.args.args if a.arg != "_normfuse"]
+        before = self.env, self.globals, self.block, self.returned, self.lines
+        names = [a.arg for a in tree.args.args if a.arg != FRAME]
         self.env = {a.arg: UNKNOWN for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+        self.env[FRAME] = (Known(_FRAME),)
         if me is not None:
             self.env[names.pop(0)] = (Known(me),)
         if names:
             self.env[names[0]] = first
-        self.globals, self.block, self.returned = scope, me or self.block, []
+        self.globals, self.block, self.returned, self.lines = scope, me or self.block, [], tree.lines
         self.depth += 1
         try:
             self.run(tree.body)
@@ -106,7 +119,7 @@ class Survey:
         except _Jump:
             pass
         found = self.returned
-        self.env, self.globals, self.block, self.returned = before
+        self.env, self.globals, self.block, self.returned, self.lines = before
         self.depth -= 1
         if found:
             self.join(found)
@@ -149,7 +162,7 @@ class Survey:
             if getattr(s.value, "seen", False):
                 self.reader = "an exception may lead to code that reads its variable"
                 if not isinstance(targets[0], ast.Name):
-                    self.reader = f"its output is stored in `{ast.unparse(_without_frame(targets[0]))[:60]}`"
+                    self.reader = f"its output is stored in `{self.text(targets[0])}`"
             value, self.reader = self.value(s.value), NOTHING
             for target in targets:
                 self.store(target, value)
@@ -188,34 +201,14 @@ class Survey:
             known = value[0].value if len(value) == 1 and isinstance(value[0], Known) else None
             parts = known if type(known) is tuple and len(known) == len(target.elts) else None
             for i, part in enumerate(target.elts):
-                self.store(part, UNKNOWN if parts is None else parts[i] if isinstance(parts[i], tuple) and all(
-                    v is None or isinstance(v, (Known, Waiting)) for v in parts[i]) else (Known(parts[i]),))
+                self.store(part, UNKNOWN if parts is None else (Known(parts[i]),))
 
     def items(self, node: ast.expr) -> Optional[list[Any]]:
         """The values that a loop goes over, where they are known."""
-        if done(node) in ("iter", "each"):
-            node = node.args[0]  # type: ignore[attr-defined]
-        if isinstance(node, ast.Call) and not node.keywords:
-            if isinstance(node.func, ast.Name) and node.func.id in ("enumerate", "zip", "reversed", "list", "tuple"):
-                parts = [self.items(_plain(a)) for a in node.args]
-                if any(part is None for part in parts) or len(parts) > 1 and node.func.id != "zip":
-                    return None
-                if node.func.id == "enumerate":
-                    return [(Known(((Known(i),), item)),) for i, item in enumerate(parts[0])]
-                if node.func.id == "zip":
-                    return [(Known(group),) for group in zip(*parts)]
-                return parts[0][::-1] if node.func.id == "reversed" else parts[0]
-            if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not node.args:
-                base = self.only(_plain(node.func.value))
-                if type(base) in (nn.ModuleDict, dict) or isinstance(base, nn.ModuleDict):
-                    base = base._modules if isinstance(base, nn.Module) else base
-                    return [(Known(tuple((Known(v),) for v in item) if node.func.attr == "items" else item),)
-                            for item in getattr(base, node.func.attr)()]
+        node = _plain(node)
         if isinstance(node, (ast.Tuple, ast.List)) and not any(isinstance(e, ast.Starred) for e in node.elts):
             return [self.force(self.value(e)) for e in node.elts]
-        value = self.only(node)
-        if isinstance(value, (nn.ModuleList, nn.Sequential)):
-            return [(Known(child),) for child in value._modules.values()]
+        value = _listed(self.only(node))
         return [(Known(v),) for v in value] if type(value) in (list, tuple, range, dict) else None
 
     # ---- questions ----
@@ -227,8 +220,6 @@ class Survey:
 
     def truth(self, node: ast.expr) -> Optional[bool]:
         node = _plain(node)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == FRAME:
-            return True  # something may be open
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             truth = self.truth(node.operand)
             return None if truth is None else not truth
@@ -277,10 +268,8 @@ class Survey:
             if isinstance(node.value, ast.Tuple) and done(node.value.elts[0]) == "settle":
                 self.settle(node.value.elts[1])
                 return self.value(node.value.elts[1])
-            base, index = self.only(node.value), self.only(node.slice)
+            base, index = _listed(self.only(node.value)), self.only(node.slice)
             self.force(self.value(node.value))
-            if isinstance(base, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-                base = base._modules if isinstance(base, nn.ModuleDict) else list(base._modules.values())
             if type(base) in (list, tuple, dict) and type(index) in (int, str):
                 try:
                     return (Known(base[index]),)
@@ -293,6 +282,8 @@ class Survey:
                                                         else [node.body, node.orelse])])
         if isinstance(node, ast.Call):
             what = done(node)
+            if what in _CHECKS:
+                return self.check(node, node.args[0])
             return getattr(self, f"_{what}")(node, *node.args) if what else self.called(node)
         if isinstance(node, ast.NamedExpr):
             value = self.env[node.target.id] = self.value(node.value)
@@ -316,14 +307,19 @@ class Survey:
             if isinstance(f, Known) and isinstance(f.value, nn.Module) and KINDS.get(type(f.value)) == BLOCK:
                 self.force(self.visit(f.value))
         f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
-        if f in (isinstance, hasattr, len) and not node.keywords:
-            arguments = [self.only(_plain(a)) for a in node.args]
-            try:
-                if len(arguments) == 1 and type(arguments[0]) in PLAIN or len(arguments) == 2 and isinstance(
-                        arguments[0], nn.Module) and isinstance(arguments[1], (str, type, tuple)):
-                    return (Known(f(*arguments)),)
-            except Exception:
-                pass
+        arguments = [self.only(_plain(a)) for a in node.args]
+        try:
+            if f in (isinstance, hasattr) and (isinstance(arguments[0], nn.Module) and arguments[1] is not None):
+                return (Known(f(*arguments)),)
+            listed = list(map(_listed, arguments))
+            if f in _COMPUTED and not node.keywords and all(type(a) in PLAIN and a is not None for a in listed):
+                found = f(*listed)
+                return (Known(found if type(found) in PLAIN else list(found)),)
+            if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not arguments:
+                base = _listed(self.only(_plain(node.func.value)))
+                return (Known(list(getattr(base, node.func.attr)())),) if type(base) is dict else UNKNOWN
+        except Exception:
+            pass
         return UNKNOWN
 
     # ---- what is pending ----
@@ -350,55 +346,30 @@ class Survey:
 
     def settle(self, node: ast.AST) -> None:
         if any(v not in self.closed for v in self.waiting):
-            text = "" if done(node) == "settle" else ast.unparse(_without_frame(node))
+            why = self.reader if done(node) == "settle" else (
+                f"`{self.text(node)}` runs between it and what reads its output")
             for v in self.waiting:
-                self.close(v, f"`{text[:60]}` runs between it and what reads its output" if text else self.reader)
+                self.close(v, why)
         self.waiting.clear()
 
-    def _force(self, node: ast.Call, argument: ast.expr) -> Any:
-        return self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
-                          else None)
+    def text(self, node: ast.AST) -> str:
+        """The text that an expression was rewritten from, shortened."""
+        text = ast.get_source_segment(self.lines, node) or ""
+        try:
+            return ast.unparse(ast.parse(f"({text})", mode="eval"))[:60]
+        except SyntaxError:  # inside a formatted string: before Python 3.12 its parts have no places of their own
+            return " ".join(text.split())[:60]
+
+    def check(self, node: ast.Call, argument: ast.expr) -> Any:
+        value = self.force(self.value(argument), "its output is read more than once" if getattr(node, "again", False)
+                           else None)
+        if not all(map(_CHECKS[done(node)], value)):
+            self.settle(argument)
+        return value
 
     def _settle(self, node: ast.Call) -> Any:
         self.settle(node)
         return UNKNOWN
-
-    def _settled(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        self.settle(argument)
-        return value
-
-    def _safe(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        if any(isinstance(v, Known) and type(v.value) not in PLAIN for v in value):
-            self.settle(argument)
-        return value
-
-    _compared = _safe
-
-    def _owner(self, node: ast.Call, argument: ast.expr, name: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        if any(isinstance(v, Known) and type(v.value) not in PLAIN and not isinstance(v.value, nn.Module)
-               for v in value):
-            self.settle(argument)
-        return value
-
-    def _callee(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.value(argument)
-        if not any(isinstance(v, Known) and isinstance(v.value, CALLABLES) and v.value in FUNCTIONS for v in value):
-            self.settle(argument)
-        return value
-
-    def _tensor(self, node: ast.Call, argument: ast.expr) -> Any:
-        value = self.force(self.value(argument))
-        if any(isinstance(v, Known) for v in value):
-            self.settle(argument)
-        return value
-
-    def _iter(self, node: ast.Call, argument: ast.expr, *unpacked: ast.expr) -> Any:
-        return self.value(argument)
-
-    _each = _classes = _iter
 
     def _in_place(self, node: ast.Call, argument: ast.expr, method: Any, callee: ast.expr, *rest: ast.expr) -> Any:
         x, f = self.value(argument), self.only(callee)
@@ -417,9 +388,40 @@ class Survey:
 
     # ---- calls ----
 
-    def _call(self, node: ast.Call, callee: ast.expr, argument: ast.expr) -> Any:
-        fs, x = self.value(callee), self.value(argument)
+    def _call(self, node: ast.Call, callee: ast.expr, *given: ast.expr) -> Any:
+        fs, x = self.value(callee), self.value(given[0]) if given else UNKNOWN
+        others = [self.force(self.value(other)) for other in [*given[1:], *(k.value for k in node.keywords)]]
+        me, inner = self.inner_of(callee)
+        if inner is not None:
+            return self.function(inner._normfuse_tree, inner.__globals__, me,
+                                 x if inner._normfuse_takes else self.force(x))
+        f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
+        if isinstance(f, CALLABLES) and f in ACTIVATIONS:
+            if ACTIVATIONS[f] == "prelu":
+                return self.activation(x, _PRELU)
+            known = [v[0].value if isinstance(v[0], Known) else 0.0 for v in others]
+            return self.activation(x, _activations.of_call(f, tuple(known[:len(given) - 1]), {
+                k.arg: v for k, v in zip(node.keywords, known[len(given) - 1:])}))
+        if len(given) != 1 or node.keywords:
+            return self.unknown(callee, x)
         return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
+
+    _activate = _go = _call
+
+    def inner_of(self, callee: ast.expr) -> tuple[Optional[nn.Module], Any]:
+        """The form of a function or method that shares its caller's frame, and the module that it is a method of."""
+        me = None
+        if isinstance(callee, ast.Attribute):
+            of_super = isinstance(callee.value, ast.Call)
+            me = self.block if of_super else self.only(callee.value)
+            inners = getattr(type(me), "_normfuse_inner", {})
+            static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
+            if of_super:
+                static = next((f for f in inners if f.__name__ == callee.attr and f is not static), None)
+            if static in inners:
+                return me, inners[static]
+        f = self.only(callee)
+        return None, None if f is None else INNER_FUNCTIONS.get(f) if isinstance(f, CALLABLES) else None
 
     def _run(self, node: ast.Call, fs: ast.expr, argument: ast.expr) -> Any:
         x, items = self.value(argument), self.items(fs)
@@ -498,37 +500,6 @@ class Survey:
         self.force(x)
         return UNKNOWN
 
-    def _activate(self, node: ast.Call, callee: ast.expr, argument: ast.expr, *rest: ast.expr) -> Any:
-        f, x = self.only(callee), self.value(argument)
-        given = [self.force(self.value(other)) for other in [*rest, *(k.value for k in node.keywords)]]
-        if f not in ACTIVATIONS:
-            return self.unknown(callee, x)
-        if ACTIVATIONS[f] == "prelu":
-            return self.activation(x, _PRELU)
-        given = [v[0].value if isinstance(v[0], Known) else 0.0 for v in given]
-        return self.activation(x, _activations.of_call(f, tuple(given[:len(rest)]), {
-            k.arg: v for k, v in zip(node.keywords, given[len(rest):])}))
-
-    def _go(self, node: ast.Call, callee: ast.expr, *given: ast.expr) -> Any:
-        x = self.value(given[0]) if given else UNKNOWN
-        for other in [*given[1:], *(k.value for k in node.keywords)]:
-            self.force(self.value(other))
-        me, inner = None, None
-        if isinstance(callee, ast.Attribute):
-            me = self.block if isinstance(callee.value, ast.Call) else self.only(callee.value)
-            inners = getattr(type(me), "_normfuse_inner", {})
-            static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
-            if isinstance(callee.value, ast.Call):  # super()
-                static = next((f for f in inners if f.__name__ == callee.attr and f is not static), None)
-            inner = inners.get(static)
-        if inner is None:
-            me, inner = None, INNER_FUNCTIONS.get(self.only(callee)) if self.only(callee) is not None else None
-        if inner is None:
-            return self.unknown(callee, x)
-        if not inner._normfuse_takes:
-            x = self.force(x)
-        return self.function(inner._normfuse_tree, inner.__globals__, me, x)
-
     # ---- arithmetic ----
 
     def sum(self, a: Any, b: Any, in_place: bool) -> Any:
@@ -556,17 +527,8 @@ class Survey:
         self.force(a), self.force(b)
         return UNKNOWN
 
-    def _add(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        return self.sum(self.value(a), self.value(b), False)
-
-    _total = _add
-
     def _iadd(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
         return self.sum(self.value(a), self.value(b), True)
-
-    def _one_plus(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        self.force(self.value(a)), self.force(self.value(b))
-        return (_ONE_PLUS,)
 
     def product(self, a: Any, b: Any) -> Any:
         for x, factor in ((a, b), (b, a)):
@@ -577,29 +539,28 @@ class Survey:
         self.force(a), self.force(b)
         return UNKNOWN
 
-    def _multiply(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        return self.product(self.value(a), self.value(b))
-
-    def _divide(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        self.force(self.value(a)), self.force(self.value(b))
+    def combined(self, what: Optional[str], a: Any, b: Any, in_place: bool = False) -> Any:
+        if what == "add":
+            return self.sum(a, b, in_place)
+        if what == "multiply":
+            return self.product(a, b)
+        self.force(a), self.force(b)
         return UNKNOWN
 
-    def _arithmetic(self, node: ast.Call, callee: ast.expr, a: ast.expr, b: ast.expr) -> Any:
-        what = ARITHMETIC.get(self.only(callee))
-        x, y = self.value(a), self.value(b)
-        if what == "add" and any(v in ((Known(1),), (Known(1.0),)) for v in (x, y)):
+    def _arithmetic(self, node: ast.Call, reader: ast.expr, callee: ast.expr, a: ast.expr, b: ast.expr) -> Any:
+        x, y, what = self.value(a), self.value(b), ARITHMETIC.get(self.only(callee))
+        if what == "add" and reader.value == "factor":  # type: ignore[attr-defined]
+            self.force(x), self.force(y)
             return (_ONE_PLUS,)
-        return self.sum(x, y, False) if what == "add" else self.product(x, y)
+        return self.combined(what, x, y)
 
     def _method(self, node: ast.Call, argument: ast.expr, name: ast.expr, *rest: ast.expr) -> Any:
         x, others = self.value(argument), [self.value(r) for r in rest]
         name = name.value  # type: ignore[attr-defined]
         if name in ("relu", "relu_", "prelu"):
             return self.activation(x, _PRELU if name == "prelu" else _activations.choice("relu"))
-        if name in ("add", "add_"):
-            return self.sum(x, *others, name == "add_")
-        if name == "mul":
-            return self.product(x, *others)
+        if name in ARITHMETIC_METHODS:
+            return self.combined(ARITHMETIC_METHODS[name], x, *others, name == "add_")
         if name in VIEWS:
             for value in others:
                 self.force(value)
@@ -613,34 +574,20 @@ class Survey:
 
 def _plain(node: ast.expr) -> ast.expr:
     """The expression without the checks around it."""
-    while done(node) in _CHECKS or _is_check(node):
-        node = node.orelse if isinstance(node, ast.IfExp) else node.args[0]  # type: ignore[attr-defined]
-    return node
+    while True:
+        if isinstance(node, ast.IfExp) and done(ast.Call(node.test, [], [])) == "open":
+            node = node.orelse
+        elif done(node) in _CHECKS:
+            node = node.args[0]  # type: ignore[attr-defined]
+        else:
+            return node
 
 
-def _is_check(node: ast.AST) -> bool:
-    return isinstance(node, ast.IfExp) and isinstance(node.test, ast.Attribute) and isinstance(
-        node.test.value, ast.Name) and node.test.value.id == FRAME and node.test.attr == "open"
-
-
-def _without_frame(node: ast.AST) -> ast.AST:
-    class Plain(ast.NodeTransformer):
-        def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-            return self.generic_visit(_plain(node))
-
-        def visit_Call(self, call: ast.Call) -> ast.AST:
-            what = done(call)
-            call = self.generic_visit(call)  # type: ignore[assignment]
-            if what in _CHECKS:
-                return call.args[0]
-            if what == "in_place":
-                x, method, f, *rest = call.args
-                if not method.value:
-                    return ast.Call(f, [x, *rest], call.keywords)
-                return ast.Call(ast.Attribute(x, method.value, ast.Load()), rest, [])
-            return ast.Call(call.args[0], call.args[1:], call.keywords) if what in ("call", "go", "activate") else call
-
-    return Plain().visit(copy.deepcopy(node))
+def _listed(value: Any) -> Any:
+    """A container of modules as a list or dict; anything else as it is."""
+    if isinstance(value, nn.ModuleDict):
+        return dict(value._modules)
+    return list(value._modules.values()) if isinstance(value, (nn.ModuleList, nn.Sequential)) else value
 
 
 def _jumps(statements: list[ast.stmt]) -> bool:

@@ -30,15 +30,16 @@ class Left(Exception):
 
 
 def tree_of(function: types.FunctionType) -> ast.FunctionDef:
-    """A function's tree, which may be changed. Raises Left where its text, compiled, is not what runs, and where it has
-    statements that are not rewritten."""
+    """A function's tree, which may be changed, with the text of its file as `lines`. Raises Left where its text,
+    compiled, is not what runs, and where it has statements that are not rewritten."""
     code = function.__code__
     lines = linecache.getlines(code.co_filename, function.__globals__)
     if not lines:
         raise Left("its source is not available")
     # The file as a whole where the function alone compiles to something else: a lambda, and what reads variables of
     # functions around it in ways that its name does not tell.
-    for text in (_alone(lines, function), "".join(lines)):
+    whole = "".join(lines)
+    for text in (_alone(lines, function), whole):
         found = _found(code, text)
         if found is not None:
             break
@@ -48,7 +49,7 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef:
     if isinstance(tree, ast.Lambda):
         tree = ast.copy_location(ast.FunctionDef("<lambda>", tree.args, [ast.copy_location(
             ast.Return(tree.body), tree.body)], [], type_params=[]), tree)
-    tree.decorator_list, tree.returns = [], None
+    tree.decorator_list, tree.returns, tree.lines = [], None, whole
     _check(tree, function)
     return tree
 

@@ -2,13 +2,9 @@
 """convert and revert: a model's stock normalization layers become normfuse's, in place; fold_batch_norm: evaluating
 batch norms go into the convolutions before them.
 
-A layer is converted by changing its class. It stays the same object with the same parameters, buffers and hooks, so
-optimizers, wrappers and whatever else refers to it go on as before.
-
-What follows a layer goes into its call: an activation, or an addition and the activation after it. Layers and
-activations stay what they are. What changes is the code that calls them: modules with a forward of their own,
-nn.Sequential among them, whose forward is rewritten from its text (see _rewrite.py and _pending.py).
-"""
+A layer is converted by changing its class: it stays the same object with the same parameters, buffers and hooks. What
+follows it goes into its call by the modules above it, whose forwards are rewritten from their texts (see _rewrite.py
+and _pending.py)."""
 from __future__ import annotations
 
 import collections
@@ -21,7 +17,7 @@ from torch import Tensor, nn
 from . import _checks, _registries, _rewrite, _rules, functional, modules
 from ._fold import Proofs, runs_as_sequential
 from ._pending import FUSED, MOVES
-from ._rules import KINDS, Rule, hooked
+from ._rules import Rule, hooked
 from ._survey import Survey
 from ._text import Left
 from .modules import _Activated
@@ -109,18 +105,12 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
     else reads the values between. It may be ReLU, ReLU6, LeakyReLU, PReLU, SiLU, GELU, Hardswish, ELU or Mish with its
     parameters, as a module or a function. `* (1 + scale) + shift` after a group norm or a norm over channels is folded,
     too; after a norm over channels also an addition alone, and what follows behind movedim, permute or transpose. What
-    has hooks is not folded.
+    has hooks is not folded. On CUDA biases of convolutions move into the calls of the layers that they feed, or into
+    the residual additions after them.
 
-    On CUDA biases of convolutions move into the calls of the layers that they feed, or into the residual additions
-    after them: `norm(conv(x) + embedding)` and `conv(x) + residual` are a convolution without bias and one pass each.
-
-    What is fused is decided in each call, from the text of the forwards of the modules above the layers. Everything
-    else in a forward runs as it is written, in order: questions about tensors, contexts, random numbers, checkpoints,
-    hooks.
-    Code without a text is left: the report names it in `blocks`. `fused(model)` says what was fused in the last call.
-
-    Layers and activations stay what they are, and may be replaced, hooked or called by themselves later. So may
-    attributes, functions and methods. revert(model) undoes it.
+    What is fused is decided in each call; `fused(model)` says what was in the last one. Everything else in a forward
+    runs as it is written, in order, and modules, attributes and functions may be replaced and hooked later. Code
+    without a text is left: the report names it in `blocks`. revert(model) undoes it.
     """
     _checks.module(model, "convert")
     _rules.check(rules)
@@ -140,7 +130,7 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
             survey.force(survey.visit(block))
     for module, layer in layers.items():
         sites = survey.fused.get(module, {})
-        layer.folded += tuple(max(what, key=len) for what in sites.values())
+        layer.folded += tuple(max(sorted(what), key=len) for what in sites.values())
         if sites:
             layer.reason = None
         elif layer.done and layer.reason is None and not layer.folded:
@@ -176,23 +166,17 @@ def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[n
             while path:
                 path = path.rpartition(".")[0]
                 above.add(paths[path])
+    above = {block for block in above if type(block).forward is not nn.Module.forward and block not in layers}
+    above |= {child for block in above for child in block.children()
+              if runs_as_sequential(child) and "forward" not in child.__dict__}
     blocks: dict[nn.Module, Optional[str]] = {}
-    for block in paths.values():
-        if block in above and type(block).forward is not nn.Module.forward and block not in blocks \
-                and block not in layers:
+    for block in dict.fromkeys(paths.values()):
+        if block in above:
             try:
                 _rewrite.rewrite(block)
                 blocks[block] = None
             except Left as left:
                 blocks[block] = str(left)
-    for block in list(blocks):
-        for child in block.children():
-            if child not in blocks and runs_as_sequential(child) and "forward" not in child.__dict__ \
-                    and type(child) not in KINDS:
-                try:
-                    _rewrite.rewrite(child)
-                except Left:
-                    pass  # it runs as it is
     return blocks
 
 
@@ -310,8 +294,9 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, proofs
         return "it or the convolution before it has hooks"
     if any(parameters.count(id(parameter)) > 1 for parameter in convolution.parameters()):
         return "the convolution before it shares its parameters"
-    if _out_features(convolution) != layer.num_features:
-        return f"the layer before it has {_out_features(convolution)} outputs, not {layer.num_features}"
+    outputs = convolution.out_features if isinstance(convolution, nn.Linear) else convolution.out_channels
+    if outputs != layer.num_features:
+        return f"the layer before it has {outputs} outputs, not {layer.num_features}"
     _rescale(convolution, layer)
     parent, _, child = name.rpartition(".")
     folded = FoldedBatchNorm(getattr(layer, "activation", None), getattr(layer, "act_param", None),
@@ -320,10 +305,6 @@ def _fold_into_convolution(layer: nn.Module, name: str, model: nn.Module, proofs
         folded.slope = layer.slope
     model.get_submodule(parent)._modules[child] = folded
     return None
-
-
-def _out_features(convolution: nn.Module) -> int:
-    return convolution.out_features if isinstance(convolution, nn.Linear) else convolution.out_channels
 
 
 @torch.no_grad()
