@@ -340,15 +340,19 @@ BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
 }
 
 /* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
- * column's, y and dy'; and what a value adds to the slope's gradient in z's place. */
-BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
+ * column's, y and dy'; and what a value adds to the slope's gradient in z's place. `rows`: of the block. Where no other place is
+ * to be prefetched, the next block is: it arrives while this one goes through the activation. */
+BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t rows, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
 {
+    const bool whole = end - first == s->n;
+    const ptrdiff_t ahead_x = s->ahead_x ? s->ahead_x : (whole ? (ptrdiff_t)rows * s->x_stride : STAGE) * (ptrdiff_t)sizeof(T);
+    const ptrdiff_t ahead_dy = s->ahead_dy ? s->ahead_dy : (whole ? (ptrdiff_t)rows * s->dy_stride : STAGE) * (ptrdiff_t)sizeof(T);
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     const bool has_slope = s->slope != NULL;
     V slope = of.param;
     for (size_t i = first, n; i < end; i += n, z += W, g += W) {
         n = end - i < W ? end - i : W;
-        AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+        AHEAD(ROW(const T *, x, r) + i, ahead_x);
         V v = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
         if (has_slope && columns)
             slope = FN(coefficient)(s->slope, i, n);
@@ -356,7 +360,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
             STORE_R(z, has_slope ? OP(activation)(NORMFUSE_PRELU, slope, v) : v);
             continue;
         }
-        AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+        AHEAD(ROW(const T *, dy, r) + i, ahead_dy);
         const V dy = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
         STORE_R(g, has_slope ? OP(activation_gradient)(NORMFUSE_PRELU, slope, dy, v) : dy);
         STORE_R(z, has_slope ? OP(slope_gradient)(dy, v) : v);
@@ -367,7 +371,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
 BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
 {
     for (size_t j = 0; j < at->count; j++)
-        FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
+        FN(fill)(s, at->row + j, at->count, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
     const size_t values = at->count * at->pitch, whole = (values + W - 1) / W * W;
     STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
     STORE_R(g + values, OP(set1)(0));
