@@ -36,6 +36,13 @@
 #define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
+/* Asks for what a sum reads of a stream SOON bytes after n values at p. */
+BODY void FN(prefetch)(const T *p, size_t n)
+{
+    for (size_t i = 0; i < n; i += LINE)
+        AHEAD(p + i, SOON);
+}
+
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
 BODY V FN(load_values)(const T *p, size_t n, V fill)
 {
@@ -83,6 +90,7 @@ BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
         }
         const size_t n = together * s->n, body = n / (2 * W) * (2 * W);
         for (size_t i = 0; i < body; i += 2 * W) {
+            FN(prefetch)(x + i, 2 * W);
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
             sum1 = OP(add)(sum1, d1);
@@ -168,8 +176,10 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
     }
     for (; r < s->rows; r++) {
         size_t c = 0;
-        for (; c + W <= s->n; c += W)
+        for (; c + W <= s->n; c += W) {
+            FN(prefetch)(ROW(const T *, x, r) + c, W);
             FN(moments_columns_step)(s, r, c, W);
+        }
         if (c < s->n)
             FN(moments_columns_step)(s, r, c, s->n - c);
     }
@@ -656,6 +666,10 @@ BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, si
     V d0, d1;
     size_t i = first;
     for (; i + 2 * W <= end; i += 2 * W) {
+        if (form != STAGED) {
+            FN(prefetch)(ROW(const T *, x, r) + i, 2 * W);
+            FN(prefetch)(ROW(const T *, dy, r) + i, 2 * W);
+        }
         const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
         const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1);
         sums->sum[0] = OP(add)(sums->sum[0], g0);
@@ -708,8 +722,13 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
 BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form)
 {
     size_t c = first;
-    for (; c + W <= end; c += W)
+    for (; c + W <= end; c += W) {
+        if (form != STAGED) {
+            FN(prefetch)(ROW(const T *, x, r) + c, W);
+            FN(prefetch)(ROW(const T *, dy, r) + c, W);
+        }
         FN(dot2_columns_step)(s, r, c, W, form == STAGED ? staged + (c - first) : NULL, form);
+    }
     if (c < end)
         FN(dot2_columns_step)(s, r, c, end - c, form == STAGED ? staged + (c - first) : NULL, form);
 }
@@ -849,11 +868,14 @@ static void FN(load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t 
 {
     const T *in = from;
     R *out = to;
-    for (size_t i = 0, m; i < n; i += m) {
-        m = n - i < W ? n - i : W;
+    const size_t whole = n / W * W;
+    for (size_t i = 0; i < whole; i += W) {
         AHEAD(in + i, ahead);
-        const V v = FN(load_values)(in + i, m, OP(set1)(0));
-        STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), v) : v);
+        STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), LOAD(in + i)) : LOAD(in + i));
+    }
+    if (whole < n) {
+        const V v = LOAD_PART(in + whole, n - whole, OP(set1)(0));
+        STORE_R(out + whole, onto ? OP(add)(LOAD_R(out + whole), v) : v);
     }
 }
 
@@ -862,16 +884,17 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
     const R *in = from;
     T *out = to;
     const size_t head = stream ? FN(head)(out, n) : 0, lines = stream ? head + (n - head) / LINE * LINE : 0;
-    for (size_t i = 0, m; i < n; i += m) {
-        const size_t end = i < head ? head : n;
-        if (i >= head && i < lines) {
-            m = W;
-            STREAM(out + i, LOAD_R(in + i));
-            continue;
-        }
-        m = end - i < W ? end - i : W;
+    for (size_t i = 0, m; i < head; i += m) {
+        m = head - i < W ? head - i : W;
         FN(store_values)(out + i, LOAD_R(in + i), m);
     }
+    size_t i = head;
+    for (; i < lines; i += W)
+        STREAM(out + i, LOAD_R(in + i));
+    for (; i + W <= n; i += W)
+        STORE(out + i, LOAD_R(in + i));
+    if (i < n)
+        STORE_PART(out + i, LOAD_R(in + i), n - i);
 }
 
 #include "cpu/channel_passes.inl"

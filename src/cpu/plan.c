@@ -301,8 +301,9 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         const int64_t wanted = plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->bundles_per_task = divide_up(groups, plan->group_ranges);
-        if (plan->small_sets && !p->columns && plan->blocks * divide_up(groups, plan->small_at_once) < plan->threads)
-            plan->small_at_once = divide_up(groups, plan->threads);
+        const int64_t tiles = plan->small_sets ? divide_up(groups, plan->small_at_once) : 0;
+        if (plan->small_sets && plan->blocks * tiles < 4 * plan->threads) /* as many for each thread */
+            plan->small_at_once = divide_up(groups, round_up(tiles, plan->threads));
         if (plan->small_sets) /* whole tiles */
             plan->bundles_per_task = smaller(groups, round_up(plan->bundles_per_task, plan->small_at_once));
         plan->group_ranges = divide_up(groups, plan->bundles_per_task);
