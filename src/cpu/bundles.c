@@ -111,6 +111,11 @@ static struct extent extent_of(const struct plan *plan, int64_t bundle)
  * than the mean. A difference of doubles is exact with what it leaves out (Knuth). */
 static double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
 {
+    if (!plan->p->pre_bias.data) {
+        const double rounded = plan->is_double ? mean : (double)(float)mean;
+        *rest = rounded - mean;
+        return rounded;
+    }
     const double bias = pre_bias_of(plan, n, c), of_x = mean - bias, part = of_x - mean;
     const double k = plan->is_double ? of_x : (double)(float)of_x;
     *rest = (k - of_x) - ((mean - (of_x - part)) - (bias + part));

@@ -18,8 +18,6 @@
  * that always goes through one, and of one whose coefficients are repeated. */
 enum { AFFINE, AFFINE2, DOT2 };
 enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
-/* Bytes that sums prefetch ahead: the hardware's prefetches end with each page. */
-enum { SOON = 2048 };
 
 /* Activations with loops of their own: those that are cheap beside the memory; in f32 all of them where a vector is one
  * register. A stage costs 10 to 40 % there, and nothing with 16-bit types (docs/decisions/0012). The table in plain C

@@ -36,11 +36,11 @@
 #define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
-/* Asks for what a sum reads of a stream SOON bytes after n values at p. */
+/* Asks for what a sum reads NORMFUSE_SOON bytes after n values at p. */
 BODY void FN(prefetch)(const T *p, size_t n)
 {
     for (size_t i = 0; i < n; i += LINE)
-        AHEAD(p + i, SOON);
+        AHEAD(p + i, NORMFUSE_SOON);
 }
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -130,15 +130,13 @@ BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size
     FN(store_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
-/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows. */
-BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const bool is_long)
+/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows; rows `ahead` further on are prefetched. */
+BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, size_t ahead)
 {
-    const size_t block = TOGETHER * s->n, ahead = block > 4096 / sizeof(T) ? block : 4096 / sizeof(T);
-    const T *x = ROW(const T *, x, r);
     size_t c = 0;
     for (; c + LINE <= s->n; c += LINE) {
         for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only prefetched, not read */
-            __builtin_prefetch(is_long ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
+            __builtin_prefetch(ROW(const T *, x, r + ahead + j) + c, 0, 3);
         for (size_t i = c; i < c + LINE; i += W) {
             R *sums = (R *)s->sum + i, *squares = (R *)s->square + i;
             const V k = FN(coefficient)(s->k, i, W);
@@ -163,17 +161,11 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     size_t r = 0;
-    /* Reading 16-bit values is cheap enough for the stores of the sums to matter. Rows that follow one another are asked
-     * for in the order of memory, wide ones as they are read (docs/decisions/0003, 0010). */
-    if (sizeof(T) == 2) {
-        const bool is_long = s->n * sizeof(T) >= 3072;
-        if (is_long)
-            for (; r + TOGETHER <= s->rows; r += TOGETHER)
-                FN(moments_of_rows)(s, r, true);
-        else if (s->x_stride == (ptrdiff_t)s->n)
-            for (; r + TOGETHER <= s->rows; r += TOGETHER)
-                FN(moments_of_rows)(s, r, false);
-    }
+    /* Reading 16-bit values is cheap enough for the stores of the sums to matter (docs/decisions/0003, 0010). */
+    const size_t bytes = s->n * sizeof(T), ahead = TOGETHER * (4096 / (TOGETHER * bytes) + 1);
+    if (sizeof(T) == 2 && (bytes >= 3072 || s->x_stride == (ptrdiff_t)s->n))
+        for (; r + TOGETHER <= s->rows; r += TOGETHER)
+            FN(moments_of_rows)(s, r, ahead);
     for (; r < s->rows; r++) {
         size_t c = 0;
         for (; c + W <= s->n; c += W) {

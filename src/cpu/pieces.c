@@ -242,11 +242,13 @@ static struct tile tile_at(const struct plan *plan, int64_t bundle, int64_t segm
     return t;
 }
 
-/* Bytes from what is read of a tile, rows `stride` apart, to the same tile of the next bundle in a tensor, which the
- * apply part prefetches while it stores; 0: none. */
+/* Bytes from what is read of a tile, rows `stride` apart, to what the apply part prefetches while it stores: the same tile of
+ * the next bundle in a tensor, or where it is the first to read the tile what comes soon; 0: nothing. */
 static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next, const void *read,
                           ptrdiff_t stride)
 {
+    if (!plan->reduce)
+        return NORMFUSE_SOON;
     if (next < 0 || plan->apply_staged || stride != row_stride(plan, v, t))
         return 0;
     const struct normfuse_problem *p = plan->p;
@@ -466,19 +468,8 @@ static void clear_sums(const struct plan *plan, struct worker *w)
 /* One double per channel of an array of the compute type, the rows that were taken as one added up. */
 static void fold(const struct plan *plan, const void *array, int64_t channels, double *out)
 {
-    for (int64_t c = 0; c < channels; c++)
-        out[c] = 0;
-    for (int64_t from = 0; from < channels * plan->folded; from += channels) {
-        if (plan->is_double) {
-            const double *in = (const double *)array + from;
-            for (int64_t c = 0; c < channels; c++)
-                out[c] += in[c];
-        } else {
-            const float *in = (const float *)array + from;
-            for (int64_t c = 0; c < channels; c++)
-                out[c] += (double)in[c];
-        }
-    }
+    memset(out, 0, (size_t)channels * 8);
+    plan->column->accumulate(array, out, (size_t)channels, (size_t)plan->folded);
 }
 
 /* The shifts for the next sums: the means, or 0 where there is none. */
@@ -506,33 +497,18 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
         repeat_folded(plan, w->shift, channels);
         return;
     }
+    /* some of f32's sums lost digits or overflowed */
     const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
     double *restrict sum = w->sum64, *restrict square = w->square64, *restrict mean = w->mean, *restrict m2 = w->m2;
-    int bad = 0;
+    const float *k = w->shift;
     fold(plan, w->sum, channels, sum);
     fold(plan, w->square, channels, square);
-    for (int64_t c = 0; c < channels; c++)
-        bad |= out_of_range(load_real(plan, w->shift, c), sum[c], square[c]);
-    if (plan->is_double) {
-        const double *k = w->shift;
-        for (int64_t c = 0; c < channels; c++) {
-            const double m = square[c] - sum[c] * sum[c] * inverse;
-            square[c] = m < 0 ? 0 : m;
-            sum[c] = k[c] + sum[c] * inverse;
-        }
-    } else {
-        const float *k = w->shift;
-        for (int64_t c = 0; c < channels; c++) {
-            const bool overflows = bad && out_of_range((double)k[c], sum[c], square[c]);
-            const double m = square[c] - sum[c] * sum[c] * inverse;
-            square[c] = m < 0 ? 0 : m;
-            sum[c] = (double)k[c] + sum[c] * inverse;
-            if (overflows) {
-                const struct moments exact = moments_in_double(plan, t, c, rows, 1);
-                sum[c] = exact.mean;
-                square[c] = exact.m2;
-            }
-        }
+    for (int64_t c = 0; c < channels; c++) {
+        const bool is_exact = !out_of_range((double)k[c], sum[c], square[c]);
+        const struct moments exact = is_exact ? (struct moments){0, 0, 0} : moments_in_double(plan, t, c, rows, 1);
+        const double m = square[c] - sum[c] * sum[c] * inverse;
+        square[c] = !is_exact ? exact.m2 : m < 0 ? 0 : m;
+        sum[c] = is_exact ? (double)k[c] + sum[c] * inverse : exact.mean;
     }
     if (before > 0) {
         for (int64_t c = 0; c < channels; c++) {
