@@ -27,7 +27,8 @@ static inline uint16_t normfuse_round_to_16(double value, int precision, int min
     const int exponent = field - 1023;
     int shift = 53 - precision;
     if (exponent >= min_exponent) { /* a carry counts the exponent up; what is too large is infinity */
-        const uint64_t magnitude = bits & ~(UINT64_C(1) << 63), nearest = magnitude + ((UINT64_C(1) << (shift - 1)) - 1) + (magnitude >> shift & 1);
+        const uint64_t magnitude = bits & ~(UINT64_C(1) << 63), below_half = (UINT64_C(1) << (shift - 1)) - 1;
+        const uint64_t nearest = magnitude + below_half + (magnitude >> shift & 1);
         const uint64_t normal = (nearest >> shift) - ((uint64_t)(min_exponent + 1022) << (precision - 1));
         return (uint16_t)(sign | (normal < infinity ? normal : infinity));
     }

@@ -274,8 +274,6 @@ static double join_pieces(const struct plan *plan, const struct bundle_state *st
         const struct piece piece = piece_of(plan, index);
         const double count = (double)(piece.segments * piece.length) * values;
         const double *restrict part_mean = state->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
-        if (count == 0)
-            continue;
         if (before == 0) {
             memcpy(mean, part_mean, (size_t)entries * 8);
             memcpy(m2, part_m2, (size_t)entries * 8);

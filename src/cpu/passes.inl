@@ -130,7 +130,7 @@ BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size
     FN(store_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
-/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows; rows `ahead` further on are prefetched. */
+/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows; prefetches rows `ahead` on. */
 BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, size_t ahead)
 {
     size_t c = 0;
@@ -341,18 +341,20 @@ BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
         FN(affine2_step)(s, r, i, n, of, staged, columns, form, stream);
 }
 
-/* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
- * column's, y and dy'; and what a value adds to the slope's gradient in z's place. `rows`: of the block. Where no other place is
- * to be prefetched, the next block is: it arrives while this one goes through the activation. */
-BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t rows, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
+/* Writes z of a block's row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
+ * column's, y and dy'; and what a value adds to the slope's gradient in z's place. Where no other place is to be
+ * prefetched, the next block is: it arrives while this one goes through the activation. */
+BODY void FN(fill)(const struct normfuse_pass *s, const struct FN(block) *at, size_t r, R *z, R *g, const int pass,
+                   const bool columns)
 {
-    const bool whole = end - first == s->n;
-    const ptrdiff_t ahead_x = s->ahead_x ? s->ahead_x : (whole ? (ptrdiff_t)rows * s->x_stride : STAGE) * (ptrdiff_t)sizeof(T);
-    const ptrdiff_t ahead_dy = s->ahead_dy ? s->ahead_dy : (whole ? (ptrdiff_t)rows * s->dy_stride : STAGE) * (ptrdiff_t)sizeof(T);
+    const bool is_part = at->width < s->n;
+    const ptrdiff_t rows = is_part ? 0 : (ptrdiff_t)at->count, part = is_part ? STAGE : 0, bytes = sizeof(T);
+    const ptrdiff_t ahead_x = s->ahead_x ? s->ahead_x : (rows * s->x_stride + part) * bytes;
+    const ptrdiff_t ahead_dy = s->ahead_dy ? s->ahead_dy : (rows * s->dy_stride + part) * bytes;
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     const bool has_slope = s->slope != NULL;
     V slope = of.param;
-    for (size_t i = first, n; i < end; i += n, z += W, g += W) {
+    for (size_t i = at->first, end = i + at->width, n; i < end; i += n, z += W, g += W) {
         n = end - i < W ? end - i : W;
         AHEAD(ROW(const T *, x, r) + i, ahead_x);
         V v = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
@@ -373,7 +375,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t rows, size_t 
 BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
 {
     for (size_t j = 0; j < at->count; j++)
-        FN(fill)(s, at->row + j, at->count, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
+        FN(fill)(s, at, at->row + j, z + j * at->pitch, g + j * at->pitch, pass, columns);
     const size_t values = at->count * at->pitch, whole = (values + W - 1) / W * W;
     STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
     STORE_R(g + values, OP(set1)(0));

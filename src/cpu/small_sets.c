@@ -121,7 +121,7 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
 static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
 {
     const int64_t row = t->sets * plan->small_width, stretch = adjacent_values(plan, v, t), all = values_of(plan, t);
-    for (int64_t i = 0; i < all && !plan->stream && is_adjacent(plan, v); i += stretch) {
+    for (int64_t i = 0; i < all && v->data && !plan->stream && is_adjacent(plan, v); i += stretch) {
         const char *const at = address_of(plan, v, t, i / row);
         for (int64_t line = 0; line < stretch * (int64_t)plan->type_bytes; line += ALIGNMENT)
             __builtin_prefetch(at + line, 1, 3);
@@ -368,8 +368,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
     load_u(plan, w, t, false);
-    if (p->y.data)
-        prefetch(plan, &p->y, t);
+    prefetch(plan, &p->y, t);
     plan->small->moments(&s);
     finish_sets(plan, w, t);
     if (!p->y.data) /* u alone is requested */
@@ -397,8 +396,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     load_u(plan, w, t, true);
-    if (plan->apply)
-        prefetch(plan, &p->dx, t);
+    prefetch(plan, &p->dx, t);
     normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
