@@ -24,21 +24,22 @@ static inline uint16_t normfuse_round_to_16(double value, int precision, int min
     if (field == 0x7ff && fraction != 0)
         return (uint16_t)(sign | infinity | 1u << (precision - 2) | fraction >> (53 - precision));
 
-    int exponent = field - 1023;
+    const int exponent = field - 1023;
     int shift = 53 - precision;
-    if (exponent < min_exponent) {
-        shift += min_exponent - exponent;
-        exponent = min_exponent;
+    if (exponent >= min_exponent) { /* a carry counts the exponent up; what is too large is infinity */
+        const uint64_t magnitude = bits & ~(UINT64_C(1) << 63), below_half = (UINT64_C(1) << (shift - 1)) - 1;
+        const uint64_t nearest = magnitude + below_half + (magnitude >> shift & 1);
+        const uint64_t normal = (nearest >> shift) - ((uint64_t)(min_exponent + 1022) << (precision - 1));
+        return (uint16_t)(sign | (normal < infinity ? normal : infinity));
     }
+    shift += min_exponent - exponent;
     if (shift > 54) /* below half of the smallest subnormal */
         return sign;
     const uint64_t significand = fraction | (uint64_t)(field != 0) << 52;
     const uint64_t remainder = significand & ((UINT64_C(1) << shift) - 1), half = UINT64_C(1) << (shift - 1);
     uint64_t rounded = significand >> shift;
     rounded += remainder > half || (remainder == half && (rounded & 1) != 0);
-    /* A normal's leading 1 and a carry out of the fraction both count up the exponent field. */
-    rounded += (uint64_t)(exponent - min_exponent) << (precision - 1);
-    return (uint16_t)(sign | (rounded < infinity ? rounded : infinity));
+    return (uint16_t)(sign | rounded);
 }
 
 static inline double normfuse_load(const void *address, int32_t type)

@@ -111,6 +111,11 @@ static struct extent extent_of(const struct plan *plan, int64_t bundle)
  * than the mean. A difference of doubles is exact with what it leaves out (Knuth). */
 static double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, double *rest)
 {
+    if (!plan->p->pre_bias.data) {
+        const double rounded = plan->is_double ? mean : (double)(float)mean;
+        *rest = rounded - mean;
+        return rounded;
+    }
     const double bias = pre_bias_of(plan, n, c), of_x = mean - bias, part = of_x - mean;
     const double k = plan->is_double ? of_x : (double)(float)of_x;
     *rest = (k - of_x) - ((mean - (of_x - part)) - (bias + part));
@@ -269,8 +274,6 @@ static double join_pieces(const struct plan *plan, const struct bundle_state *st
         const struct piece piece = piece_of(plan, index);
         const double count = (double)(piece.segments * piece.length) * values;
         const double *restrict part_mean = state->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
-        if (count == 0)
-            continue;
         if (before == 0) {
             memcpy(mean, part_mean, (size_t)entries * 8);
             memcpy(m2, part_m2, (size_t)entries * 8);

@@ -15,6 +15,9 @@
 
 #include "exact_math.h"
 
+/* Bytes that the first pass over a tensor prefetches ahead: the hardware's prefetches end with each page. */
+enum { NORMFUSE_SOON = 2048 };
+
 /* The arguments of every pass; each reads those that its comment in the list below names. Strides are in elements,
  * between rows. */
 struct normfuse_pass {

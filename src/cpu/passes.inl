@@ -36,6 +36,13 @@
 #define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
+/* Asks for what a sum reads NORMFUSE_SOON bytes after n values at p. */
+BODY void FN(prefetch)(const T *p, size_t n)
+{
+    for (size_t i = 0; i < n; i += LINE)
+        AHEAD(p + i, NORMFUSE_SOON);
+}
+
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
 BODY V FN(load_values)(const T *p, size_t n, V fill)
 {
@@ -83,6 +90,7 @@ BODY void FN(moments_of_set)(const struct normfuse_pass *s, size_t j)
         }
         const size_t n = together * s->n, body = n / (2 * W) * (2 * W);
         for (size_t i = 0; i < body; i += 2 * W) {
+            FN(prefetch)(x + i, 2 * W);
             const V d0 = OP(sub)(LOAD(x + i), k), d1 = OP(sub)(LOAD(x + i + W), k);
             sum0 = OP(add)(sum0, d0);
             sum1 = OP(add)(sum1, d1);
@@ -122,15 +130,13 @@ BODY void FN(moments_columns_step)(const struct normfuse_pass *s, size_t r, size
     FN(store_sum)(squares, OP(fma)(d, d, FN(coefficient)(squares, 0, n)), n);
 }
 
-/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows. */
-BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, const bool is_long)
+/* Rows r to r + TOGETHER - 1, each column's values added in the order of the rows; prefetches rows `ahead` on. */
+BODY void FN(moments_of_rows)(const struct normfuse_pass *s, size_t r, size_t ahead)
 {
-    const size_t block = TOGETHER * s->n, ahead = block > 4096 / sizeof(T) ? block : 4096 / sizeof(T);
-    const T *x = ROW(const T *, x, r);
     size_t c = 0;
     for (; c + LINE <= s->n; c += LINE) {
         for (size_t j = 0; j < TOGETHER; j++) /* addresses of no value are only prefetched, not read */
-            __builtin_prefetch(is_long ? ROW(const T *, x, r + TOGETHER + j) + c : x + c * TOGETHER + j * LINE + ahead, 0, 3);
+            __builtin_prefetch(ROW(const T *, x, r + ahead + j) + c, 0, 3);
         for (size_t i = c; i < c + LINE; i += W) {
             R *sums = (R *)s->sum + i, *squares = (R *)s->square + i;
             const V k = FN(coefficient)(s->k, i, W);
@@ -155,21 +161,17 @@ static void FN(moments_columns)(const struct normfuse_pass *arguments)
 {
     const struct normfuse_pass local = *arguments, *s = &local;
     size_t r = 0;
-    /* Reading 16-bit values is cheap enough for the stores of the sums to matter. Rows that follow one another are asked
-     * for in the order of memory, wide ones as they are read (docs/decisions/0003, 0010). */
-    if (sizeof(T) == 2) {
-        const bool is_long = s->n * sizeof(T) >= 3072;
-        if (is_long)
-            for (; r + TOGETHER <= s->rows; r += TOGETHER)
-                FN(moments_of_rows)(s, r, true);
-        else if (s->x_stride == (ptrdiff_t)s->n)
-            for (; r + TOGETHER <= s->rows; r += TOGETHER)
-                FN(moments_of_rows)(s, r, false);
-    }
+    /* Reading 16-bit values is cheap enough for the stores of the sums to matter (docs/decisions/0003, 0010). */
+    const size_t bytes = s->n * sizeof(T), ahead = TOGETHER * (4096 / (TOGETHER * bytes) + 1);
+    if (sizeof(T) == 2 && (bytes >= 3072 || s->x_stride == (ptrdiff_t)s->n))
+        for (; r + TOGETHER <= s->rows; r += TOGETHER)
+            FN(moments_of_rows)(s, r, ahead);
     for (; r < s->rows; r++) {
         size_t c = 0;
-        for (; c + W <= s->n; c += W)
+        for (; c + W <= s->n; c += W) {
+            FN(prefetch)(ROW(const T *, x, r) + c, W);
             FN(moments_columns_step)(s, r, c, W);
+        }
         if (c < s->n)
             FN(moments_columns_step)(s, r, c, s->n - c);
     }
@@ -339,16 +341,22 @@ BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, 
         FN(affine2_step)(s, r, i, n, of, staged, columns, form, stream);
 }
 
-/* Writes z of values [first, end) of a row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
- * column's, y and dy'; and what a value adds to the slope's gradient in z's place. */
-BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, R *z, R *g, const int pass, const bool columns)
+/* Writes z of a block's row into a stage, and for a backward dy beside it. Of prelu, whose slope is a row's or a
+ * column's, y and dy'; and what a value adds to the slope's gradient in z's place. Where no other place is to be
+ * prefetched, the next block is: it arrives while this one goes through the activation. */
+BODY void FN(fill)(const struct normfuse_pass *s, const struct FN(block) *at, size_t r, R *z, R *g, const int pass,
+                   const bool columns)
 {
+    const bool is_part = at->width < s->n;
+    const ptrdiff_t rows = is_part ? 0 : (ptrdiff_t)at->count, part = is_part ? STAGE : 0, bytes = sizeof(T);
+    const ptrdiff_t ahead_x = s->ahead_x ? s->ahead_x : (rows * s->x_stride + part) * bytes;
+    const ptrdiff_t ahead_dy = s->ahead_dy ? s->ahead_dy : (rows * s->dy_stride + part) * bytes;
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     const bool has_slope = s->slope != NULL;
     V slope = of.param;
-    for (size_t i = first, n; i < end; i += n, z += W, g += W) {
+    for (size_t i = at->first, end = i + at->width, n; i < end; i += n, z += W, g += W) {
         n = end - i < W ? end - i : W;
-        AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
+        AHEAD(ROW(const T *, x, r) + i, ahead_x);
         V v = FN(z)(s, r, i, n, FN(distance)(s, r, i, n, of, columns), of, columns);
         if (has_slope && columns)
             slope = FN(coefficient)(s->slope, i, n);
@@ -356,7 +364,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
             STORE_R(z, has_slope ? OP(activation)(NORMFUSE_PRELU, slope, v) : v);
             continue;
         }
-        AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
+        AHEAD(ROW(const T *, dy, r) + i, ahead_dy);
         const V dy = FN(load_values)(ROW(const T *, dy, r) + i, n, OP(set1)(0));
         STORE_R(g, has_slope ? OP(activation_gradient)(NORMFUSE_PRELU, slope, dy, v) : dy);
         STORE_R(z, has_slope ? OP(slope_gradient)(dy, v) : v);
@@ -367,7 +375,7 @@ BODY void FN(fill)(const struct normfuse_pass *s, size_t r, size_t first, size_t
 BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
 {
     for (size_t j = 0; j < at->count; j++)
-        FN(fill)(s, at->row + j, at->first, at->first + at->width, z + j * at->pitch, g + j * at->pitch, pass, columns);
+        FN(fill)(s, at, at->row + j, z + j * at->pitch, g + j * at->pitch, pass, columns);
     const size_t values = at->count * at->pitch, whole = (values + W - 1) / W * W;
     STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
     STORE_R(g + values, OP(set1)(0));
@@ -652,6 +660,10 @@ BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, si
     V d0, d1;
     size_t i = first;
     for (; i + 2 * W <= end; i += 2 * W) {
+        if (form != STAGED) {
+            FN(prefetch)(ROW(const T *, x, r) + i, 2 * W);
+            FN(prefetch)(ROW(const T *, dy, r) + i, 2 * W);
+        }
         const V g0 = FN(gradient)(s, r, i, W, of, form == STAGED ? staged + (i - first) : NULL, false, form, &d0);
         const V g1 = FN(gradient)(s, r, i + W, W, of, form == STAGED ? staged + (i + W - first) : NULL, false, form, &d1);
         sums->sum[0] = OP(add)(sums->sum[0], g0);
@@ -704,8 +716,13 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
 BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form)
 {
     size_t c = first;
-    for (; c + W <= end; c += W)
+    for (; c + W <= end; c += W) {
+        if (form != STAGED) {
+            FN(prefetch)(ROW(const T *, x, r) + c, W);
+            FN(prefetch)(ROW(const T *, dy, r) + c, W);
+        }
         FN(dot2_columns_step)(s, r, c, W, form == STAGED ? staged + (c - first) : NULL, form);
+    }
     if (c < end)
         FN(dot2_columns_step)(s, r, c, end - c, form == STAGED ? staged + (c - first) : NULL, form);
 }
@@ -845,11 +862,14 @@ static void FN(load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t 
 {
     const T *in = from;
     R *out = to;
-    for (size_t i = 0, m; i < n; i += m) {
-        m = n - i < W ? n - i : W;
+    const size_t whole = n / W * W;
+    for (size_t i = 0; i < whole; i += W) {
         AHEAD(in + i, ahead);
-        const V v = FN(load_values)(in + i, m, OP(set1)(0));
-        STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), v) : v);
+        STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), LOAD(in + i)) : LOAD(in + i));
+    }
+    if (whole < n) {
+        const V v = LOAD_PART(in + whole, n - whole, OP(set1)(0));
+        STORE_R(out + whole, onto ? OP(add)(LOAD_R(out + whole), v) : v);
     }
 }
 
@@ -858,16 +878,17 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
     const R *in = from;
     T *out = to;
     const size_t head = stream ? FN(head)(out, n) : 0, lines = stream ? head + (n - head) / LINE * LINE : 0;
-    for (size_t i = 0, m; i < n; i += m) {
-        const size_t end = i < head ? head : n;
-        if (i >= head && i < lines) {
-            m = W;
-            STREAM(out + i, LOAD_R(in + i));
-            continue;
-        }
-        m = end - i < W ? end - i : W;
+    for (size_t i = 0, m; i < head; i += m) {
+        m = head - i < W ? head - i : W;
         FN(store_values)(out + i, LOAD_R(in + i), m);
     }
+    size_t i = head;
+    for (; i < lines; i += W)
+        STREAM(out + i, LOAD_R(in + i));
+    for (; i + W <= n; i += W)
+        STORE(out + i, LOAD_R(in + i));
+    if (i < n)
+        STORE_PART(out + i, LOAD_R(in + i), n - i);
 }
 
 #include "cpu/channel_passes.inl"

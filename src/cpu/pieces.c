@@ -242,11 +242,13 @@ static struct tile tile_at(const struct plan *plan, int64_t bundle, int64_t segm
     return t;
 }
 
-/* Bytes from what is read of a tile, rows `stride` apart, to the same tile of the next bundle in a tensor, which the
- * apply part prefetches while it stores; 0: none. */
+/* Bytes from what is read of a tile, rows `stride` apart, to what the apply part prefetches while it stores: the same tile of
+ * the next bundle in a tensor, or where it is the first to read the tile what comes soon; 0: nothing. */
 static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next, const void *read,
                           ptrdiff_t stride)
 {
+    if (!plan->reduce)
+        return NORMFUSE_SOON;
     if (next < 0 || plan->apply_staged || stride != row_stride(plan, v, t))
         return 0;
     const struct normfuse_problem *p = plan->p;
@@ -308,10 +310,7 @@ static struct moments moments_in_double(const struct plan *plan, const struct ti
                     v = value_u(plan, t->n, c + r, t->s + i);
                 sum += sweep ? (v - m.mean) * (v - m.mean) : v;
             }
-        if (sweep)
-            m.m2 = sum;
-        else
-            m.mean = sum / m.count;
+        *(sweep ? &m.m2 : &m.mean) = sweep ? sum : sum / m.count;
     }
     return m;
 }
@@ -379,15 +378,10 @@ static int64_t chunk_width(int64_t length)
     return round_up(divide_up(length, divide_up(length, CHUNK_VALUES)), 32);
 }
 
-static __attribute__((noinline)) double bias_at(const struct plan *plan, int64_t n, int64_t c)
-{
-    return pre_bias_of(plan, n, c);
-}
-
 /* The moments of x are those of x + pre_bias but for the mean. */
 static struct moments with_bias(const struct plan *plan, struct moments of_x, int64_t n, int64_t c)
 {
-    of_x.mean += bias_at(plan, n, c);
+    of_x.mean += pre_bias_of(plan, n, c);
     return of_x;
 }
 
@@ -423,7 +417,7 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
         const struct piece of_group = {piece.segment + j * plan->group_channels, piece.segments, piece.start, piece.length};
         all[j] = moments_of_channels(plan, w, bundle, &of_group);
     }
-    if (piece.length > 0 && !by_channel) {
+    if (!by_channel) {
         const int64_t width = chunk_width(piece.length), rows = CHUNK_VALUES / width;
         for (int64_t r = 0; r < piece.segments; r += rows)
             for (int64_t at = 0; at < piece.length; at += width)
@@ -466,35 +460,16 @@ static void clear_sums(const struct plan *plan, struct worker *w)
 /* One double per channel of an array of the compute type, the rows that were taken as one added up. */
 static void fold(const struct plan *plan, const void *array, int64_t channels, double *out)
 {
-    for (int64_t c = 0; c < channels; c++)
-        out[c] = 0;
-    for (int64_t from = 0; from < channels * plan->folded; from += channels) {
-        if (plan->is_double) {
-            const double *in = (const double *)array + from;
-            for (int64_t c = 0; c < channels; c++)
-                out[c] += in[c];
-        } else {
-            const float *in = (const float *)array + from;
-            for (int64_t c = 0; c < channels; c++)
-                out[c] += (double)in[c];
-        }
-    }
+    memset(out, 0, (size_t)channels * 8);
+    plan->column->accumulate(array, out, (size_t)channels, (size_t)plan->folded);
 }
 
 /* The shifts for the next sums: the means, or 0 where there is none. */
 static void store_shifts(const struct plan *plan, struct worker *w, const double *means, int64_t channels)
 {
-    for (int64_t to = 0; to < channels * plan->folded; to += channels) {
-        if (plan->is_double) {
-            double *out = (double *)w->shift + to;
-            for (int64_t c = 0; c < channels; c++)
-                out[c] = means[c] - means[c] == 0 ? means[c] : 0;
-        } else {
-            float *out = (float *)w->shift + to;
-            for (int64_t c = 0; c < channels; c++)
-                out[c] = means[c] - means[c] == 0 ? (float)means[c] : 0;
-        }
-    }
+    for (int64_t c = 0; c < channels; c++)
+        store_shift(plan, w, c, means[c]);
+    repeat_folded(plan, w->shift, channels);
 }
 
 /* Joins the sums of a chunk of `rows` rows onto the columns' moments; `before` rows went before it. The shifts become
@@ -508,31 +483,15 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     }
     const double n = (double)rows, inverse = 1 / n, weight = n / (before + n), cross = before * weight;
     double *restrict sum = w->sum64, *restrict square = w->square64, *restrict mean = w->mean, *restrict m2 = w->m2;
-    int bad = 0;
+    const float *k = w->shift;
     fold(plan, w->sum, channels, sum);
     fold(plan, w->square, channels, square);
-    for (int64_t c = 0; c < channels; c++)
-        bad |= out_of_range(load_real(plan, w->shift, c), sum[c], square[c]);
-    if (plan->is_double) {
-        const double *k = w->shift;
-        for (int64_t c = 0; c < channels; c++) {
-            const double m = square[c] - sum[c] * sum[c] * inverse;
-            square[c] = m < 0 ? 0 : m;
-            sum[c] = k[c] + sum[c] * inverse;
-        }
-    } else {
-        const float *k = w->shift;
-        for (int64_t c = 0; c < channels; c++) {
-            const bool overflows = bad && out_of_range((double)k[c], sum[c], square[c]);
-            const double m = square[c] - sum[c] * sum[c] * inverse;
-            square[c] = m < 0 ? 0 : m;
-            sum[c] = (double)k[c] + sum[c] * inverse;
-            if (overflows) {
-                const struct moments exact = moments_in_double(plan, t, c, rows, 1);
-                sum[c] = exact.mean;
-                square[c] = exact.m2;
-            }
-        }
+    for (int64_t c = 0; c < channels; c++) {
+        const bool is_exact = !out_of_range((double)k[c], sum[c], square[c]);
+        const struct moments exact = is_exact ? (struct moments){0, 0, 0} : moments_in_double(plan, t, c, rows, 1);
+        const double m = square[c] - sum[c] * sum[c] * inverse;
+        square[c] = !is_exact ? exact.m2 : m < 0 ? 0 : m;
+        sum[c] = is_exact ? (double)k[c] + sum[c] * inverse : exact.mean;
     }
     if (before > 0) {
         for (int64_t c = 0; c < channels; c++) {
@@ -555,10 +514,6 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
     const int64_t sampled = smaller(rows, SHIFT_ROWS * plan->folded);
     memset(w->shift, 0, (size_t)plan->coefficients * plan->real_bytes);
     clear_sums(plan, w);
-    if (rows == 0) {
-        memset(w->mean, 0, (size_t)channels * 8);
-        memset(w->m2, 0, (size_t)channels * 8);
-    }
     /* u may take x's place, and rows are read twice: write all of u first */
     const bool writes_u = plan->add && plan->p->u.data;
     if (writes_u)
@@ -579,7 +534,7 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
     if (plan->p->pre_bias.data) {
         const struct tile t = tile_at(plan, bundle, piece.segment, piece.start, 0, 0);
         for (int64_t c = 0; c < channels; c++)
-            w->mean[c] += bias_at(plan, t.n, t.c + c / plan->spread);
+            w->mean[c] += pre_bias_of(plan, t.n, t.c + c / plan->spread);
     }
     /* the columns of a group, or of a channel, have equal counts: their mean is the mean of means */
     const int64_t d = plan->batch ? plan->spread : plan->group_channels;
@@ -685,12 +640,8 @@ static void dx_of_tile(const struct plan *plan, struct worker *w, const struct b
 
 static void add_reals(const struct plan *plan, const void *from, double *restrict to, int64_t count)
 {
-    if (plan->is_double)
-        for (int64_t i = 0; i < count; i++)
-            to[i] += ((const double *)from)[i];
-    else
-        for (int64_t i = 0; i < count; i++)
-            to[i] += (double)((const float *)from)[i];
+    for (int64_t i = 0; i < count; i++)
+        to[i] += load_real(plan, from, i);
 }
 
 static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
@@ -705,8 +656,6 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
     const void *const of_rows[] = {w->sum, w->square, w->slope_sum};
     for (int64_t i = 0; i < plan->partial_sums; i++)
         memset(sums + i * entries, 0, (size_t)(plan->batch ? entries : segments) * 8);
-    if (piece.length == 0)
-        return;
     const int64_t width = chunk_width(piece.length);
     /* of a batch: one channel's samples, or of few samples one sample's channels */
     const bool across = plan->batch && channels > 1 && segments < SPREAD_SAMPLES && width == piece.length;
@@ -798,8 +747,6 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
         }
         return;
     }
-    if (piece.length == 0)
-        return;
     if (plan->spread > 1) {
         struct tile t = tile_at(plan, bundle, piece.segment, 0, piece.segments, groups_in(plan, bundle) * plan->spread);
         t.across_values = true;

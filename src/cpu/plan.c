@@ -42,14 +42,20 @@ static void cut(int64_t segments, int64_t length, int64_t target, int64_t align,
     *pieces = *parts > 1 ? segments * *parts : divide_up(segments, *segments_per_piece);
 }
 
-int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes)
+/* Samples, a power of two, that have `target` values at least, and rows enough. */
+static int64_t samples_of(int64_t target, int64_t c, int64_t s, size_t type_bytes)
 {
-    const int64_t values = larger(c * s, 1);
-    const int64_t samples = larger(divide_up(BLOCK_VALUES, values), divide_up(type_bytes == 2 ? BLOCK_ROWS : BLOCK_ROWS / 2, larger(s, 1)));
+    const int64_t rows = type_bytes == 2 ? BLOCK_ROWS : BLOCK_ROWS / 2;
+    const int64_t samples = larger(divide_up(target, larger(c * s, 1)), divide_up(rows, larger(s, 1)));
     int64_t block = 1;
     while (block < samples)
         block *= 2;
     return block;
+}
+
+int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes)
+{
+    return samples_of(BLOCK_VALUES, c, s, type_bytes);
 }
 
 /* So few samples that repeating coefficients takes longer than it gains. */
@@ -251,8 +257,9 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     }
     plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !p->weights_samples && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
                                                           : plan->updates_running);
-    plan->block_samples = plan->sums_samples || plan->sums_slopes ? normfuse_samples_of_block(p->c, p->s, plan->type_bytes)
-                                             : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));
+    const bool sums = plan->sums_samples || plan->sums_slopes;
+    plan->block_samples = sums ? samples_of(GROUP_BLOCK_VALUES, p->c, p->s, plan->type_bytes)
+                               : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));
     plan->blocks = plan->batch ? 0 : divide_up(p->n, plan->block_samples);
 
     if (plan->add && !(p->u.data && direct(plan, &p->u)) && !plan->small_sets)
@@ -294,15 +301,16 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
         const int64_t groups = plan->sample_bundles;
-        if (plan->small_sets && !plan->sums_samples && !plan->sums_slopes) {
+        if (plan->small_sets && !sums) {
             plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
             plan->blocks = divide_up(p->n, plan->block_samples);
         }
         const int64_t wanted = plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->bundles_per_task = divide_up(groups, plan->group_ranges);
-        if (plan->small_sets && !p->columns && plan->blocks * divide_up(groups, plan->small_at_once) < plan->threads)
-            plan->small_at_once = divide_up(groups, plan->threads);
+        const int64_t tiles = plan->small_sets ? divide_up(groups, plan->small_at_once) : 0;
+        if (plan->small_sets && plan->blocks * tiles < 4 * plan->threads) /* as many for each thread */
+            plan->small_at_once = divide_up(groups, round_up(tiles, plan->threads));
         if (plan->small_sets) /* whole tiles */
             plan->bundles_per_task = smaller(groups, round_up(plan->bundles_per_task, plan->small_at_once));
         plan->group_ranges = divide_up(groups, plan->bundles_per_task);
@@ -316,9 +324,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     /* threads that share a bundle of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
     plan->teams_of_one = plan->threads == 1 || plan->small_sets || (bundle_bytes <= share && plan->tasks >= enough);
-    if (!plan->reduce && plan->threads > 1) { /* pieces do not wait for one another */
+    if (!plan->reduce && plan->threads > 1) /* pieces do not wait for one another */
         plan->teams_of_one = false;
-    }
     const bool in_two = plan->dependent && plan->reduce && !plan->small_sets;
     if (in_two && plan->backward && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && may_hold(plan, plan->real_bytes, 1))
         plan->kept_values = values_of_bundle(plan);

@@ -48,7 +48,8 @@ enum {
     FEW_BUNDLE_COLUMNS = 512, /* or channels of */
     FEW_BUNDLE_ROWS = 256,    /* so few rows */
     SHORT_ROW_BYTES = 1024,
-    BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined */
+    BLOCK_VALUES = 65536,     /* samples whose weight gradients are summed before they are joined; */
+    GROUP_BLOCK_VALUES = 8192, /* of norm groups fewer: each block is a task of its own */
     TASKS_PER_THREAD = 8,     /* ranges of bundles: long enough to pipeline, short enough to balance */
     SMALL_SET_VALUES = 8192,  /* most values of a set that is taken with others, */
     SMALL_SET_CHANNEL_VALUES = 16384, /* of [N, C], */
@@ -367,7 +368,7 @@ struct arena {
     bool overflows;
 };
 void *normfuse_take(struct arena *arena, int64_t count, size_t bytes);
-/* Samples, a power of two, whose weight gradients are summed before they are joined. */
+/* Samples, a power of two, whose weight gradients are summed before they are joined; blocks of norm groups divide it. */
 int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes);
 /* The task of a call: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread);

@@ -117,6 +117,17 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
+/* Asks for the cache lines of an output that is not streamed, while there is something to compute. */
+static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
+{
+    const int64_t row = t->sets * plan->small_width, stretch = adjacent_values(plan, v, t), all = values_of(plan, t);
+    for (int64_t i = 0; i < all && v->data && !plan->stream && is_adjacent(plan, v); i += stretch) {
+        const char *const at = address_of(plan, v, t, i / row);
+        for (int64_t line = 0; line < stretch * (int64_t)plan->type_bytes; line += ALIGNMENT)
+            __builtin_prefetch(at + line, 1, 3);
+    }
+}
+
 /* u less what its set has in `bases`, rounded once: u itself would be rounded, too. Doubles have u. */
 static void add_bias(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, bool about_means)
 {
@@ -218,7 +229,12 @@ static void store_gradients(const struct plan *plan, const struct small_worker *
     const struct normfuse_problem *p = plan->p;
     const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
     double *dbias = plan->sums_samples ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) : NULL, *dweight = dbias ? dbias + p->c : NULL;
-    for (int64_t c = c0; c < c0 + count; c++) {
+    const bool is_plain = dbias && !p->scale.data && !p->dscale.data && !p->dshift.data && !plan->sums_slopes;
+    for (int64_t c = 0; is_plain && c < count; c++) {
+        dbias[c0 + c] += sum_of_channel(w->bias_so_far, c, plan->small_repeat);
+        dweight[c0 + c] += sum_of_channel(w->weight_so_far, c, plan->small_repeat);
+    }
+    for (int64_t c = c0; !is_plain && c < c0 + count; c++) {
         const double all = sum_of_channel(w->bias_so_far, c - c0, plan->small_repeat);
         const double centred = sum_of_channel(w->weight_so_far, c - c0, plan->small_repeat);
         if (dbias) {
@@ -352,6 +368,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
     load_u(plan, w, t, false);
+    prefetch(plan, &p->y, t);
     plan->small->moments(&s);
     finish_sets(plan, w, t);
     if (!p->y.data) /* u alone is requested */
@@ -379,6 +396,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     load_u(plan, w, t, true);
+    prefetch(plan, &p->dx, t);
     normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
