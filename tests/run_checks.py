@@ -41,17 +41,16 @@ PLATFORMS = {
     "musl": ("musl-gcc", None, "musl-tools"),
 }
 PYTHON_TESTS = ROOT / "python/tests"
-# Files of python/tests that share a process, since each process imports PyTorch, and some of them models, for five to
-# ten seconds. The longest groups first; the other files have a process each.
-TOGETHER = [("test_convert.py", "test_convert_meaning.py", "test_convert_biases.py", "test_convert_programs.py",
-             "test_models.py", "test_comfyui.py"),
-            ("test_operators.py", "test_tools.py"),
-            ("test_convert_channel_norm.py", "test_convert_graphs.py"),
-            ("test_jax_devices.py",),
-            ("test_onnx.py", "test_onnx_graphs.py"),
+# Files of python/tests that share a process, since each process imports PyTorch, and some of them models, for up to five
+# seconds. The longest groups first; the other files have a process each.
+TOGETHER = [("test_operators.py", "test_tools.py"),
             ("test_functional.py", "test_modules.py", "test_vmap.py", "test_channel_norm.py",
-             "test_channel_norm_draws.py", "test_rules.py", "test_prepare.py"),
-            ("test_jax.py",), ("test_distributed.py",), ("test_bench.py",), ("test_examples.py",)]
+             "test_channel_norm_draws.py", "test_rules.py", "test_prepare.py", "test_words.py", "test_cuda.py"),
+            ("test_convert_channel_norm.py", "test_convert_graphs.py"),
+            ("test_convert.py", "test_convert_meaning.py", "test_convert_biases.py", "test_convert_programs.py",
+             "test_models.py", "test_comfyui.py"),
+            ("test_jax.py",), ("test_jax_devices.py",), ("test_distributed.py",), ("test_bench.py",),
+            ("test_onnx.py", "test_onnx_graphs.py"), ("test_examples.py",)]
 FUZZ_TARGETS = ["fuzz_calls", "fuzz_npy", "fuzz_problem_line"]
 
 totals = [0, 0, 0]
