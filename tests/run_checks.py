@@ -904,8 +904,8 @@ def sanitize_all():
                *(["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG"] if fast else []),
                f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"]
 
-    def test(sanitizer, folder, name, cases, env, prefix=()):
-        words = {cases[0]: cases[1:], CUDA_PLANS: ["--problems", "200"]}.get(name, []) if fast else []
+    def test(sanitizer, folder, name, env, prefix=()):
+        words = {THIRD[0]: THIRD[1:], CUDA_PLANS: ["--problems", "200"]}.get(name, []) if fast else []
         return functools.partial(test_program, f"{sanitizer}: {name}", [*prefix, BUILD / folder / name, *words], limit,
                                  env, past_time_is_skip=True)
 
@@ -917,7 +917,7 @@ def sanitize_all():
         env = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
         # With frames on the heap the planner takes twice as long.
         plain = {**env, "ASAN_OPTIONS": "detect_stack_use_after_return=0"} if fast else env
-        return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PLANS else env)
+        return [thread] + [test("ASan and UBSan", "asan", name, plain if name == CUDA_PLANS else env)
                            for name in programs if built] + [random_calls] * built
 
     def random_calls():
@@ -935,7 +935,7 @@ def sanitize_all():
                                                     stdin=subprocess.DEVNULL).returncode == 0 else []
         if not fast:
             test_program("TSan: soak, 5,000 calls", [*fixed, BUILD / "tsan/soak", "--calls", "5000"], limit)
-        return [test("TSan", "tsan", name, THIRD, {"NORMFUSE_NUM_THREADS": "4"}, fixed) for name in programs]
+        return [test("TSan", "tsan", name, {"NORMFUSE_NUM_THREADS": "4"}, fixed) for name in programs]
 
     # clang takes minutes for the vector tables with a fuzzer's counters in them.
     quick = {"CMAKE_OPTIONS": "-DNORMFUSE_ENABLE_AVX2=OFF -DNORMFUSE_ENABLE_AVX512=OFF -DCMAKE_BUILD_TYPE=None",
