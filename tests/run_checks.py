@@ -718,7 +718,8 @@ TOUCHES = [
      "test_passes test_operators test_arguments test_failures test_threads test_verify test_reference test_stack calls "
      "program test_arrays.py"),
     (r"include/.*", "header_alone cxx check_abi.py"),
-    (r"src/cuda/.*|tests/cuda/emulator/.*", "test_cuda_host test_cuda_calls test_cuda_plans test_compile emulator"),
+    (r"src/cuda/.*|tests/cuda/(emulator/|fake_|refused\.h).*",
+     "test_cuda_host test_cuda_calls test_cuda_plans test_compile emulator"),
     (r"src/bindings/torch.*", "test_torch_shim test_operators.py test_functional.py"),
     (r"src/bindings/onnxruntime.*", "test_onnxruntime_shim test_onnx.py"),
     (r"src/bindings/xla.*|python/normfuse/jax/.*", "test_jax.py test_jax_devices.py"),
