@@ -19,6 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 AVERAGE, LONGEST = 18.0, 40
 LINES, COLUMNS = 60, 100
 CODE_COLUMNS = 120
+# Tables of src/cpu with a function a line, and files whose lines are still to be wrapped.
+WIDER = {f"vec_{isa}.h" for isa in ("avx2", "avx512", "neon", "scalar")} | {
+    "bundles.c", "channel_passes.inl", "channels.c", "driver.c", "kernels.h", "passes.inl", "pieces.c", "plan.c", "plan.h",
+    "small_sets.c"}
 
 
 def blocks(text):
@@ -121,6 +125,8 @@ STRINGS = r'"""(?s:.*?)"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
 
 def wide_code(path):
     """Numbers of the lines whose code is wider than CODE_COLUMNS. Strings and comments that end a line do not count."""
+    if path.parent.name == "cpu" and path.name in WIDER:
+        return []
     comments = r"#[^\n]*" if path.suffix in (".py", ".cmake", ".sh", ".txt") else r"/\*(?s:.*?)\*/|//[^\n]*"
     text = re.sub(f"{STRINGS}|{comments}", lambda match: re.sub(r"[^\n]", " ", match[0]), path.read_text())
     return [number for number, line in enumerate(text.splitlines(), 1) if len(line.rstrip(" \\,;:)]}")) > CODE_COLUMNS]
@@ -163,7 +169,7 @@ def main():
              if path.suffix in SUFFIXES or path.name == "CMakeLists.txt"]
     for path in [page for page in args.pages if page.suffix in SUFFIXES] if args.pages else files:
         found = {"comments begin with Of, What, Where, Whether or Those": headless_comments(path),
-                 f"code is wider than {CODE_COLUMNS} columns": wide_code(path) if "cpu" not in path.parts else []}
+                 f"code is wider than {CODE_COLUMNS} columns": wide_code(path)}
         passed += not any(found.values())
         failed += any(found.values())
         for what, lines in found.items():

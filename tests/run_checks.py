@@ -41,17 +41,16 @@ PLATFORMS = {
     "musl": ("musl-gcc", None, "musl-tools"),
 }
 PYTHON_TESTS = ROOT / "python/tests"
-# Files of python/tests that share a process, since each process imports PyTorch, and some of them models, for five to
-# ten seconds. The longest groups first; the other files have a process each.
-TOGETHER = [("test_convert.py", "test_convert_meaning.py", "test_convert_biases.py", "test_convert_programs.py",
-             "test_models.py", "test_comfyui.py"),
-            ("test_operators.py", "test_tools.py"),
-            ("test_convert_channel_norm.py", "test_convert_graphs.py"),
-            ("test_jax_devices.py",),
-            ("test_onnx.py", "test_onnx_graphs.py"),
+# Files of python/tests that share a process, since each process imports PyTorch, and some of them models, for up to five
+# seconds. The longest groups first; the other files have a process each.
+TOGETHER = [("test_operators.py", "test_tools.py"),
             ("test_functional.py", "test_modules.py", "test_vmap.py", "test_channel_norm.py",
-             "test_channel_norm_draws.py", "test_rules.py", "test_prepare.py"),
-            ("test_jax.py",), ("test_distributed.py",), ("test_bench.py",), ("test_examples.py",)]
+             "test_channel_norm_draws.py", "test_rules.py", "test_prepare.py", "test_words.py", "test_cuda.py"),
+            ("test_convert_channel_norm.py", "test_convert_graphs.py"),
+            ("test_convert.py", "test_convert_meaning.py", "test_convert_biases.py", "test_convert_programs.py",
+             "test_models.py", "test_comfyui.py"),
+            ("test_jax.py",), ("test_jax_devices.py",), ("test_distributed.py",), ("test_bench.py",),
+            ("test_onnx.py", "test_onnx_graphs.py"), ("test_examples.py",)]
 FUZZ_TARGETS = ["fuzz_calls", "fuzz_npy", "fuzz_problem_line"]
 
 totals = [0, 0, 0]
@@ -436,9 +435,10 @@ def second_compiler():
         test_program(f"{other}: test_passes", [BUILD / other / "test_passes"])
 
 
-def cross_build(name, *targets):
-    """Builds static programs for another platform, warnings as errors. Returns the words that run them here, in front
-    of the program's name; None, and counted: this machine has no compiler or emulator for it, or the build failed."""
+def cross_build(name, *targets, flags=None):
+    """Builds static programs for another platform, warnings as errors; `make check` without --full with these flags in
+    place of Release's. Returns the words that run them here, in front of the program's name; None, and counted: this
+    machine has no compiler or emulator for it, or the build failed."""
     compiler, emulator, package = PLATFORMS[name]
     found = emulator and (shutil.which(emulator) or shutil.which(emulator.replace("-static", "")))
     if emulator and not found:
@@ -449,8 +449,7 @@ def cross_build(name, *targets):
     if not shutil.which(compiler) or run(f"{name} compiler", [compiler, "-static", source, "-o", program], 60)[0] != 0:
         skip(name, f"{compiler} with a static C library is not installed (Debian: {package})")
         return None
-    # gcc takes a minute less for the tables of NEON.
-    quick = ["-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG"] if args.what == "check" and not args.full else []
+    quick = [f"-DCMAKE_C_FLAGS_RELEASE={flags}"] if flags and not args.full else []
     system = [] if not emulator else ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={name}"]
     if not cmake_build(f"{name}: build, warnings are errors", name, [
             f"-DCMAKE_C_COMPILER={compiler}", "-DCMAKE_EXE_LINKER_FLAGS=-static", "-DNORMFUSE_BUILD_SHARED=OFF",
@@ -489,14 +488,16 @@ def neon():
     """The NEON tables, on an emulated aarch64."""
     if os.uname().machine == "aarch64":
         return
-    emulator = cross_build("aarch64", "test_passes", "test_threads", "test_operators")
+    # gcc takes a minute less for the tables of NEON.
+    emulator = cross_build("aarch64", "test_passes", "test_operators", flags="-O1 -DNDEBUG")
     if emulator is not None:
-        cross_tests("aarch64", emulator, ("test_passes",), ("test_threads",), THIRD)
+        cross_tests("aarch64", emulator, ("test_passes",), THIRD)
 
 
 def big_endian():
-    """Another byte order, and a CPU without a table of its own: what takes seconds."""
-    emulator = cross_build("s390x", "test_arguments", "test_problem_line", "normfuse_program")
+    """Another byte order, and a CPU without a table of its own: what takes seconds. Without CUDA, and without
+    optimization, which has no other build."""
+    emulator = cross_build("s390x", "test_arguments", "test_problem_line", "normfuse_program", flags="-O0")
     if emulator is not None:
         cross_tests("s390x", emulator, ("test_arguments",), ("test_problem_line",))
         cross_program("s390x", emulator, "-k", "order or spellings or header_versions or written_header")
@@ -575,12 +576,6 @@ def cuda():
     check("CMake with NORMFUSE_CUDA=OFF in the environment",
           [args.cmake, "-S", ROOT, "-B", BUILD / "cpu", "-UNORMFUSE_CUDA"],
           env={"NORMFUSE_CUDA": "OFF"}, expect="CUDA: left out")
-    # Without the vector tables, which know nothing of CUDA, and without optimization, which has no other build. Builds
-    # for other platforms, without CUDA too, have the rest.
-    if cmake_build("build without CUDA", "cpu", [
-            "-DCMAKE_BUILD_TYPE=Debug", "-DNORMFUSE_CUDA=OFF", "-DNORMFUSE_ENABLE_AVX2=OFF",
-            "-DNORMFUSE_ENABLE_AVX512=OFF", "-DNORMFUSE_WERROR=ON"], ["normfuse", "test_arguments"]):
-        test_program("without CUDA: test_arguments", [BUILD / "cpu/test_arguments"])
 
 
 def documents():
@@ -705,13 +700,13 @@ def small_checks():
 
 
 def check_all():
-    # The environment of PyTorch is downloaded beside the first checks. Long checks first, so that none of them runs alone
-    # at the end; with_pytorch returns what fills that.
+    # The environment of PyTorch is downloaded beside the checks ahead of with_pytorch, which waits for it. Long checks
+    # first, so that none of them runs alone at the end; with_pytorch returns what fills that.
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         environment = beside.submit(environment_of_torch)
-        at_once([emulator, neon, nvrtc, big_endian, lambda: with_pytorch(environment.result()), wheel, program,
+        at_once([emulator, neon, nvrtc, big_endian, wheel, program,
                  lambda: test_program(*program_of_build("test_operators")), second_compiler, documents, cuda,
-                 small_checks])
+                 lambda: with_pytorch(environment.result()), small_checks])
 
 
 # ---- make check-changed ---------------------------------------------------------------------------------------------
@@ -723,7 +718,8 @@ TOUCHES = [
      "test_passes test_operators test_arguments test_failures test_threads test_verify test_reference test_stack calls "
      "program test_arrays.py"),
     (r"include/.*", "header_alone cxx check_abi.py"),
-    (r"src/cuda/.*|tests/cuda/emulator/.*", "test_cuda_host test_cuda_calls test_cuda_plans test_compile emulator"),
+    (r"src/cuda/.*|tests/cuda/(emulator/|fake_|refused\.h).*",
+     "test_cuda_host test_cuda_calls test_cuda_plans test_compile emulator"),
     (r"src/bindings/torch.*", "test_torch_shim test_operators.py test_functional.py"),
     (r"src/bindings/onnxruntime.*", "test_onnxruntime_shim test_onnx.py"),
     (r"src/bindings/xla.*|python/normfuse/jax/.*", "test_jax.py test_jax_devices.py"),
@@ -904,13 +900,13 @@ def sanitize_all():
     fast = args.fast
     limit = 400 if fast else 900
     cuda_programs = CUDA_PROGRAMS if has_cuda() else []
-    # Which thread touches what is the same with every table, and guard pages see what each reads, in test_passes.
+    # Guard pages see what each table reads, in test_passes. AVX2 stays: test_threads takes seven times as long without.
     options = ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNORMFUSE_BUILD_SHARED=OFF",
                *(["-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG"] if fast else []),
                f"-DNORMFUSE_ENABLE_AVX512={'OFF' if fast else 'ON'}"]
 
-    def test(sanitizer, folder, name, cases, env, prefix=()):
-        words = {cases[0]: cases[1:], CUDA_PLANS: ["--problems", "200"]}.get(name, []) if fast else []
+    def test(sanitizer, folder, name, env, prefix=()):
+        words = {THIRD[0]: THIRD[1:], CUDA_PLANS: ["--problems", "200"]}.get(name, []) if fast else []
         return functools.partial(test_program, f"{sanitizer}: {name}", [*prefix, BUILD / folder / name, *words], limit,
                                  env, past_time_is_skip=True)
 
@@ -922,7 +918,7 @@ def sanitize_all():
         env = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
         # With frames on the heap the planner takes twice as long.
         plain = {**env, "ASAN_OPTIONS": "detect_stack_use_after_return=0"} if fast else env
-        return [thread] + [test("ASan and UBSan", "asan", name, OPTIONS, plain if name == CUDA_PLANS else env)
+        return [thread] + [test("ASan and UBSan", "asan", name, plain if name == CUDA_PLANS else env)
                            for name in programs if built] + [random_calls] * built
 
     def random_calls():
@@ -940,7 +936,7 @@ def sanitize_all():
                                                     stdin=subprocess.DEVNULL).returncode == 0 else []
         if not fast:
             test_program("TSan: soak, 5,000 calls", [*fixed, BUILD / "tsan/soak", "--calls", "5000"], limit)
-        return [test("TSan", "tsan", name, THIRD, {"NORMFUSE_NUM_THREADS": "4"}, fixed) for name in programs]
+        return [test("TSan", "tsan", name, {"NORMFUSE_NUM_THREADS": "4"}, fixed) for name in programs]
 
     # clang takes minutes for the vector tables with a fuzzer's counters in them.
     quick = {"CMAKE_OPTIONS": "-DNORMFUSE_ENABLE_AVX2=OFF -DNORMFUSE_ENABLE_AVX512=OFF -DCMAKE_BUILD_TYPE=None",

@@ -16,11 +16,13 @@ VALUE(leading)(V v, size_t n)
 
 /* Statistics that normalize a value: those of norm group i for all lanes, or from entry i on each lane's own. */
 typedef struct { V k, rstd, rest; } OP(normalization);
-static inline __attribute__((always_inline)) OP(normalization) OP(normalization_of)(const R *k, const R *rstd, const R *rest, size_t i)
+static inline __attribute__((always_inline)) OP(normalization)
+    OP(normalization_of)(const R *k, const R *rstd, const R *rest, size_t i)
 {
     return (OP(normalization)){OP(set1)(k[i]), OP(set1)(rstd[i]), OP(set1)(rest[i])};
 }
-static inline __attribute__((always_inline)) OP(normalization) OP(normalization_at)(const R *k, const R *rstd, const R *rest, size_t i)
+static inline __attribute__((always_inline)) OP(normalization)
+    OP(normalization_at)(const R *k, const R *rstd, const R *rest, size_t i)
 {
     return (OP(normalization)){CAT(OP(load_), RT)(k + i), CAT(OP(load_), RT)(rstd + i), CAT(OP(load_), RT)(rest + i)};
 }
@@ -33,12 +35,16 @@ typedef struct { V first, second; } OP(pair);
 
 #define OF_ONE(name) \
     PAIR OP(pair_##name)(OP(pair) a) { return (OP(pair)){OP(name)(a.first), OP(name)(a.second)}; }
-#define OF_TWO(name) \
-    PAIR OP(pair_##name)(OP(pair) a, OP(pair) b) { return (OP(pair)){OP(name)(a.first, b.first), OP(name)(a.second, b.second)}; }
-#define SELECT(name)                                                                                             \
-    PAIR OP(pair_##name)(OP(pair) a, OP(pair) b, OP(pair) x, OP(pair) y)                                         \
-    {                                                                                                            \
-        return (OP(pair)){OP(name)(a.first, b.first, x.first, y.first), OP(name)(a.second, b.second, x.second, y.second)}; \
+#define OF_TWO(name)                                                                                                   \
+    PAIR OP(pair_##name)(OP(pair) a, OP(pair) b)                                                                       \
+    {                                                                                                                  \
+        return (OP(pair)){OP(name)(a.first, b.first), OP(name)(a.second, b.second)};                                   \
+    }
+#define SELECT(name)                                                                                                   \
+    PAIR OP(pair_##name)(OP(pair) a, OP(pair) b, OP(pair) x, OP(pair) y)                                               \
+    {                                                                                                                  \
+        return (OP(pair)){OP(name)(a.first, b.first, x.first, y.first),                                                \
+                          OP(name)(a.second, b.second, x.second, y.second)};                                           \
     }
 OF_ONE(neg) OF_ONE(abs) OF_ONE(pow2)
 OF_TWO(add) OF_TWO(sub) OF_TWO(mul) OF_TWO(div) OF_TWO(max) OF_TWO(min)
@@ -111,7 +117,8 @@ static __attribute__((noinline)) void OP(activate)(int32_t activation, R paramet
     }
 }
 
-static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, R parameter, R *dy, const R *z, size_t n)
+static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, R parameter, R *dy, const R *z,
+                                                            size_t n)
 {
     switch (activation) {
 #define CASE(name)                                                                                                      \

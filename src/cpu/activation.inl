@@ -43,8 +43,9 @@
 FORMULA V OP(exp_polynomial)(V r)
 {
 #if defined(OF_DOUBLE)
-    static const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                                1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2};
+    static const double inverse_factorials[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+                                                1.0 / 40320,     1.0 / 5040,     1.0 / 720,     1.0 / 120,
+                                                1.0 / 24,        1.0 / 6,        1.0 / 2};
     V p = C(1.0 / 6227020800);
     for (size_t i = 0; i < sizeof inverse_factorials / sizeof *inverse_factorials; i++)
         p = OP(fma)(p, r, C(inverse_factorials[i]));

@@ -26,8 +26,8 @@ static void REAL(accumulate)(const void *from, double *to, size_t columns, size_
 /* Joins the sums of n rows of the tensor, which lie in `rows` rows of `columns` entries, onto moments of `before` rows,
  * column by column (Chan, Golub and LeVeque 1979); the shifts of the first row of entries become the means of the n rows.
  * False, and nothing changed, where sums overflowed or may have lost digits. */
-static bool REAL(join_columns)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, size_t rows,
-                               double n, double before)
+static bool REAL(join_columns)(void *shift, const void *sum, const void *square, double *mean, double *m2,
+                               size_t columns, size_t rows, double n, double before)
 {
     const R *sums = sum, *squares = square;
     R *shifts = shift;
@@ -40,9 +40,11 @@ static bool REAL(join_columns)(void *shift, const void *sum, const void *square,
             const vd k = FROM(shifts + c), kk = vd_mul(k, k);
             const vd tiny = vd_select_lt(kk, vd_set1(0x1p-60), vd_select_lt(zero, kk, one, zero), zero);
             const vd small = vd_select_lt(zero, vd_fma(s, s, q), one, tiny);
-            const vd lost = vd_select_lt(q, vd_set1(0x1p-90), small, zero), overflowed = vd_select_lt(q, vd_set1(3e38), zero, one);
+            const vd lost = vd_select_lt(q, vd_set1(0x1p-90), small, zero),
+                     overflowed = vd_select_lt(q, vd_set1(3e38), zero, one);
             /* lanes past the last column hold anything, and must not choose the way that is taken */
-            bad = vd_add(bad, vd_select_lt(vd_load_f64(lanes), vd_set1((double)(columns - c)), vd_add(lost, overflowed), zero));
+            bad = vd_add(bad, vd_select_lt(vd_load_f64(lanes), vd_set1((double)(columns - c)),
+                                           vd_add(lost, overflowed), zero));
         }
         if (vd_hsum(bad) != 0)
             return false;

@@ -114,27 +114,32 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #include "cpu/columns.inl"
 
 const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
-    {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)}, {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
+    {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)},
+    {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
 #define SMALL(name, rt) CAT3(small_##name, rt, ISA)
-#define SMALL_SETS(rt)                                                                                                   \
-    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt), SMALL(activate_gradient, rt),          \
-     SMALL(prelu, rt)}
+#define SMALL_SETS(rt)                                                                                                 \
+    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt),                     \
+     SMALL(activate_gradient, rt), SMALL(prelu, rt)}
 const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32), SMALL_SETS(f64)};
 #define CHANNELS(rt) {CAT3(channels_moments, rt, ISA), CAT3(channels_sums, rt, ISA)}
 const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {CHANNELS(f32), CHANNELS(f64)};
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),
-const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f32, ISA),
-const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f16, ISA),
-const struct normfuse_passes CAT(normfuse_passes_f16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+const struct normfuse_passes CAT(normfuse_passes_f16_, ISA) = {
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #endif
 #define PASS(name) .name = CAT3(name, bf16, ISA),
-const struct normfuse_passes CAT(normfuse_passes_bf16_, ISA) = {NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+const struct normfuse_passes CAT(normfuse_passes_bf16_, ISA) = {
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 
 static bool usable(void) { return USABLE; }

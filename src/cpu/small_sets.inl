@@ -50,7 +50,8 @@ BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *
     const size_t n = s->n, more = n > W ? n - W : 0;
     const V zero = OP(set1)(0), x0 = OP(leading)(LOAD_R(x), n), x1 = more ? OP(leading)(LOAD_R(x + W), more) : zero;
     const R mean = (R)((double)OP(hsum)(OP(add)(x0, x1)) * inverse), shift = mean - mean == 0 ? mean : 0;
-    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n), d1 = more ? OP(leading)(OP(sub)(x1, k), more) : zero;
+    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n),
+            d1 = more ? OP(leading)(OP(sub)(x1, k), more) : zero;
     *sum = OP(hsum)(OP(add)(d0, d1));
     *square = OP(hsum)(OP(add)(OP(mul)(d0, d0), OP(mul)(d1, d1)));
     return shift;
@@ -110,7 +111,8 @@ BODY bool REAL(share_vectors)(const struct normfuse_small_sets *s)
 }
 
 /* Values of sets, for each of their columns. */
-static __attribute__((noinline)) const R *REAL(of_columns)(const struct normfuse_small_sets *s, const void *of_sets, size_t sample, void *columns)
+static __attribute__((noinline)) const R *REAL(of_columns)(const struct normfuse_small_sets *s, const void *of_sets,
+                                                           size_t sample, void *columns)
 {
     const R *from = (const R *)of_sets + sample * s->sets;
     if (s->n == 1)
@@ -127,7 +129,8 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
     const size_t columns = s->sets * s->n;
     const double inverse = 1 / (double)(s->rows * s->n);
     const R *u = (const R *)s->u + sample * s->rows * columns;
-    R *shift = (R *)s->shift + sample * s->sets, *sum = (R *)s->sum + sample * s->sets, *square = (R *)s->square + sample * s->sets;
+    R *shift = (R *)s->shift + sample * s->sets, *sum = (R *)s->sum + sample * s->sets,
+      *square = (R *)s->square + sample * s->sets;
     R *sums = s->columns[0], *squares = s->columns[1];
     for (size_t c = 0; c < columns; c += W) {
         V all = LOAD_R(u + c);
@@ -163,7 +166,8 @@ static void REAL(normalize_rows)(const struct normfuse_small_sets *s, size_t sam
 {
     const size_t columns = s->sets * s->n, start = sample * s->rows * columns;
     const R *u = (const R *)s->u + start, *weight = s->weight, *bias = s->bias;
-    const R *k = REAL(of_columns)(s, s->shift, sample, s->columns[0]), *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[1]);
+    const R *k = REAL(of_columns)(s, s->shift, sample, s->columns[0]),
+            *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[1]);
     const R *rest = REAL(of_columns)(s, s->rest, sample, s->columns[2]);
     R *normalized = s->normalized ? (R *)s->normalized + start : NULL, *z = s->z ? (R *)s->z + start : NULL;
     for (size_t at = 0; at < s->rows * columns; at += columns)
@@ -267,10 +271,12 @@ static void REAL(sums)(const struct normfuse_small_sets *s)
             REAL(sums_of_rows)(s, sample);
             continue;
         }
-        const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns, *weight = s->weight;
+        const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns,
+                *weight = s->weight;
         R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
         for (size_t c = 0; c < columns; c += W) {
-            const V gradient = OP(leading)(LOAD_R(g + c), columns - c), normalized = OP(leading)(LOAD_R(h + c), columns - c);
+            const V gradient = OP(leading)(LOAD_R(g + c), columns - c),
+                    normalized = OP(leading)(LOAD_R(h + c), columns - c);
             STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), gradient));
             STORE_R(sum_weight + c, OP(fma)(gradient, normalized, LOAD_R(sum_weight + c)));
         }
@@ -307,12 +313,13 @@ static void REAL(dx)(const struct normfuse_small_sets *s)
     R *dx = s->dx;
     for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
         if (REAL(share_vectors)(s)) {
-            const R *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[0]), *slope = REAL(of_columns)(s, s->slope, sample, s->columns[1]);
+            const R *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[0]),
+                    *slope = REAL(of_columns)(s, s->slope, sample, s->columns[1]);
             const R *offset = REAL(of_columns)(s, s->offset, sample, s->columns[2]);
             for (size_t r = 0; r < s->rows; r++, at += columns)
                 for (size_t c = 0; c < columns; c += W)
-                    STORE_R(dx + at + c, REAL(dx_of)(LOAD_R(g + at + c), LOAD_R(weight + c), LOAD_R(h + at + c), LOAD_R(rstd + c),
-                                                     LOAD_R(slope + c), LOAD_R(offset + c)));
+                    STORE_R(dx + at + c, REAL(dx_of)(LOAD_R(g + at + c), LOAD_R(weight + c), LOAD_R(h + at + c),
+                                                     LOAD_R(rstd + c), LOAD_R(slope + c), LOAD_R(offset + c)));
             continue;
         }
         for (size_t r = 0; r < s->rows; r++)
@@ -321,7 +328,8 @@ static void REAL(dx)(const struct normfuse_small_sets *s)
                 const V rstd = OP(set1)(((const R *)s->rstd)[set]), slope = OP(set1)(((const R *)s->slope)[set]);
                 const V offset = OP(set1)(((const R *)s->offset)[set]);
                 for (size_t i = 0; i < s->n; i += W)
-                    STORE_R(dx + at + i, REAL(dx_of)(LOAD_R(g + at + i), LOAD_R(weight + c + i), LOAD_R(h + at + i), rstd, slope, offset));
+                    STORE_R(dx + at + i, REAL(dx_of)(LOAD_R(g + at + i), LOAD_R(weight + c + i), LOAD_R(h + at + i),
+                                                     rstd, slope, offset));
             }
     }
 }
@@ -348,7 +356,8 @@ static void REAL(prelu)(const void *slope, void *z, void *gradient, void *sum_sl
             const V v = LOAD_R(in), old = LOAD_R(to), p = LOAD_R((const R *)slope + c);
             if (sums)
                 STORE_R(sums + c, OP(add)(LOAD_R(sums + c), OP(leading)(OP(slope_gradient)(old, v), n - c)));
-            const V result = gradient ? OP(activation_gradient)(NORMFUSE_PRELU, p, old, v) : OP(activation)(NORMFUSE_PRELU, p, v);
+            const V result =
+                gradient ? OP(activation_gradient)(NORMFUSE_PRELU, p, old, v) : OP(activation)(NORMFUSE_PRELU, p, v);
             STORE_R(to, OP(select_lt)(lane, OP(set1)((R)(n - c)), result, old)); /* the next row's values stay */
         }
 }
