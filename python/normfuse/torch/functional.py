@@ -422,9 +422,9 @@ def batch_norm(
             raise RuntimeError(f"running_{'mean' if running_mean is None else 'var'} must be defined in evaluation "
                                "mode")
     try:
-        if pre_add is None and post_add is None and pre_bias is None and slope is None and not return_sum:
+        if pre_add is None and pre_bias is None and slope is None and not return_sum:
             y = batch_norm_alone(input, running_mean, running_var, weight, bias, training, momentum, eps, activation,
-                                 act_param)
+                                 act_param, post_add)
             if y is not None:
                 return y
         number, parameter = _activation(activation, act_param)
