@@ -180,6 +180,8 @@ static normfuse_status run_one(const struct normfuse_backend *backend, const str
 static normfuse_status run_parts(const struct normfuse_backend *backend, const struct normfuse_problem *problem,
                                  const normfuse_exec *exec)
 {
+    if (problem->pre_bias.data == NULL && problem->dpre_bias.data == NULL)
+        return run_one(backend, problem, exec); /* one part: struct parts is 5 KB */
     char *scratch = prepares(exec) ? anywhere : exec != NULL ? exec->scratch : NULL;
     struct parts parts = parts_of(problem, scratch);
     normfuse_exec of_parts;

@@ -506,6 +506,8 @@ def test_an_input_changed_in_place_is_noticed():
 WITH_ADDEND = {
     "group_norm": lambda x, r, **act: nft.group_norm(x, 2, post_add=r, **act),
     "batch_norm": lambda x, r, **act: nft.batch_norm(x, None, None, training=True, post_add=r, **act),
+    "batch_norm_of_all": lambda x, r, **act: nft.batch_norm(x, ONE[:4].clone(), ONE[:4].clone(), ONE[:4], ONE[:4], True,
+                                                            post_add=r, **act),
     "batch_norm_evaluate": lambda x, r, **act: nft.batch_norm(x, ONE[:4], ONE[:4], post_add=r, **act),
     "instance_norm": lambda x, r, **act: nft.instance_norm(x, post_add=r, **act),
     "instance_norm_running": lambda x, r,

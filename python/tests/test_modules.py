@@ -381,6 +381,27 @@ def test_activations_by_another_name_are_told_theirs(activation, said):
         nft.GroupNorm(2, 4, activation=nn.Tanh())
 
 
+@pytest.mark.parametrize("needs", [(1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_second_derivatives_of_batch_norm_with_an_addition(activation, needs):
+    """Of each input alone, too, beside stock's layers."""
+    layer, stock = nft.BatchNorm2d(4, dtype=torch.float64), nn.BatchNorm2d(4, dtype=torch.float64)
+    layer(torch.randn(3, 4, 2, 3, dtype=torch.float64))  # the statistics are not those that both begin with
+    stock.load_state_dict(layer.state_dict())
+    tensors = [torch.randn(3, 4, 2, 3, dtype=torch.float64) for _ in range(4)]
+    found = []
+    for norm in (layer, stock):
+        x, added = (t.clone() for t in tensors[:2])
+        inputs = [t.requires_grad_(bool(need)) for t, need in zip((x, norm.weight, norm.bias, added), needs)]
+        y = (layer(x, post_add=added, activation=activation) if norm is layer else
+             STOCK_ACTIVATIONS[activation](stock(x) + added))
+        inputs = [t for t in inputs if t.requires_grad]
+        first = torch.autograd.grad((y * y * tensors[2]).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in first), inputs)
+        found.append([y, *first, *second, norm.running_mean, norm.running_var])
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("activation", [None, "identity", "relu", "silu"])
 def test_act_param_that_means_nothing(activation):
     x, w = torch.randn(2, 4, 3), torch.ones(4)

@@ -96,9 +96,11 @@ def arguments(name, dtype=F32, memory_format=torch.contiguous_format, requires_g
         "lean_group_norm_inference": (x, weight, bias, groups, 1e-5, *act),
         "lean_group_norm_backward": (dy, x, *group_saved, weight, bias, groups, *act, 7),
         "lean_batch_norm": (x, weight, bias, *running, 0.1, 1e-5, *act),
+        "lean_batch_norm_add": (x, weight, bias, post_add, *running, 0.1, 1e-5, *act),
         "lean_batch_norm_forward_only": (x, weight, bias, *running, 0.1, 1e-5, *act),
         "lean_batch_norm_inference": (x, weight, bias, *running, 1e-5, *act),
         "lean_batch_norm_backward": (dy, x, *channel_saved, weight, bias, *act, 7),
+        "lean_batch_norm_add_backward": (dy, x, *channel_saved, weight, bias, post_add, *act, 39),
         "lean_batch_norm_evaluate_backward": (dy, x, *running, weight, bias, 1e-5, *act, 7),
         "lean_batch_norm_stats": (x,),
         "lean_batch_norm_apply": (x, torch.cat([channel_stats, channel_stats]), weight, bias, *running, 0.1, 1e-5,
@@ -178,7 +180,7 @@ for name, activation in CALLS:
                 *args, _, _, wanted = arguments(name, dtype, memory_format)
                 outputs = getattr(ops, name)(*args, 1, 0.0, wanted | _operators.FROM_Y)
                 results[name, "y", str(dtype), str(memory_format)] = [(o.clone(), o.stride()) for o in outputs]
-assert len(from_y) == 9, from_y
+assert len(from_y) == 10, from_y
 for label, x in layouts().items():
     for last, statistics in ((False, 0), (True, 1)):
         results[label, last] = [(o.clone(), o.stride()) for o in ops.channel_norm(

@@ -1262,6 +1262,8 @@ OPERATION(lean_group_norm_backward, .kind = GROUP_NORM, .group_norm = normfuse_g
           .outputs = {DX, DWEIGHT, DBIAS, END})
 OPERATION(lean_batch_norm, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
+OPERATION(lean_batch_norm_add, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
+          .arguments = {GIVEN_NORM, POST_ADD, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, MEAN, RSTD, END})
 OPERATION(lean_batch_norm_forward_only, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
           .arguments = {GIVEN_NORM, GIVEN_RUNNING, MOMENTUM, EPS, ACT, END}, .outputs = {Y, END})
 OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_forward,
@@ -1269,6 +1271,9 @@ OPERATION(lean_batch_norm_inference, .kind = BATCH_NORM, .batch_norm = normfuse_
 OPERATION(lean_batch_norm_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward, .is_backward = true,
           .arguments = {DY, X, MEAN, RSTD, WEIGHT, BIAS, ACT, WANTED, END},
           .outputs = {DX, DWEIGHT, DBIAS, END})
+OPERATION(lean_batch_norm_add_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
+          .is_backward = true, .arguments = {DY, X, MEAN, RSTD, WEIGHT, BIAS, POST_ADD, ACT, WANTED, END},
+          .outputs = {DX, DWEIGHT, DBIAS, DPOST_ADD, END})
 OPERATION(lean_batch_norm_evaluate_backward, .kind = BATCH_NORM, .batch_norm = normfuse_batch_norm_backward,
           .evaluates = true, .is_backward = true,
           .arguments = {DY, X, GIVEN_RUNNING, WEIGHT, BIAS, EPS, ACT, WANTED, END},
@@ -1355,9 +1360,11 @@ static const struct {
     KERNEL(lean_group_norm_inference),
     KERNEL(lean_group_norm_backward),
     KERNEL(lean_batch_norm),
+    KERNEL(lean_batch_norm_add),
     KERNEL(lean_batch_norm_forward_only),
     KERNEL(lean_batch_norm_inference),
     KERNEL(lean_batch_norm_backward),
+    KERNEL(lean_batch_norm_add_backward),
     KERNEL(lean_batch_norm_evaluate_backward),
     KERNEL(lean_batch_norm_stats),
     KERNEL(lean_batch_norm_apply),

@@ -70,7 +70,10 @@ static int64_t spreading(const struct normfuse_problem *p)
     const bool shared = !p->weights_samples;
     const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
     const bool by_channel = p->sets == NORMFUSE_SETS_BATCH || p->sets == NORMFUSE_SETS_NONE;
-    return !p->columns && by_channel && shared && p->s > 1 && p->s <= maximum ? p->s : 1;
+    /* A forward has no sums that must be cut alike for all numbers of samples. */
+    const bool evaluates = p->sets == NORMFUSE_SETS_NONE && p->phases == NORMFUSE_PHASE_APPLY;
+    const bool few = evaluates && p->n <= larger(1, p->s / (2 * SPREAD_SHARE));
+    return !p->columns && by_channel && shared && p->s > 1 && p->s <= maximum && !few ? p->s : 1;
 }
 
 /* Channels of a bundle under columns, so few that its coefficients and sums stay in the cache: of those that are `spread` columns each. */

@@ -571,8 +571,10 @@ _register_backward("channel_affine_backward", _composite_channel_affine)
 _lean_group_norm = straight("lean_group_norm")
 _lean_group_norm_backward = straight("lean_group_norm_backward")
 _lean_batch_norm = straight("lean_batch_norm")
+_lean_batch_norm_add = straight("lean_batch_norm_add")
 _lean_batch_norm_inference = straight("lean_batch_norm_inference")
 _lean_batch_norm_backward = straight("lean_batch_norm_backward")
+_lean_batch_norm_add_backward = straight("lean_batch_norm_add_backward")
 _lean_batch_norm_evaluate_backward = straight("lean_batch_norm_evaluate_backward")
 
 _WANT_ALL = WANT_X | WANT_WEIGHT | WANT_BIAS
@@ -639,6 +641,35 @@ class lean_batch_norm(torch.autograd.Function):
         return (*gradients, None) if wanted == _WANT_ALL else _only(wanted, *gradients)
 
 
+class lean_batch_norm_add(torch.autograd.Function):
+    """batch_norm(x, weight, bias, post_add, (running_mean, running_var, momentum, eps, activation, act_param)) with one
+    output, and an activation."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, post_add, others):
+        y, mean, rstd = _lean_batch_norm_add(x, weight, bias, post_add, *others)
+        ctx.numbers = others[3:]
+        saved, ctx.from_y = saved_for_activation(post_add, y, *others[4:])
+        ctx.to_save = x, mean, rstd, weight, bias, saved
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x_needs, weight_needs, bias_needs, post_add_needs, _ = ctx.needs_input_grad
+        eps, activation, act_param = ctx.numbers
+        wanted = _WANTED[x_needs, weight_needs, bias_needs, False] | (WANT_POST_ADD if post_add_needs else 0)
+        if _is_grad_enabled() or forward_ad._current_level >= 0:
+            *norm, post_add = ctx.saved_tensors
+            dx, dweight, dbias, dpost_add, *_ = ops.batch_norm_backward.default(
+                dy, None, *norm, None, post_add, None, eps, activation, act_param, wanted | ctx.from_y)
+        else:
+            backward = (ops.lean_batch_norm_add_backward.default if _is_dynamo_compiling() else
+                        _lean_batch_norm_add_backward)
+            dx, dweight, dbias, dpost_add = backward(dy, *ctx.saved_tensors, activation, act_param, wanted | ctx.from_y)
+        return (dx if x_needs else None, dweight if weight_needs else None, dbias if bias_needs else None,
+                dpost_add if post_add_needs else None, None)
+
+
 class lean_batch_norm_evaluate(torch.autograd.Function):
     """batch_norm_evaluate(x, weight, bias, (running_mean, running_var, eps, activation, act_param)) with one
     output."""
@@ -673,4 +704,5 @@ def _straight(function):
 
 apply_lean_group_norm = _straight(lean_group_norm)
 apply_lean_batch_norm = _straight(lean_batch_norm)
+apply_lean_batch_norm_add = _straight(lean_batch_norm_add)
 apply_lean_batch_norm_evaluate = _straight(lean_batch_norm_evaluate)

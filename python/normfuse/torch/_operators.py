@@ -128,12 +128,18 @@ SCHEMAS = {
         "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm":
         f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_add":
+        f"({_GIVEN_NORM}, Tensor post_add, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) "
+        "-> (Tensor, Tensor, Tensor)",
     "lean_batch_norm_forward_only": f"({_GIVEN_NORM}, {_GIVEN_RUNNING}, float momentum, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_inference":
         f"({_GIVEN_NORM}, Tensor running_mean, Tensor running_var, float eps, {_ACT}) -> Tensor",
     "lean_batch_norm_backward":
         f"(Tensor dy, Tensor u, {_SAVED}, Tensor weight, Tensor bias, {_ACT}, int wanted) "
         "-> (Tensor, Tensor, Tensor)",
+    "lean_batch_norm_add_backward":
+        f"(Tensor dy, Tensor u, {_SAVED}, Tensor weight, Tensor bias, Tensor post_add, {_ACT}, int wanted) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
     "lean_batch_norm_evaluate_backward":
         "(Tensor dy, Tensor u, Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps, "
         f"{_ACT}, int wanted) -> (Tensor, Tensor, Tensor)",
@@ -399,6 +405,10 @@ class _Outputs:
         return (like(x), *_saved(x, x.shape[1]))
 
     @staticmethod
+    def lean_batch_norm_add(x, weight, bias, post_add, running_mean, running_var, momentum, eps, activation, act_param):
+        return (like(x), *_saved(x, x.shape[1]))
+
+    @staticmethod
     def lean_batch_norm_forward_only(x, weight, bias, running_mean, running_var, momentum, eps, activation, act_param):
         return like(x)
 
@@ -409,6 +419,11 @@ class _Outputs:
     @staticmethod
     def lean_batch_norm_backward(dy, u, mean, rstd, weight, bias, activation, act_param, wanted):
         return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias))
+
+    @staticmethod
+    def lean_batch_norm_add_backward(dy, u, mean, rstd, weight, bias, post_add, activation, act_param, wanted):
+        return (_big(u, wanted & WANT_X), _asked(u, wanted, WANT_WEIGHT, weight), _asked(u, wanted, WANT_BIAS, bias),
+                _big(u, wanted & WANT_POST_ADD))
 
     @staticmethod
     def lean_batch_norm_evaluate_backward(dy, u, running_mean, running_var, weight, bias, eps, activation, act_param,
@@ -460,9 +475,11 @@ OUTPUT_NAMES = {
     "lean_group_norm_inference": ("y",),
     "lean_group_norm_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm": ("y", "mean", "rstd"),
+    "lean_batch_norm_add": ("y", "mean", "rstd"),
     "lean_batch_norm_forward_only": ("y",),
     "lean_batch_norm_inference": ("y",),
     "lean_batch_norm_backward": ("dx", "dweight", "dbias"),
+    "lean_batch_norm_add_backward": ("dx", "dweight", "dbias", "dpost_add"),
     "lean_batch_norm_evaluate_backward": ("dx", "dweight", "dbias"),
     "lean_batch_norm_stats": ("stats",),
     "lean_batch_norm_apply": ("y", "mean", "rstd", "stats"),
@@ -503,12 +520,17 @@ _BIG_INPUTS = {"x", "pre_add", "post_add", "dy", "du"}
 _RENAMED = {"u": "x"}
 
 
+def _of_lean(name: str) -> str:
+    """The operator that a lean one is with fewer arguments and outputs."""
+    return name.removeprefix("lean_").removesuffix("_forward_only").replace("norm_add", "norm")
+
+
 def _ctypes_kernel(name: str):
     schema = torch._C.parse_schema(qualified(name) + SCHEMAS[name])
     arguments = [argument.name for argument in schema.arguments]
     outputs_of = getattr(_Outputs, name)
     output_names = OUTPUT_NAMES[name]
-    operator, direction, function, flags = _FUNCTIONS[name.removeprefix("lean_").removesuffix("_forward_only")]
+    operator, direction, function, flags = _FUNCTIONS[_of_lean(name)]
     is_affine = name.startswith("channel_affine")
     renamed = {**_RENAMED, "scale": "weight"} if is_affine else _RENAMED
 
@@ -600,6 +622,10 @@ def _with_checks(name: str):
             if name != "lean_batch_norm_inference":
                 _checks.values_per_channel(args[0].shape)
             _checks.batch_norm("batch_norm", *args[:5], None, None, None)
+    elif name == "lean_batch_norm_add":
+        def check(*args):
+            _checks.values_per_channel(args[0].shape)
+            _checks.batch_norm("batch_norm", *args[:3], *args[4:6], None, None, args[3])
     elif lean in ("instance_norm", "batch_norm", "batch_norm_evaluate", "batch_norm_inference"):
         def check(*args):
             _checks.batch_norm(lean, *args[:8])

@@ -72,15 +72,16 @@ _is_tracing, _is_profiling = torch._C._get_tracing_state, torch.autograd._profil
 def _watched(module: nn.Module) -> bool:
     """Does anyone watch or replace the calls of this module, or of all modules? This is asked for each layer of each
     call: so it calls nothing itself."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-                or module._backward_pre_hooks or "forward" in module.__dict__ or module._compiled_call_impl is not None
+    own = module.__dict__
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                or own["_backward_pre_hooks"] or "forward" in own or own.get("_compiled_call_impl") is not None
                 or _module._global_forward_hooks or _module._global_forward_pre_hooks
                 or _module._global_backward_hooks or _module._global_backward_pre_hooks)
 
 
 def _may_wait(layer: nn.Module) -> bool:
     """May a norm's call be made later?"""
-    return not (_watched(layer) or has_own_activation(layer))
+    return not (_watched(layer) or "activation" in layer.__dict__ and has_own_activation(layer))
 
 
 class Shared:
@@ -94,20 +95,21 @@ class Pending:
     """dropout(layer(input) * (1 + scale) + shift + added), not computed yet. layer is one of the words above for what
     is no norm: input + bias, of a Biased; input.contiguous(); 1 + input; and a sum, which is there already. order: of a
     norm over channels, how the axes are permuted before the dropout; what is added is as before that. factor: scale as
-    it was given."""
+    it was given. waits: whether it is a norm's that is not computed yet."""
 
     added = scale = factor = shift = dropout = value = order = None
-    in_place = consumed = False
+    in_place = consumed = waits = False
 
     def __init__(self, frame: Frame, layer: Any, input: Any) -> None:
         self.frame = frame
         self.layer = layer
         self.input = input
+        self.waits = type(layer) is not str
         frame.open.append(self)
 
     def close(self) -> Any:
         self.frame.open.remove(self)
-        self.consumed, input, self.input = True, self.input, None
+        self.consumed, self.waits, input, self.input = True, False, self.input, None
         return input
 
     def compute(self) -> Any:
@@ -133,18 +135,26 @@ class Pending:
 
     def activated(self, chosen: _activations.Choice) -> Any:
         """activation(this), where nothing else reads this; _NOT_PENDING where that is no one call."""
-        layer, dropout, name = self.layer, self.dropout, chosen["activation"]
-        if type(layer) is str or (self.scale is None) != (self.shift is None) or (
-                dropout is not None and (name not in SCALING or (self.added is not None and dropout.inplace))) or (
-                name == "prelu" and (type(chosen["slope"]) not in _TENSORS
-                                     or not takes_activation(type(layer), {"slope": None}))):
-            return _NOT_PENDING
-        if name == "prelu" and is_channel_norm(type(layer)) and chosen["slope"].shape != (1,) and not (
-                chosen["slope"].shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input)):
+        if type(self.layer) is str or (self.dropout is not None or self.scale is not None
+                                       or chosen["activation"] == "prelu") and not self._may_end_in(chosen):
             return _NOT_PENDING
         value = self._called(chosen, self.added)
         self.added = self.scale = self.shift = None
-        return value if dropout is None else dropout(value)
+        return value if self.dropout is None else self.dropout(value)
+
+    def _may_end_in(self, chosen: _activations.Choice) -> bool:
+        """Is activation(this) one call, with a dropout, a scale or prelu?"""
+        layer, dropout, name = self.layer, self.dropout, chosen["activation"]
+        if (self.scale is None) != (self.shift is None) or dropout is not None and (
+                name not in SCALING or self.added is not None and dropout.inplace):
+            return False
+        if name != "prelu":
+            return True
+        slope = chosen["slope"]
+        if type(slope) not in _TENSORS or not takes_activation(type(layer), {"slope": None}):
+            return False
+        return not is_channel_norm(type(layer)) or slope.shape == (1,) or (
+            slope.shape == self.shape()[1:2] and self.before(1) == channel_axis(layer, self.input))
 
     def _called(self, chosen: _activations.Choice, added: Optional[Tensor]) -> Any:
         """The norm's call with scale and shift, what is added and the activation; permuted."""
@@ -240,10 +250,6 @@ def _is_open(value: Any) -> bool:
 
 def force(value: Any) -> Any:
     return value.compute() if type(value) is Pending else value
-
-
-def _norm_is_open(value: Any) -> bool:
-    return type(value) is Pending and value.value is None and not value.consumed and type(value.layer) is not str
 
 
 class Frame:
@@ -368,7 +374,8 @@ class Frame:
         kind = KINDS.get(type(f))
         if type(x) is Pending:
             if x.value is None:
-                given = self._take(f, kind, x)
+                chosen = _activations.SIMPLE.get(type(f))
+                given = self._take(f, kind, x) if chosen is None or _watched(f) else x.activated(chosen)
                 if given is not _NOT_PENDING:
                     return given
             x = x.compute()
@@ -517,7 +524,7 @@ class Frame:
     def in_place(self, x: Any, method: str, f: Any, *rest: Any, **named: Any) -> Any:
         """x after the statement f(x, ...); after x.method(...), where there is one."""
         given: Any = _NOT_PENDING
-        if _norm_is_open(x):
+        if type(x) is Pending and x.waits:
             if method == "add_":
                 given = self._sum(x, *rest, True)
             elif method or type(f) in CALLABLES and f in ACTIVATIONS and (
@@ -566,7 +573,7 @@ class Frame:
                 rest) == (name == "prelu") else None
             given = None if given is _NOT_PENDING else given
         elif name in VIEWS:
-            given = x.permuted(name, rest) if _norm_is_open(x) else None
+            given = x.permuted(name, rest) if type(x) is Pending and x.waits else None
         elif name == "contiguous":
             if type(x) in _TENSORS and not rest and not self.compiling and x.device.type in _calls.BIAS_DEVICES:
                 return Pending(self, _COPIED, self.safe(x))
@@ -582,9 +589,9 @@ class Frame:
         return getattr(self.safe(x), name)(*rest)
 
     def _sum(self, a: Any, b: Any, in_place: bool) -> Any:
-        if _norm_is_open(a):
+        if type(a) is Pending and a.waits:
             return a.plus(b.compute() if type(b) is Pending else b, in_place)
-        if _norm_is_open(b):
+        if type(b) is Pending and b.waits:
             return None if in_place else b.plus(a.compute() if type(a) is Pending else a, False)
         if any(_is_open(v) and v.layer is _CONVOLVED for v in (a, b)):
             a, b = (v.close() if _is_open(v) and v.layer is _CONVOLVED else force(v) for v in (a, b))
@@ -611,7 +618,7 @@ class Frame:
 
     def _product(self, a: Any, b: Any) -> Any:
         for x, factor in ((a, b), (b, a)):
-            if _norm_is_open(x) and _is_open(factor) and factor.layer is _ONE_PLUS and takes_modulation(
+            if type(x) is Pending and x.waits and _is_open(factor) and factor.layer is _ONE_PLUS and takes_modulation(
                     type(x.layer)) and x.added is x.scale is x.dropout is None:
                 scale = factor.input
                 if x.is_modulation(scale):

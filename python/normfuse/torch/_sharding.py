@@ -30,8 +30,9 @@ _SAMPLES, _CHANNELS = 0, 1  # the axes of [N, C, spatial...]
 _OF_SAMPLES = ("group_norm", "group_norm_inference", "group_norm_backward", "lean_group_norm",
                "lean_group_norm_inference", "lean_group_norm_backward", "instance_norm", "instance_norm_unannotated",
                "channel_norm", "channel_norm_inference", "channel_norm_backward")
-_OF_CHANNELS = ("batch_norm", "batch_norm_backward", "lean_batch_norm", "lean_batch_norm_forward_only",
-                "lean_batch_norm_backward", "batch_norm_unannotated")
+_OF_CHANNELS = ("batch_norm", "batch_norm_backward", "lean_batch_norm", "lean_batch_norm_add",
+                "lean_batch_norm_forward_only", "lean_batch_norm_backward", "lean_batch_norm_add_backward",
+                "batch_norm_unannotated")
 _OF_VALUES = ("batch_norm_evaluate", "batch_norm_inference", "batch_norm_evaluate_backward",
               "lean_batch_norm_inference", "lean_batch_norm_evaluate_backward", "channel_affine",
               "channel_affine_backward")
@@ -101,7 +102,8 @@ def _running_is_cut(given: dict[str, Any]) -> bool:
 
 def _strategy(name: str) -> Callable[..., list[tuple[list[Any], list[Any]]]]:
     arguments = [argument.name for argument in getattr(ops, name).default._schema.arguments]
-    updates = name.removeprefix("lean_") in ("batch_norm", "batch_norm_forward_only", "instance_norm", *UNANNOTATED)
+    updates = name.removeprefix("lean_") in ("batch_norm", "batch_norm_add", "batch_norm_forward_only", "instance_norm",
+                                             *UNANNOTATED)
 
     def strategy(*args: Any) -> list[tuple[list[Any], list[Any]]]:
         given = dict(zip(arguments, args))

@@ -192,6 +192,7 @@ _lean_batch_norm_forward_only = straight("lean_batch_norm_forward_only")
 _batch_norm_inference = _autograd.eager("batch_norm_inference")
 _apply_lean_group_norm = _autograd.apply_lean_group_norm
 _apply_lean_batch_norm = _autograd.apply_lean_batch_norm
+_apply_lean_batch_norm_add = _autograd.apply_lean_batch_norm_add
 _apply_lean_batch_norm_evaluate = _autograd.apply_lean_batch_norm_evaluate
 
 
@@ -234,11 +235,16 @@ def batch_norm_alone(input: Tensor, running_mean: Optional[Tensor], running_var:
     if post_add is not None:
         if post_add.dtype != input.dtype:
             return None
+        needs_gradient = _is_grad_enabled() and _any_requires_grad(input, weight, bias, post_add)
+        if needs_gradient and training and number:
+            return _apply_lean_batch_norm_add(
+                _unwrap_if_dead(input), _unwrap_if_dead(weight), _unwrap_if_dead(bias), _unwrap_if_dead(post_add),
+                (running_mean, running_var, momentum, eps, number, parameter))
         given = input, weight, bias, running_mean, running_var, None, None, post_add, None
         numbers = eps, number, parameter
         if training:
             _checks.values_per_channel(input.shape)
-        if _is_grad_enabled() and _any_requires_grad(input, weight, bias, post_add):
+        if needs_gradient:
             return (_autograd.batch_norm(*given, momentum, *numbers, False) if training else
                     _autograd.batch_norm_evaluate(*given, *numbers, False))
         if not training:
@@ -416,9 +422,9 @@ def batch_norm(
             raise RuntimeError(f"running_{'mean' if running_mean is None else 'var'} must be defined in evaluation "
                                "mode")
     try:
-        if pre_add is None and post_add is None and pre_bias is None and slope is None and not return_sum:
+        if pre_add is None and pre_bias is None and slope is None and not return_sum:
             y = batch_norm_alone(input, running_mean, running_var, weight, bias, training, momentum, eps, activation,
-                                 act_param)
+                                 act_param, post_add)
             if y is not None:
                 return y
         number, parameter = _activation(activation, act_param)
