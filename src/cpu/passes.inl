@@ -32,6 +32,12 @@
         if (bytes)                                                \
             __builtin_prefetch((const char *)(p) + (bytes), 0, 3); \
     } while (0)
+/* A row of the next tile goes to the L2 cache: so many of them are under way that the L1 cache cannot hold. */
+#define SOON(p, bytes)                                            \
+    do {                                                          \
+        if (bytes)                                                \
+            __builtin_prefetch((const char *)(p) + (bytes), 0, 2); \
+    } while (0)
 #define LINE (64 / sizeof(T)) /* values of a cache line: W, or 2*W of 16 bits */
 #define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
@@ -847,7 +853,7 @@ static void FN(load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t 
     R *out = to;
     for (size_t i = 0, m; i < n; i += m) {
         m = n - i < W ? n - i : W;
-        AHEAD(in + i, ahead);
+        SOON(in + i, ahead);
         const V v = FN(load_values)(in + i, m, OP(set1)(0));
         STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), v) : v);
     }
@@ -887,6 +893,7 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
 #undef LINE
 #undef TOGETHER
 #undef AHEAD
+#undef SOON
 #undef INLINE_FORMS
 #undef PRELU_FORMS
 #undef FORWARD_SILU_STAGED
