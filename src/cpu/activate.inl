@@ -7,12 +7,17 @@
  * vector is one or two registers (VF_IN_PAIRS), two vectors take each operation together (docs/decisions/0012). */
 #define VALUE static inline __attribute__((always_inline)) V OP
 
-/* The first n lanes of v, the others 0. */
-VALUE(leading)(V v, size_t n)
+/* The first n lanes of v, the others 0; called in plain C, which stays small. */
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+static __attribute__((noinline)) V OP(some)(V v, size_t n)
+#else
+VALUE(some)(V v, size_t n)
+#endif
 {
     static const R lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return n >= W ? v : OP(select_lt)(CAT(OP(load_), RT)(lanes), OP(set1)((R)n), v, OP(set1)(0));
+    return OP(select_lt)(CAT(OP(load_), RT)(lanes), OP(set1)((R)n), v, OP(set1)(0));
 }
+VALUE(leading)(V v, size_t n) { return n >= W ? v : OP(some)(v, n); }
 
 /* Statistics that normalize a value: those of norm group i for all lanes, or from entry i on each lane's own. */
 typedef struct { V k, rstd, rest; } OP(normalization);

@@ -25,8 +25,13 @@ BODY size_t FN(readable_from)(const struct normfuse_channels *s, size_t r, ptrdi
     return stride == (ptrdiff_t)row ? (s->positions - r) * row : row;
 }
 
-/* Sums of x - shift and, where wanted, of its square. */
-BODY void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square, const bool squares)
+/* Sums of x - shift and, where wanted, of its square; called in plain C, which stays small. */
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+static __attribute__((noinline))
+#else
+BODY
+#endif
+void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square, bool squares)
 {
     const V k = OP(set1)(shift), zero = OP(set1)(0);
     *sum = *square = 0;
@@ -143,7 +148,8 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
     const V zero = OP(set1)(0);
     for (size_t r = 0, at = 0; r < s->positions; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight;
+        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight, *bias = s->bias;
+        R *const kept = s->kept ? (R *)s->kept + r * s->groups * n : NULL;
         R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
         const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
         for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
@@ -157,7 +163,12 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
                     AHEAD(x + c, s->ahead);
                     AHEAD(gradient + c, s->ahead_gradient);
                     const V h = OP(leading)(OP(normalized)(FN(values_at)(x + c, m, readable - c), of), m);
-                    const V g = OP(leading)(FN(reals_at)(gradient + c, m, real - c), m);
+                    V g = OP(leading)(FN(reals_at)(gradient + c, m, real - c), m);
+                    if (kept) {
+                        const V z = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
+                        g = OP(leading)(OP(activation_gradient)(NORMFUSE_SILU, z, g, z), m);
+                        FN(store_sum)(kept + c, g, m < W ? m : W);
+                    }
                     const V scaled = OP(leading)(OP(mul)(g, LOAD_R(weight + c)), m); /* a weight behind the last one may be NaN */
                     STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), g));
                     STORE_R(sum_weight + c, OP(fma)(g, h, LOAD_R(sum_weight + c)));
@@ -206,34 +217,44 @@ static void FN(dx_of_positions)(const struct normfuse_channels *arguments)
 
 /* ---- channels: rows ---- */
 
+BODY void FN(load_channel)(const struct normfuse_channels *s, size_t r, const int32_t loads)
+{
+    const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
+    R *u = (R *)s->tile + r * s->pitch, *sums = loads == NORMFUSE_LOAD_SQUARES ? s->square : s->sum;
+    R *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
+    const V zero = OP(set1)(0), weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
+    const bool starts = r == 0 && !s->continues;
+    const size_t whole = s->positions / W * W, width = s->width;
+    for (size_t p = 0; p < width; p += W) {
+        AHEAD_L2(x + p, s->ahead);
+        V v = p < whole ? LOAD(x + p) : p < s->positions ? LOAD_PART(x + p, s->positions - p, zero) : zero;
+        if (loads == NORMFUSE_LOAD_NORMALIZED) {
+            v = OP(normalized)(v, OP(normalization_at)(s->shift, s->rstd, s->rest, p));
+            if (z)
+                STORE_R(z + p, OP(fma)(v, weight, bias));
+        } else {
+            const V sum = starts ? zero : LOAD_R(sums + p);
+            STORE_R(sums + p, loads == NORMFUSE_LOAD_SQUARES ? OP(fma)(v, v, sum) : OP(add)(sum, v));
+        }
+        STORE_R(u + p, v);
+    }
+}
+
 static void FN(load_channels)(const struct normfuse_channels *arguments)
 {
     const struct normfuse_channels local = *arguments, *s = &local;
-    for (size_t r = 0; r < s->channels; r++) {
-        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        R *u = (R *)s->tile + r * s->pitch, *sums = s->loads == NORMFUSE_LOAD_SQUARES ? s->square : s->sum;
-        R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
-        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-        for (size_t p = 0; p < s->pitch; p += W) {
-            AHEAD(x + p, s->ahead);
-            V v = p + W <= s->positions ? LOAD(x + p) : p < s->positions ? LOAD_PART(x + p, s->positions - p, OP(set1)(0)) : OP(set1)(0);
-            if (s->loads == NORMFUSE_LOAD_NORMALIZED) {
-                v = OP(normalized)(v, OP(normalization_at)(s->shift, s->rstd, s->rest, p));
-                if (z)
-                    STORE_R(z + p, OP(fma)(v, weight, bias));
-            } else {
-                const V sum = r == 0 ? OP(set1)(0) : LOAD_R(sums + p);
-                STORE_R(sums + p, s->loads == NORMFUSE_LOAD_SQUARES ? OP(fma)(v, v, sum) : OP(add)(sum, v));
-            }
-            STORE_R(u + p, v);
+    for (size_t r = 0; r < s->channels; r++)
+        switch (s->loads) {
+        case NORMFUSE_LOAD_SUMS: FN(load_channel)(s, r, NORMFUSE_LOAD_SUMS); break;
+        case NORMFUSE_LOAD_SQUARES: FN(load_channel)(s, r, NORMFUSE_LOAD_SQUARES); break;
+        default: FN(load_channel)(s, r, NORMFUSE_LOAD_NORMALIZED);
         }
-    }
 }
 
 /* MAKE(p, n) gives the values at positions [p, p + n) of a row, which are written to y, or whole to z. */
 #define FOR_EACH_POSITION(y, z, MAKE)                                                          \
     do {                                                                                       \
-        const size_t n = z ? s->pitch : s->positions, head = s->stream && !z ? FN(head)(y, n) : 0; \
+        const size_t n = z ? s->width : s->positions, head = s->stream && !z ? FN(head)(y, n) : 0; \
         const size_t lines = s->stream && !z ? head + (n - head) / LINE * LINE : 0;            \
         for (size_t p = 0, m; p < n; p += m) {                                                 \
             m = (p < head ? head : n) - p;                                                     \
@@ -262,7 +283,7 @@ static void FN(apply_to_channels)(const struct normfuse_channels *arguments)
         const R *u = (const R *)s->tile + r * s->pitch;
         const T *post_add = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
+        R *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
 #define Y_OF_CHANNEL(p, n) FN(y_of_channel)(s, u, post_add, p, n, weight, bias)
         FOR_EACH_POSITION(y, z, Y_OF_CHANNEL);
@@ -273,7 +294,7 @@ static void FN(apply_to_channels)(const struct normfuse_channels *arguments)
 BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n, V weight)
 {
     const V rest = OP(fma)(LOAD_R((const R *)s->slope + p), LOAD_R(h + p), LOAD_R((const R *)s->offset + p));
-    const V v = OP(fma)(LOAD_R((const R *)s->rstd + p), OP(mul)(LOAD_R(g + p), weight), rest);
+    const V v = OP(fma)(LOAD_R((const R *)s->factor + p), OP(mul)(LOAD_R(g + p), weight), rest);
     return du ? OP(add)(v, FN(load_values)(du + p, n, v)) : v;
 }
 
@@ -284,7 +305,7 @@ static void FN(dx_of_channels)(const struct normfuse_channels *arguments)
         const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
         const T *du = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *dx = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        R *z = s->z ? (R *)s->z + r * s->pitch : NULL;
+        R *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
 #define DX_OF_CHANNEL(p, n) FN(dx_of_channel)(s, g, h, du, p, n, weight)
         FOR_EACH_POSITION(dx, z, DX_OF_CHANNEL);

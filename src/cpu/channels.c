@@ -21,12 +21,8 @@ enum {
     FORWARD_BLOCK = 16384,    /* values of a block without sums, and with them */
     BACKWARD_BLOCK = 65536,   /* so many, or */
     BACKWARD_POSITIONS = 256, /* positions: partial sums, 16 bytes a channel, are 1/64 of f32 values */
-    POSITION_UNIT = 16        /* lanes of a vector, or two */
-};
-
-/* Positions [s, s + count) of sample n; rows: of one group. */
-struct channel_tile {
-    int64_t n, s, count, group;
+    POSITION_UNIT = 16,       /* lanes of a vector, or two */
+    PART_VALUES = 2048        /* values of a part: rows, in the L1 cache */
 };
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------------- */
@@ -69,8 +65,10 @@ static bool has_source(const struct plan *plan)
 /* Positions of a tile of rows: long stretches of memory. */
 static int64_t positions_of_rows(const struct plan *plan)
 {
-    const int64_t arrays = 1 + has_source(plan) + plan->backward + (plan->backward && plan->seen.activation != NORMFUSE_IDENTITY);
-    const int64_t positions = ROW_TILE_BYTES / (arrays * (int64_t)plan->real_bytes * plan->group_channels);
+    const int64_t arrays = 1 + has_source(plan) + plan->backward;
+    const int64_t positions = ROW_TILE_BYTES / (arrays * (int64_t)plan->real_bytes * plan->group_channels), s = plan->seen.s;
+    if (s <= MOST_POSITIONS && s <= 2 * positions) /* rows that are whole need no lines of others */
+        return round_up(s, POSITION_UNIT);
     const int64_t unit = positions < LONG_POSITIONS ? POSITION_UNIT : LONG_POSITIONS;
     return larger(POSITION_UNIT, smaller(MOST_POSITIONS, positions / unit * unit));
 }
@@ -85,7 +83,7 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->add = p->pre_add.data || p->pre_bias.data;
     unite_samples(plan);
     const int64_t s = plan->sample_positions;
-    plan->positions = p->columns ? larger(1, smaller(COLUMN_TILE / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan);
+    plan->positions = p->columns ? larger(1, smaller((plan->backward && p->activation ? COLUMN_TILE / 2 : COLUMN_TILE) / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan);
     const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
     plan->staged = plan->add;
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
@@ -113,40 +111,43 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         in_place |= out->data == inputs[i];
     const int64_t type_bytes = (int64_t)normfuse_type_bytes(plan->backward ? p->type : p->y_type), l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
-    const int64_t row_bytes = type_bytes * (p->columns ? c : p->s);
+    const bool is_whole = !p->columns && p->s <= plan->positions && out->position == 1 && out->channel == p->s; /* rows go as one */
+    const int64_t row_bytes = type_bytes * (p->columns ? c : is_whole ? c * p->s : p->s);
     plan->stream = values * type_bytes > 2 * l2 && !in_place && (row_bytes % ALIGNMENT == 0 || row_bytes >= SHORT_ROW_BYTES);
 }
 
-/* Values of a tile, of a row of it, and its norm groups, at most. */
-static int64_t pitch_of(const struct plan *plan, int64_t count)
+/* Values from a row of a tile to the next one, channels of a part, and norm groups with the lanes of whole vectors. */
+static int64_t pitch_of(const struct plan *plan)
 {
-    return plan->p->columns ? plan->p->c : round_up(count, POSITION_UNIT);
+    return plan->p->columns ? plan->p->c : round_up(smaller(plan->positions, plan->p->s), POSITION_UNIT);
 }
-static int64_t rows_of(const struct plan *plan, int64_t count)
+static int64_t channels_of_part(const struct plan *plan)
 {
-    return plan->p->columns ? count : plan->group_channels;
+    int64_t channels = NORMFUSE_CHANNEL_CHUNK;
+    while (channels > 1 && channels * pitch_of(plan) > PART_VALUES)
+        channels /= 2;
+    return smaller(channels, plan->group_channels);
 }
 static int64_t sets_of(const struct plan *plan, int64_t count)
 {
-    return plan->p->columns ? count * plan->groups : pitch_of(plan, count);
+    return plan->p->columns ? count * plan->groups : round_up(count, POSITION_UNIT);
 }
 
 void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, struct arena *arena)
 {
     const int64_t room = 16; /* a vector is read and written behind each array */
     const struct normfuse_problem *p = plan->p;
-    const int64_t count = smaller(plan->positions, p->s), values = rows_of(plan, count) * pitch_of(plan, count) + room, sets = sets_of(plan, count) + room;
+    const int64_t count = smaller(plan->positions, p->s), pitch = pitch_of(plan), sets = sets_of(plan, count) + room;
+    const int64_t values = (p->columns ? count : plan->group_channels) * pitch + room;
     const int64_t channels = p->c + room;
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->gradient};
     for (int i = 0; i < (plan->backward ? 3 : 2); i++) {
-        const bool wanted = i != 1 || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply && p->columns);
-        *of_values[i] = normfuse_take(arena, wanted ? values : 0, plan->real_bytes);
+        const bool wanted = i != 1 || !p->columns || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
+        *of_values[i] = normfuse_take(arena, !wanted ? 0 : i == 1 && !p->columns ? channels_of_part(plan) * pitch + room : values, plan->real_bytes);
     }
-    if (!plan->backward && !p->columns) /* vector by vector: nothing is read again */
-        w->z = w->u;
     w->source = normfuse_take(arena, has_source(plan) ? values : 0, plan->type_bytes);
-    w->stage = normfuse_take(arena, plan->staged ? larger(pitch_of(plan, count), count) + room : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
+    w->stage = normfuse_take(arena, plan->staged ? larger(pitch, count) + room : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
         *of_channels[i] = normfuse_take(arena, channels, plan->real_bytes);
@@ -155,8 +156,8 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     w->prelu_slope = normfuse_take(arena, p->slope.data ? larger(channels, sets) : 0, plan->real_bytes);
     w->sum_slope = normfuse_take(arena, plan->sums_slopes ? larger(channels, sets) : 0, plan->real_bytes);
     w->slope_so_far = normfuse_take(arena, plan->sums_slopes ? channels : 0, 8);
-    void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset};
-    for (int i = 0; i < (plan->backward ? 7 : 5); i++)
+    void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset, &w->factor};
+    for (int i = 0; i < (plan->backward ? 8 : 5); i++)
         *of_sets[i] = normfuse_take(arena, sets, plan->real_bytes);
     w->mean = normfuse_take(arena, sets, 8);
     w->m2 = normfuse_take(arena, sets, 8);
@@ -165,10 +166,20 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
 
 /* ---- between tensors and the tile ---------------------------------------------------------------------------------------- */
 
-/* The beginning of a tile in a tensor. */
-static char *tile_at(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t, int32_t type)
+/* Rows of a part, and the values before it in an array of the tile. */
+static int64_t rows_of(const struct plan *plan, const struct channel_part *t)
 {
-    return v->data + (t->n * v->batch + t->group * plan->group_channels * v->channel + t->s * v->position) *
+    return plan->p->columns ? t->count : t->channels;
+}
+static int64_t values_before(const struct plan *plan, const struct channel_part *t)
+{
+    return t->first * pitch_of(plan);
+}
+
+/* The beginning of a part in a tensor. */
+static char *tile_at(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t, int32_t type)
+{
+    return v->data + (t->n * v->batch + (t->group * plan->group_channels + t->first) * v->channel + t->s * v->position) *
                          (ptrdiff_t)normfuse_type_bytes(type);
 }
 
@@ -187,27 +198,33 @@ static int64_t width_of(const struct plan *plan, int64_t count)
     return plan->p->columns ? plan->p->c : count;
 }
 
-static bool is_direct(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t)
+static bool is_direct(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t)
 {
     return inner_of(plan, v) == 1 || width_of(plan, t->count) == 1;
 }
 
-/* Moves a tile, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
-static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
-                 int32_t type, void *values, bool is_load, bool onto, bool stream)
+/* Bytes from what is read to what is prefetched: columns, the next tile; rows, one of the next rows. */
+static ptrdiff_t ahead_of(const struct plan *plan, const struct channel_part *t, ptrdiff_t outer, ptrdiff_t bytes)
+{
+    return (plan->p->columns ? t->count : channels_of_part(plan)) * outer * bytes;
+}
+
+/* Moves a part, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
+static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_part *t,
+                 int32_t type, void *values, int64_t pitch, bool is_load, bool onto, bool stream)
 {
     const struct normfuse_problem *p = plan->p;
     const struct normfuse_passes *const pass = plan->table->of[type];
     const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(type), inner = inner_of(plan, v), outer = outer_of(plan, v);
-    const int64_t pitch = pitch_of(plan, t->count);
-    int64_t rows = rows_of(plan, t->count), width = width_of(plan, t->count);
+    const int64_t whole = p->columns ? pitch : round_up(t->count, POSITION_UNIT);
+    int64_t rows = rows_of(plan, t), width = width_of(plan, t->count);
     const bool direct = is_direct(plan, v, t);
-    if (p->columns && direct && outer == width) {
+    const ptrdiff_t ahead = ahead_of(plan, t, outer, bytes);
+    if (direct && outer == width && pitch == width) {
         width *= rows;
         rows = 1;
     }
     char *const start = tile_at(plan, v, t, type);
-    const ptrdiff_t ahead = (p->columns ? width * rows : outer) * bytes; /* the next tile, or row */
     for (int64_t r = 0; r < rows; r++) {
         char *const at = start + r * outer * bytes, *const stage = direct ? at : w->stage;
         char *const to = (char *)values + (size_t)(r * pitch) * plan->real_bytes;
@@ -215,8 +232,8 @@ static void move(const struct plan *plan, const struct small_worker *w, const st
             if (!direct)
                 normfuse_copy_strided(stage, 1, at, inner, width, (size_t)bytes);
             pass->load(stage, to, (size_t)width, onto, direct ? ahead : 0);
-            if (!p->columns && !onto && width < pitch)
-                memset(to + (size_t)width * plan->real_bytes, 0, (size_t)(pitch - width) * plan->real_bytes);
+            if (!p->columns && !onto && width < whole)
+                memset(to + (size_t)width * plan->real_bytes, 0, (size_t)(whole - width) * plan->real_bytes);
         } else {
             pass->store(to, stage, (size_t)width, stream && direct);
             if (!direct)
@@ -225,16 +242,16 @@ static void move(const struct plan *plan, const struct small_worker *w, const st
     }
 }
 
-static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
-                 int32_t type, void *to, bool onto)
+static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_part *t,
+                 int32_t type, void *to, int64_t pitch, bool onto)
 {
-    move(plan, w, v, t, type, to, true, onto, false);
+    move(plan, w, v, t, type, to, pitch, true, onto, false);
 }
 
-static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_tile *t,
-                  int32_t type, void *from, bool stream)
+static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_part *t,
+                  int32_t type, void *from, int64_t pitch, bool stream)
 {
-    move(plan, w, v, t, type, from, false, false, stream);
+    move(plan, w, v, t, type, from, pitch, false, false, stream);
 }
 
 static void *real_at(const struct plan *plan, void *array, int64_t i)
@@ -243,19 +260,20 @@ static void *real_at(const struct plan *plan, void *array, int64_t i)
 }
 
 /* biases: of the tile's sample, in the compute type. */
-static void add_bias(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+static void add_bias(const struct plan *plan, const struct small_worker *w, const struct channel_part *t)
 {
-    const int64_t pitch = pitch_of(plan, t->count), rows = rows_of(plan, t->count), first = t->group * plan->group_channels;
+    const int64_t pitch = pitch_of(plan), rows = rows_of(plan, t), first = t->group * plan->group_channels + t->first;
+    void *const part = real_at(plan, w->u, values_before(plan, t));
     const bool columns = plan->p->columns;
     for (int64_t r = 0; r < rows; r++) {
         if (plan->is_double) {
             const double *biases = (const double *)w->biases + first;
-            double *u = (double *)w->u + r * pitch;
+            double *u = (double *)part + r * pitch;
             for (int64_t i = 0; i < pitch; i++)
                 u[i] += columns ? biases[i] : biases[r];
         } else {
             const float *biases = (const float *)w->biases + first;
-            float *u = (float *)w->u + r * pitch;
+            float *u = (float *)part + r * pitch;
             for (int64_t i = 0; i < pitch; i++)
                 u[i] += columns ? biases[i] : biases[r];
         }
@@ -277,73 +295,88 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
     }
 }
 
-/* Arguments of the passes over a tile; x is u of the tensors' type: in place, or in w->source. */
-static struct normfuse_channels passed_of(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+/* Arguments of the passes over a part; x is u of the tensors' type: in place, or in w->source. One by one: a structure that is
+ * copied costs as much as the passes over a short part. */
+static __attribute__((noinline)) void pass_part(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t first = t->group * plan->group_channels, pitch = pitch_of(plan, t->count);
-    struct normfuse_channels s = {
-        .positions = (size_t)t->count, .groups = p->columns ? (size_t)plan->groups : 1, .channels = (size_t)plan->group_channels,
-        .x = w->source, .x_stride = pitch, .gradient = w->gradient, .gradient_stride = pitch, .tile = w->u, .pitch = (size_t)pitch,
-        .centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE, .activation = p->activation, .act_param = p->act_param,
-        .weight = real_at(plan, w->weight, first), .bias = real_at(plan, w->bias, first), .shift = w->shift, .sum = w->sum,
-        .square = w->square, .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset};
-    if (plan->backward) {
-        s.sum_bias = real_at(plan, w->sum_bias, first);
-        s.sum_weight = real_at(plan, w->sum_weight, first);
-    }
-    if (!plan->add && is_direct(plan, &p->x, t)) {
-        s.x = tile_at(plan, &p->x, t, p->type);
-        s.x_stride = outer_of(plan, &p->x);
-        s.ahead = (p->columns ? t->count * s.x_stride : s.x_stride) * (ptrdiff_t)plan->type_bytes; /* the next tile, or row */
-    }
-    return s;
-}
-
-/* At most NORMFUSE_CHANNEL_CHUNK channels of s, a tile of rows, from `row` on. */
-static struct normfuse_channels chunk_of(const struct plan *plan, const struct normfuse_channels *s, int64_t row)
-{
-    struct normfuse_channels chunk = *s;
-    chunk.channels = (size_t)smaller(NORMFUSE_CHANNEL_CHUNK, plan->group_channels - row);
-    chunk.x = (const char *)s->x + row * s->x_stride * (ptrdiff_t)plan->type_bytes;
-    chunk.tile = real_at(plan, s->tile, row * (int64_t)s->pitch);
-    chunk.z = s->z ? real_at(plan, s->z, row * (int64_t)s->pitch) : NULL;
-    chunk.weight = (const char *)s->weight + (size_t)row * plan->real_bytes;
-    chunk.bias = (const char *)s->bias + (size_t)row * plan->real_bytes;
-    if (plan->backward) {
-        chunk.gradient = (const char *)s->gradient + (size_t)row * s->pitch * plan->real_bytes;
-        chunk.sum_bias = real_at(plan, s->sum_bias, row);
-        chunk.sum_weight = real_at(plan, s->sum_weight, row);
-    }
-    return chunk;
+    const int64_t first = t->group * plan->group_channels + t->first, pitch = pitch_of(plan), before = values_before(plan, t);
+    const bool is_direct_x = !plan->add && is_direct(plan, &p->x, t);
+    s->positions = (size_t)t->count;
+    s->groups = p->columns ? (size_t)plan->groups : 1;
+    s->channels = (size_t)t->channels;
+    s->x = is_direct_x ? tile_at(plan, &p->x, t, p->type) : w->source + before * (ptrdiff_t)plan->type_bytes;
+    s->x_stride = is_direct_x ? outer_of(plan, &p->x) : pitch;
+    s->ahead = is_direct_x ? ahead_of(plan, t, s->x_stride, (ptrdiff_t)plan->type_bytes) : 0;
+    s->post_add = NULL;
+    s->y = s->z = NULL;
+    s->gradient = real_at(plan, w->gradient, before);
+    s->gradient_stride = pitch;
+    s->ahead_gradient = 0;
+    s->tile = real_at(plan, w->u, before);
+    s->pitch = s->z_pitch = (size_t)pitch;
+    s->width = (size_t)sets_of(plan, t->count);
+    s->continues = t->first % NORMFUSE_CHANNEL_CHUNK != 0;
+    s->centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    s->stream = false;
+    s->activation = p->activation;
+    s->act_param = p->act_param;
+    s->weight = real_at(plan, w->weight, first);
+    s->bias = real_at(plan, w->bias, first);
+    s->sum_bias = plan->backward ? real_at(plan, w->sum_bias, first) : NULL;
+    s->sum_weight = plan->backward ? real_at(plan, w->sum_weight, first) : NULL;
+    s->shift = w->shift;
+    s->sum = w->sum;
+    s->square = w->square;
+    s->rstd = w->rstd;
+    s->rest = w->rest;
+    s->slope = w->slope;
+    s->offset = w->offset;
+    s->factor = w->factor;
 }
 
 /* A sum, or what does not lie value by value, to w->source: u as it is rounded. */
-static void gather_u(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t)
+static void gather_u(const struct plan *plan, const struct small_worker *w, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t rows = rows_of(plan, t->count), pitch = pitch_of(plan, t->count);
+    const int64_t rows = rows_of(plan, t), pitch = pitch_of(plan), before = values_before(plan, t);
     const ptrdiff_t bytes = (ptrdiff_t)plan->type_bytes;
+    char *const source = w->source + before * bytes;
     if (!plan->add) {
         for (int64_t r = 0; r < rows && !is_direct(plan, &p->x, t); r++)
-            normfuse_copy_strided(w->source + r * pitch * bytes, 1, tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
+            normfuse_copy_strided(source + r * pitch * bytes, 1, tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
                                   inner_of(plan, &p->x), width_of(plan, t->count), (size_t)bytes);
         return;
     }
-    load(plan, w, &p->x, t, p->type, w->u, false);
+    void *const u = real_at(plan, w->u, before);
+    load(plan, w, &p->x, t, p->type, u, pitch, false);
     if (p->pre_bias.data)
         add_bias(plan, w, t);
     if (p->pre_add.data)
-        load(plan, w, &p->pre_add, t, p->type, w->u, true);
-    plan->pass->store(w->u, w->source, (size_t)(rows * pitch), false);
+        load(plan, w, &p->pre_add, t, p->type, u, pitch, true);
+    for (int64_t r = 0; r < rows; r++)
+        plan->pass->store(real_at(plan, u, r * pitch), source + r * pitch * bytes, (size_t)width_of(plan, t->count), false);
     if (p->u.data)
-        store(plan, w, &p->u, t, p->type, w->u, false);
+        store(plan, w, &p->u, t, p->type, u, pitch, false);
+}
+
+/* True if rows of y or dx are adjacent and share cache lines: they are streamed as one. */
+static bool is_packed(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t, int32_t type)
+{
+    return !plan->p->columns && plan->stream && is_direct(plan, v, t) && v->channel == t->count &&
+           t->count * (ptrdiff_t)normfuse_type_bytes(type) % ALIGNMENT != 0;
+}
+
+/* Values between the rows of z, of which v is made. */
+static int64_t z_pitch_of(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t, int32_t type)
+{
+    return is_packed(plan, v, t, type) ? t->count : pitch_of(plan);
 }
 
 /* True if passes write y or dx themselves: vectors of columns end with norm groups, and streams are of whole cache lines. */
-static bool writes(const struct plan *plan, const struct normfuse_view *v, const struct channel_tile *t)
+static bool writes(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t)
 {
-    if (!is_direct(plan, v, t))
+    if (!is_direct(plan, v, t) || is_packed(plan, v, t, plan->p->type))
         return false;
     const ptrdiff_t line = ALIGNMENT / (ptrdiff_t)plan->type_bytes;
     const bool has_lines = (uintptr_t)v->data % ALIGNMENT == 0 && v->position % line == 0 && v->batch % line == 0 &&
@@ -351,14 +384,14 @@ static bool writes(const struct plan *plan, const struct normfuse_view *v, const
     return !plan->p->columns || (plan->group_channels % 16 == 0 && (!plan->stream || has_lines));
 }
 
-static void write_to(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_tile *t)
+static void write_to(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_part *t)
 {
     s->y = tile_at(plan, v, t, plan->p->type);
     s->y_stride = outer_of(plan, v);
     s->stream = plan->stream;
 }
 
-static void add_from(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_tile *t)
+static void add_from(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_part *t)
 {
     s->post_add = v->data ? tile_at(plan, v, t, plan->p->type) : NULL;
     s->post_add_stride = outer_of(plan, v);
@@ -379,38 +412,53 @@ static void gather(const struct plan *plan, struct small_worker *w, int64_t sets
         plan->column->accumulate(w->square, w->m2, (size_t)sets, 1);
 }
 
-/* The shift of each norm group, and sums of u - shift and of its square in w->mean and w->m2. Rows go to the tile. */
-static void sum_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t, const struct normfuse_channels *s)
+/* The last channels of a sum in the compute type, or of the norm group. */
+static bool ends_chunk(const struct plan *plan, const struct channel_part *t)
+{
+    const int64_t end = t->first + t->channels;
+    return plan->p->columns || end % NORMFUSE_CHANNEL_CHUNK == 0 || end == plan->group_channels;
+}
+
+/* Columns: the shift of each norm group, and sums of u - shift and of its square in w->mean and w->m2. Rows go to the tile, and
+ * their sums, or for RMS norm those of their squares, to w->mean or w->m2. */
+static void sum_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+{
+    struct normfuse_channels s;
+    pass_part(plan, w, t, &s);
+    const bool columns = plan->p->columns;
+    if (columns) {
+        plan->pass->moments_of_positions(&s);
+    } else {
+        s.loads = s.centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
+        plan->pass->load_channels(&s);
+    }
+    if (ends_chunk(plan, t))
+        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, columns || s.centred, columns || !s.centred);
+}
+
+/* Rows: the same shift and sums as columns, of a tile that has been read. */
+static void centre_tile(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
     const int64_t sets = sets_of(plan, t->count);
-    if (plan->p->columns) {
-        plan->pass->moments_of_positions(s);
-        gather(plan, w, sets, false, true, true);
-        return;
-    }
-    memset(w->shift, 0, (size_t)sets * plan->real_bytes);
-    for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
-        struct normfuse_channels chunk = chunk_of(plan, s, row);
-        chunk.loads = s->centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
-        plan->pass->load_channels(&chunk);
-        gather(plan, w, sets, row > 0, s->centred, !s->centred);
-    }
-    if (!s->centred)
-        return;
     for (int64_t i = 0; i < sets; i++) {
         const double mean = w->mean[i] / (double)plan->group_channels;
         store_real(plan, w->shift, i, isfinite((float)mean) || (plan->is_double && isfinite(mean)) ? mean : 0);
     }
-    for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
-        const struct normfuse_channels chunk = chunk_of(plan, s, row);
-        plan->channel->moments(&chunk);
-        gather(plan, w, sets, row > 0, true, true);
+    struct channel_part chunk = *t;
+    for (; chunk.first < plan->group_channels; chunk.first += NORMFUSE_CHANNEL_CHUNK) {
+        chunk.channels = smaller(NORMFUSE_CHANNEL_CHUNK, plan->group_channels - chunk.first);
+        struct normfuse_channels s;
+        pass_part(plan, w, &chunk, &s);
+        plan->channel->moments(&s);
+        gather(plan, w, sets, chunk.first > 0, true, true);
     }
 }
 
 /* The same of set i in double, about its mean: the slow way for values that f32 cannot square. */
-static struct moments moments_in_double(const struct plan *plan, const struct normfuse_channels *s, int64_t i)
+static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, int64_t i)
 {
+    struct normfuse_channels passed, *const s = &passed;
+    pass_part(plan, w, t, s);
     const int64_t d = plan->group_channels, step = plan->p->columns ? 1 : s->x_stride;
     const int64_t first = plan->p->columns ? i / plan->groups * s->x_stride + i % plan->groups * d : i;
     const char *const x = (const char *)s->x + first * (ptrdiff_t)plan->type_bytes;
@@ -426,13 +474,13 @@ static struct moments moments_in_double(const struct plan *plan, const struct no
     return m;
 }
 
-static int64_t valid_sets(const struct plan *plan, const struct channel_tile *t)
+static int64_t valid_sets(const struct plan *plan, const struct channel_part *t)
 {
     return plan->p->columns ? t->count * plan->groups : t->count;
 }
 
 /* The statistics of a tile's norm groups, from or to the caller's array. */
-static void move_statistics(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_tile *t, double *values,
+static void move_statistics(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_part *t, double *values,
                             bool is_load)
 {
     const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(q->type);
@@ -455,7 +503,7 @@ static void move_statistics(const struct plan *plan, const struct normfuse_param
 }
 
 /* Lanes behind the last position: of no meaning, but numbers. */
-static void clear_rest(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+static void clear_rest(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
     for (int64_t i = valid_sets(plan, t); i < sets_of(plan, t->count); i++)
         w->mean[i] = w->double_rstd[i] = 0;
@@ -469,26 +517,33 @@ static double rstd_of(const struct normfuse_problem *p, double count, double m2)
     return sqrt(count) / (norm < p->eps ? p->eps : norm);
 }
 
-static void finish_statistics(const struct plan *plan, struct small_worker *w, const struct channel_tile *t,
-                              const struct normfuse_channels *s)
+static void finish_statistics(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
+    const bool is_centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    if (!p->columns && is_centred)
+        centre_tile(plan, w, t);
     const double count = (double)plan->group_channels, inverse = 1 / count, eps = p->eps;
     const int64_t sets = valid_sets(plan, t);
     double *restrict const mean = w->mean, *restrict const m2 = w->m2, *restrict const rstd = w->double_rstd;
-    bool is_slow = false;
-    for (int64_t i = 0; !plan->is_double && i < sets; i++) {
-        const double k = ((const float *)w->shift)[i];
-        is_slow |= s->centred ? out_of_range(k, mean[i], m2[i]) : !(m2[i] < 3e38 && m2[i] >= 0x1p-90);
+    int64_t out = 0; /* squares that f32 may not hold: by vectors */
+    for (int64_t i = 0; !plan->is_double && i < sets; i++)
+        out |= !(m2[i] < 3e38) | !(m2[i] >= 0x1p-90);
+    const bool is_slow = out != 0, is_fast = !plan->is_double && !is_slow;
+    const float *restrict const shift = w->shift;
+    for (int64_t i = 0; is_fast && i < sets; i++) {
+        const double k = is_centred ? (double)shift[i] : 0, sum = is_centred ? mean[i] : 0, about = m2[i] - sum * sum * inverse;
+        mean[i] = k + sum * inverse;
+        m2[i] = about < 0 ? 0 : about;
     }
-    for (int64_t i = 0; i < sets; i++) {
+    for (int64_t i = 0; !is_fast && i < sets; i++) {
         const double k = load_real(plan, w->shift, i), sum = mean[i], square = m2[i];
-        const bool slow = is_slow && (s->centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90));
-        const double about = s->centred ? square - sum * sum * inverse : square;
-        mean[i] = s->centred ? k + sum * inverse : 0;
+        const bool slow = is_slow && (is_centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90));
+        const double about = is_centred ? square - sum * sum * inverse : square;
+        mean[i] = is_centred ? k + sum * inverse : 0;
         m2[i] = about < 0 ? 0 : about;
         if (slow) {
-            const struct moments m = moments_in_double(plan, s, i);
+            const struct moments m = moments_in_double(plan, w, t, i);
             mean[i] = m.mean;
             m2[i] = m.m2;
         }
@@ -510,11 +565,11 @@ static void finish_statistics(const struct plan *plan, struct small_worker *w, c
 /* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
 
 /* prelu of rows: the slope of each is another one. */
-static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *gradient)
+static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, void *gradient, int64_t pitch)
 {
     const struct normfuse_parameter *slope = &plan->p->slope;
-    const int64_t pitch = pitch_of(plan, t->count), first = t->group * plan->group_channels;
-    for (int64_t row = 0; row < plan->group_channels; row++) {
+    const int64_t first = t->group * plan->group_channels + t->first;
+    for (int64_t row = 0; row < t->channels; row++) {
         const double value = load_parameter(slope, 0, first + row, 0);
         for (int64_t i = 0; i < pitch; i++)
             store_real(plan, w->prelu_slope, i, value);
@@ -527,30 +582,35 @@ static void prelu_rows(const struct plan *plan, const struct small_worker *w, co
     }
 }
 
-/* z through the activation, or with a gradient that. */
-static void activate(const struct plan *plan, const struct small_worker *w, const struct channel_tile *t, void *gradient)
+/* z of a part through the activation, or with a gradient that. */
+static void activate(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, void *gradient, int64_t pitch)
 {
     const struct normfuse_problem *p = plan->p;
-    const size_t values = (size_t)round_up(rows_of(plan, t->count) * pitch_of(plan, t->count), 16);
-    if (p->slope.data && p->columns)
+    const int64_t rows = rows_of(plan, t), width = round_up(width_of(plan, t->count), 16);
+    if (p->slope.data && p->columns) {
         plan->small->prelu(w->prelu_slope, w->z, gradient, plan->sums_slopes ? w->sum_slope : NULL, (size_t)t->count, (size_t)p->c);
-    else if (p->slope.data)
-        prelu_rows(plan, w, t, gradient);
-    else if (gradient)
-        plan->small->activate_gradient(p->activation, p->act_param, gradient, w->z, values);
-    else
-        plan->small->activate(p->activation, p->act_param, w->z, values);
+        return;
+    }
+    if (p->slope.data) {
+        prelu_rows(plan, w, t, gradient, pitch);
+        return;
+    }
+    const bool is_one = p->columns || pitch <= width;
+    const size_t values = (size_t)(is_one ? round_up(rows * pitch, 16) : width);
+    for (int64_t at = 0; at < rows * pitch; at += is_one ? rows * pitch : pitch) {
+        if (gradient)
+            plan->small->activate_gradient(p->activation, p->act_param, real_at(plan, gradient, at), real_at(plan, w->z, at), values);
+        else
+            plan->small->activate(p->activation, p->act_param, real_at(plan, w->z, at), values);
+    }
 }
 
-static void forward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+static void apply_forward(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
-    gather_u(plan, w, t);
-    struct normfuse_channels s = passed_of(plan, w, t);
-    sum_tile(plan, w, t, &s);
-    finish_statistics(plan, w, t, &s);
-    if (!plan->apply)
-        return;
+    const int64_t z_pitch = z_pitch_of(plan, &p->y, t, p->y_type);
+    struct normfuse_channels s;
+    pass_part(plan, w, t, &s);
     const bool is_fused = (p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_SILU) && p->y_type == p->type &&
                           writes(plan, &p->y, t) && (!p->post_add.data || is_direct(plan, &p->post_add, t));
     if (is_fused) {
@@ -558,36 +618,27 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
         add_from(plan, &s, &p->post_add, t);
     } else {
         s.z = w->z;
+        s.z_pitch = (size_t)z_pitch;
     }
     (p->columns ? plan->pass->apply_to_positions : plan->pass->apply_to_channels)(&s);
     if (is_fused)
         return;
     if (p->post_add.data)
-        load(plan, w, &p->post_add, t, p->y_type, w->z, true);
-    activate(plan, w, t, NULL);
-    store(plan, w, &p->y, t, p->y_type, w->z, plan->stream);
+        load(plan, w, &p->post_add, t, p->y_type, w->z, z_pitch, true);
+    activate(plan, w, t, NULL, z_pitch);
+    store(plan, w, &p->y, t, p->y_type, w->z, z_pitch, plan->stream);
 }
 
-/* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel onto the
- * sums of the tile (columns) or the block (rows). */
-static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_tile *t, const struct normfuse_channels *s)
+/* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel sums of the
+ * tile (rows), or onto those of its positions before (columns). */
+static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_part *t, const struct normfuse_channels *s)
 {
-    const int64_t sets = sets_of(plan, t->count);
-    if (plan->p->columns) {
+    if (plan->p->columns)
         plan->pass->sums_of_positions(s);
-        gather(plan, w, sets, false, true, true);
-        return;
-    }
-    for (int64_t row = 0; row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
-        const struct normfuse_channels chunk = chunk_of(plan, s, row);
-        plan->channel->sums(&chunk);
-        gather(plan, w, sets, row > 0, true, true);
-    }
-    const int64_t first = t->group * plan->group_channels;
-    for (int64_t c = first; c < first + plan->group_channels; c++) {
-        w->bias_so_far[c] += load_real(plan, w->sum_bias, c);
-        w->weight_so_far[c] += load_real(plan, w->sum_weight, c);
-    }
+    else
+        plan->channel->sums(s);
+    if (ends_chunk(plan, t))
+        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, true, true);
 }
 
 /* rstd from which on the norm was clamped: infinite where it never is. */
@@ -600,18 +651,35 @@ static double clamped_rstd(const struct plan *plan)
     return p->rstd.type == NORMFUSE_F64 ? most : (double)(float)most;
 }
 
-static void store_dx(const struct plan *plan, struct small_worker *w, const struct channel_tile *t, struct normfuse_channels *s)
+/* The coefficients of dx. */
+static void finish_gradients(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
-    const struct normfuse_problem *p = plan->p;
     const double clamped = clamped_rstd(plan), inverse = 1 / (double)plan->group_channels;
-    for (int64_t i = 0; i < sets_of(plan, t->count); i++) {
+    const bool is_centred = plan->p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    const int64_t sets = sets_of(plan, t->count);
+    for (int64_t i = 0; i < sets; i++) {
         const double factor = -w->double_rstd[i] * inverse;
         store_real(plan, w->slope, i, w->double_rstd[i] >= clamped && clamped < (double)INFINITY ? 0 : factor * w->m2[i]);
-        store_real(plan, w->offset, i, s->centred ? factor * w->mean[i] : 0);
+        store_real(plan, w->offset, i, is_centred ? factor * w->mean[i] : 0);
     }
+    if (plan->p->columns)
+        return;
+    memcpy(w->factor, w->rstd, (size_t)sets * plan->real_bytes);
+    const int64_t first = t->group * plan->group_channels;
+    for (int64_t c = first; c < first + plan->group_channels; c++) {
+        w->bias_so_far[c] += load_real(plan, w->sum_bias, c);
+        w->weight_so_far[c] += load_real(plan, w->sum_weight, c);
+    }
+}
+
+static void apply_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t, struct normfuse_channels *s)
+{
+    const struct normfuse_problem *p = plan->p;
+    const int64_t z_pitch = z_pitch_of(plan, &p->dx, t, p->type);
     const bool is_fused = writes(plan, &p->dx, t) && (!p->du.data || is_direct(plan, &p->du, t));
     s->ahead = s->ahead_gradient = 0;
-    s->z = is_fused ? NULL : w->u; /* rows: the tile itself, value by value */
+    s->z = is_fused ? NULL : p->columns ? w->u : w->z;
+    s->z_pitch = (size_t)z_pitch;
     if (is_fused) {
         write_to(plan, s, &p->dx, t);
         add_from(plan, s, &p->du, t);
@@ -620,50 +688,129 @@ static void store_dx(const struct plan *plan, struct small_worker *w, const stru
     if (is_fused)
         return;
     if (p->du.data)
-        load(plan, w, &p->du, t, p->type, w->u, true);
-    store(plan, w, &p->dx, t, p->type, w->u, plan->stream);
+        load(plan, w, &p->du, t, p->type, s->z, z_pitch, true);
+    store(plan, w, &p->dx, t, p->type, s->z, z_pitch, plan->stream);
 }
 
-static void backward_tile(const struct plan *plan, struct small_worker *w, const struct channel_tile *t)
+/* The given statistics. */
+static void begin_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
-    const struct normfuse_problem *p = plan->p;
-    const bool needs_z = p->activation != NORMFUSE_IDENTITY;
-    gather_u(plan, w, t);
-    struct normfuse_channels s = passed_of(plan, w, t);
-    /* Columns are read where they are. */
-    const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
-    if (p->columns && !needs_z && is_real && !p->dpost_add.data && is_direct(plan, &p->dy, t)) {
-        s.gradient = tile_at(plan, &p->dy, t, p->y_type);
-        s.gradient_stride = p->dy.position;
-        s.ahead_gradient = t->count * s.gradient_stride * (ptrdiff_t)plan->real_bytes;
-    } else {
-        load(plan, w, &p->dy, t, p->y_type, w->gradient, false);
-    }
     memset(w->mean, 0, (size_t)valid_sets(plan, t) * 8);
-    if (p->mean.data)
-        move_statistics(plan, &p->mean, t, w->mean, true);
-    move_statistics(plan, &p->rstd, t, w->double_rstd, true);
+    if (plan->p->mean.data)
+        move_statistics(plan, &plan->p->mean, t, w->mean, true);
+    move_statistics(plan, &plan->p->rstd, t, w->double_rstd, true);
     clear_rest(plan, w, t);
     normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
-    s.z = needs_z && !p->from_y ? w->z : NULL;
-    for (int64_t row = 0; !p->columns && row < plan->group_channels; row += NORMFUSE_CHANNEL_CHUNK) {
-        struct normfuse_channels chunk = chunk_of(plan, &s, row);
-        chunk.loads = NORMFUSE_LOAD_NORMALIZED;
-        plan->pass->load_channels(&chunk);
+}
+
+/* True if the pass that sums takes dy through the activation, and leaves that for dx. */
+static bool activates_in_sums(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    return p->columns && p->activation == NORMFUSE_SILU && !p->post_add.data && !p->dpost_add.data;
+}
+
+/* The same of a backward: columns read dy where it lies, if the first pass that takes it needs nothing else. */
+static __attribute__((noinline)) void pass_backward(const struct plan *plan, const struct small_worker *w,
+                                                    const struct channel_part *t, struct normfuse_channels *s, bool is_load)
+{
+    const struct normfuse_problem *p = plan->p;
+    pass_part(plan, w, t, s);
+    const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
+    const bool activates = is_load && activates_in_sums(plan);
+    s->kept = activates ? real_at(plan, w->gradient, values_before(plan, t)) : NULL;
+    if (p->columns && (activates || p->activation == NORMFUSE_IDENTITY) && is_real && !p->dpost_add.data && is_direct(plan, &p->dy, t)) {
+        s->gradient = tile_at(plan, &p->dy, t, p->y_type);
+        s->gradient_stride = p->dy.position;
+        s->ahead_gradient = t->count * s->gradient_stride * (ptrdiff_t)plan->real_bytes;
     }
-    if (p->columns && s.z)
-        plan->pass->apply_to_positions(&s);
+}
+
+static void load_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t, struct normfuse_channels *s)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool needs_z = p->activation != NORMFUSE_IDENTITY && !s->kept;
+    const int64_t pitch = pitch_of(plan);
+    void *const gradient = real_at(plan, w->gradient, values_before(plan, t));
+    gather_u(plan, w, t);
+    if (s->gradient == gradient)
+        load(plan, w, &p->dy, t, p->y_type, gradient, pitch, false);
+    s->z = needs_z && !p->from_y ? w->z : NULL;
+    if (!p->columns) {
+        s->loads = NORMFUSE_LOAD_NORMALIZED;
+        plan->pass->load_channels(s);
+    } else if (s->z) {
+        plan->pass->apply_to_positions(s);
+    }
     if (needs_z) {
         if (p->post_add.data) /* y itself where that is given */
-            load(plan, w, &p->post_add, t, p->y_type, w->z, !p->from_y);
-        activate(plan, w, t, w->gradient);
+            load(plan, w, &p->post_add, t, p->y_type, w->z, pitch, !p->from_y);
+        activate(plan, w, t, gradient, pitch);
     }
     if (p->dpost_add.data)
-        store(plan, w, &p->dpost_add, t, p->y_type, w->gradient, false);
+        store(plan, w, &p->dpost_add, t, p->y_type, gradient, pitch, false);
     if (plan->apply || plan->sums_samples)
-        sum_gradients(plan, w, t, &s);
-    if (plan->apply)
-        store_dx(plan, w, t, &s);
+        sum_gradients(plan, w, t, s);
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
+
+static void load_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+{
+    if (plan->backward) {
+        struct normfuse_channels s;
+        pass_backward(plan, w, t, &s, true);
+        load_backward(plan, w, t, &s);
+    } else {
+        gather_u(plan, w, t);
+        sum_part(plan, w, t);
+    }
+}
+
+static void apply_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+{
+    if (plan->backward) {
+        struct normfuse_channels s;
+        pass_backward(plan, w, t, &s, false);
+        apply_backward(plan, w, t, &s);
+    } else {
+        apply_forward(plan, w, t);
+    }
+}
+
+static void finish_tile(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+{
+    if (plan->backward)
+        finish_gradients(plan, w, t);
+    else
+        finish_statistics(plan, w, t);
+}
+
+/* Reads the next tile, where there is one. Rows: the results of the tile before are written part by part, and each part of the
+ * next one takes its place at once, so that memory is read and written together. */
+static void take_tile(const struct plan *plan, struct small_worker *w, const struct channel_part *next)
+{
+    if (next && plan->backward)
+        begin_backward(plan, w, next);
+    if (plan->p->columns) {
+        load_part(plan, w, next);
+        finish_tile(plan, w, next);
+        if (plan->apply)
+            apply_part(plan, w, next);
+        return;
+    }
+    struct channel_part last = w->last, part = next ? *next : last;
+    for (int64_t first = 0; first < plan->group_channels; first += channels_of_part(plan)) {
+        last.first = part.first = first;
+        last.channels = part.channels = smaller(channels_of_part(plan), plan->group_channels - first);
+        if (plan->apply && last.count > 0)
+            apply_part(plan, w, &last);
+        if (next)
+            load_part(plan, w, &part);
+    }
+    if (next)
+        finish_tile(plan, w, next);
+    w->last = next ? *next : (struct channel_part){0};
 }
 
 /* ---- gradients of parameters ------------------------------------------------------------------------------------------------- */
@@ -755,6 +902,7 @@ void normfuse_channels_finish(const struct plan *plan)
 
 void normfuse_channels_begin(const struct plan *plan, struct small_worker *w)
 {
+    w->last = (struct channel_part){0};
     if (!plan->by_sample)
         fill_parameters(plan, w, 0);
     if (plan->backward) {
@@ -763,21 +911,29 @@ void normfuse_channels_begin(const struct plan *plan, struct small_worker *w)
     }
 }
 
+void normfuse_channels_end(const struct plan *plan, struct small_worker *w)
+{
+    if (w->last.count > 0)
+        take_tile(plan, w, NULL);
+}
+
 void normfuse_channels_walk(const struct plan *plan, struct small_worker *w, int64_t block)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t sample = plan->sample_positions, from = block / plan->parts * plan->block_samples * sample + block % plan->parts * plan->part;
     const int64_t end = plan->parts > 1 ? smaller(from + plan->part, (block / plan->parts + 1) * sample)
                                         : smaller(p->n * p->s, from + plan->block_samples * sample);
-    struct channel_tile t = {.n = -1};
+    struct channel_part t = {.n = -1, .channels = plan->group_channels};
     for (int64_t at = from, chunk = from + NORMFUSE_CHANNEL_CHUNK; at < end; at += t.count) {
-        if (plan->by_sample && at / p->s != t.n)
+        if (plan->by_sample && at / p->s != t.n) {
+            normfuse_channels_end(plan, w);
             fill_parameters(plan, w, at / p->s);
+        }
         t.n = at / p->s;
         t.s = at % p->s;
         t.count = smaller(smaller(plan->positions, p->s - t.s), (plan->backward && p->columns ? smaller(chunk, end) : end) - at);
         for (t.group = 0; t.group < (p->columns ? 1 : plan->groups); t.group++)
-            (plan->backward ? backward_tile : forward_tile)(plan, w, &t);
+            take_tile(plan, w, &t);
         if (!plan->backward)
             continue;
         const bool ends_sample = plan->by_sample && t.s + t.count == p->s, ends = at + t.count == end;

@@ -15,8 +15,8 @@ static void REAL(moments)(const struct normfuse_channels *s)
 {
     const R *u = s->tile, *shift = s->shift;
     R *sums = s->sum, *squares = s->square;
-    for (size_t p = 0; p < s->pitch; p += 2 * W) {
-        const size_t q = p + W < s->pitch ? p + W : p;
+    for (size_t p = 0; p < s->width; p += 2 * W) {
+        const size_t q = p + W < s->width ? p + W : p;
         V sum0 = OP(set1)(0), sum1 = sum0, square0 = sum0, square1 = sum0;
         const V k0 = LOAD_R(shift + p), k1 = LOAD_R(shift + q);
         for (size_t r = 0; r < s->channels; r++) {
@@ -36,7 +36,7 @@ static void REAL(moments)(const struct normfuse_channels *s)
 static void REAL(sums)(const struct normfuse_channels *s)
 {
     R *sums = s->sum, *squares = s->square;
-    for (size_t p = 0; p < s->pitch; p += W) {
+    for (size_t p = 0; p < s->width && !s->continues; p += W) {
         STORE_R(sums + p, OP(set1)(0));
         STORE_R(squares + p, OP(set1)(0));
     }
@@ -44,7 +44,7 @@ static void REAL(sums)(const struct normfuse_channels *s)
         const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
         V of_bias = OP(set1)(0), of_weight = of_bias;
-        for (size_t p = 0; p < s->pitch; p += W) {
+        for (size_t p = 0; p < s->width; p += W) {
             const size_t n = p < s->positions ? s->positions - p : 0;
             const V gradient = OP(leading)(LOAD_R(g + p), n), normalized = OP(leading)(LOAD_R(h + p), n);
             const V scaled = OP(mul)(gradient, weight);

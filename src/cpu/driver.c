@@ -156,6 +156,8 @@ static void run_thread(void *context, int64_t t)
             }
         }
     }
+    if (plan->channel)
+        normfuse_channels_end(plan, &plan->workers[t].small);
     if (plan->stream)
         plan->table->fence();
     normfuse_leave(&caller);

@@ -16,7 +16,7 @@
 #include "exact_math.h"
 
 /* Bytes that the first pass over a tensor prefetches ahead: the hardware's prefetches end with each page. */
-enum { NORMFUSE_SOON = 2048 };
+enum { NORMFUSE_PREFETCH_BYTES = 2048 };
 
 /* The arguments of every pass; each reads those that its comment in the list below names. Strides are in elements,
  * between rows. */
@@ -71,8 +71,11 @@ struct normfuse_channels {
     ptrdiff_t x_stride, post_add_stride, y_stride;
     const void *gradient;               /* compute type; rows: `pitch` apart */
     ptrdiff_t gradient_stride;
+    void *kept;                         /* sums_of_positions: not NULL: gradient goes through the activation first, and is written here */
     void *tile;                         /* rows, compute type: channels `pitch` apart, a multiple of 16 */
-    size_t pitch;
+    size_t pitch, width;                /* width: positions and the lanes behind them, a multiple of 16 */
+    size_t z_pitch;                     /* rows: of z; where it is less than width, a row ends with the next one's beginning */
+    bool continues;                     /* rows: sums over channels go on from those of the channels before */
     int32_t loads;                      /* what load_channels makes beside the tile */
     bool centred, stream;               /* columns, stream: y and its stride are multiples of 64 bytes */
     ptrdiff_t ahead, ahead_gradient;    /* prefetches what is so many bytes behind x and gradient; 0: nothing */
@@ -82,6 +85,7 @@ struct normfuse_channels {
     void *sum_bias, *sum_weight;
     void *shift, *sum, *square;         /* compute type, per norm group; rows: per position */
     const void *rstd, *rest, *slope, *offset;
+    const void *factor;                 /* rstd of dx */
 };
 
 enum { NORMFUSE_LOAD_SUMS, NORMFUSE_LOAD_SQUARES, NORMFUSE_LOAD_NORMALIZED };
@@ -91,7 +95,7 @@ enum { NORMFUSE_LOAD_SUMS, NORMFUSE_LOAD_SQUARES, NORMFUSE_LOAD_NORMALIZED };
     PASS(moments_of_positions) /* columns: shift = mean, sum and square of x - shift and its square; not centred: about 0 */ \
     PASS(apply_to_positions)   /* y = act(h*weight + bias [+ post_add]); where not z, channels is a multiple of 16 */       \
     PASS(sums_of_positions)    /* as sums below, sum_bias and sum_weight added to */                                        \
-    PASS(dx_of_positions)      /* y = rstd*(gradient*weight) + (slope*h + offset) [+ post_add] */                           \
+    PASS(dx_of_positions)      /* y = factor*(gradient*weight) + (slope*h + offset) [+ post_add] */                         \
     PASS(load_channels)        /* rows: tile = x, and sum or square over the channels; or tile = h and z = h*weight + bias */ \
     PASS(apply_to_channels)    /* the same of the tile */                                                                   \
     PASS(dx_of_channels)       /* the same of a tile of h */

@@ -32,15 +32,21 @@
         if (bytes)                                                \
             __builtin_prefetch((const char *)(p) + (bytes), 0, 3); \
     } while (0)
+/* A row of the next tile goes to the L2 cache: so many of them are under way that the L1 cache cannot hold. */
+#define AHEAD_L2(p, bytes)                                        \
+    do {                                                          \
+        if (bytes)                                                \
+            __builtin_prefetch((const char *)(p) + (bytes), 0, 2); \
+    } while (0)
 #define LINE (64 / sizeof(T)) /* values of a cache line: W, or 2*W of 16 bits */
 #define TOGETHER 4 /* rows */
 #define ROW(type, member, r) ((type)s->member + (ptrdiff_t)(r) * s->CAT(member, _stride))
 
-/* Asks for what a sum reads NORMFUSE_SOON bytes after n values at p. */
+/* Prefetches what a sum reads NORMFUSE_PREFETCH_BYTES after n values at p. */
 BODY void FN(prefetch)(const T *p, size_t n)
 {
     for (size_t i = 0; i < n; i += LINE)
-        AHEAD(p + i, NORMFUSE_SOON);
+        AHEAD(p + i, NORMFUSE_PREFETCH_BYTES);
 }
 
 /* A value of x, dy or another input at column i of a row: n == W all lanes, else the first n. */
@@ -864,7 +870,7 @@ static void FN(load)(const void *from, void *to, size_t n, bool onto, ptrdiff_t 
     R *out = to;
     const size_t whole = n / W * W;
     for (size_t i = 0; i < whole; i += W) {
-        AHEAD(in + i, ahead);
+        AHEAD_L2(in + i, ahead);
         STORE_R(out + i, onto ? OP(add)(LOAD_R(out + i), LOAD(in + i)) : LOAD(in + i));
     }
     if (whole < n) {
@@ -908,6 +914,7 @@ static void FN(store)(const void *from, void *to, size_t n, bool stream)
 #undef LINE
 #undef TOGETHER
 #undef AHEAD
+#undef AHEAD_L2
 #undef INLINE_FORMS
 #undef PRELU_FORMS
 #undef FORWARD_SILU_STAGED

@@ -248,7 +248,7 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v
                           ptrdiff_t stride)
 {
     if (!plan->reduce)
-        return NORMFUSE_SOON;
+        return NORMFUSE_PREFETCH_BYTES;
     if (next < 0 || plan->apply_staged || stride != row_stride(plan, v, t))
         return 0;
     const struct normfuse_problem *p = plan->p;

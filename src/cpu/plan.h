@@ -89,6 +89,11 @@ struct team {
 };
 
 /* Memory of one thread for small sets: per value of a tile; of a row; of a set. The compute type where void. */
+/* Norm over channels: channels [first, first + channels) of positions [s, s + count) of sample n; rows: of one group. */
+struct channel_part {
+    int64_t n, s, count, group, first, channels;
+};
+
 struct small_worker {
     void *u, *normalized, *z, *gradient;
     void *weight, *bias, *sum_bias, *sum_weight;
@@ -102,6 +107,8 @@ struct small_worker {
     void *biases;  /* norm over channels: pre_bias of each channel */
     char *stage;   /* of the tensors' type: u while it is rounded */
     char *source;  /* norm over channels, of x's type: u of a tile where that is a sum, or x's values are apart */
+    void *factor;  /* norm over channels: rstd of the tile whose dx is to be written */
+    struct channel_part last; /* norm over channels, rows: the tile whose results are to be written; count 0: none */
 };
 
 /* Memory of one thread. */
@@ -398,9 +405,10 @@ void normfuse_small_store_statistics(const struct plan *plan, struct small_worke
 /* The rest of a plan that says what is to be done. */
 void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec);
 void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, struct arena *arena);
-/* Before a thread's first block; one block; after all of them. */
+/* Before a thread's first block; one block; after its last one; after all of them. */
 void normfuse_channels_begin(const struct plan *plan, struct small_worker *w);
 void normfuse_channels_walk(const struct plan *plan, struct small_worker *w, int64_t block);
+void normfuse_channels_end(const struct plan *plan, struct small_worker *w);
 void normfuse_channels_finish(const struct plan *plan);
 /* The statistics of an empty problem. */
 void normfuse_channels_store_empty(const struct normfuse_problem *p);

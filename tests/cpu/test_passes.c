@@ -369,7 +369,7 @@ static void run_channels(const struct normfuse_table *table, int type, struct ch
     s.shift = a->per_set[0];
     s.sum = a->per_set[1];
     s.square = a->per_set[2];
-    s.rstd = a->per_set[3];
+    s.rstd = s.factor = a->per_set[3];
     s.rest = a->per_set[4];
     s.slope = a->per_set[5];
     s.offset = a->per_set[6];
@@ -393,6 +393,7 @@ static void run_channels(const struct normfuse_table *table, int type, struct ch
         s.loads = NORMFUSE_LOAD_NORMALIZED;
         pass->load_channels(&s);
     }
+    s.kept = columns && s.activation == NORMFUSE_SILU ? a->reals[0] : NULL;
     if (columns)
         pass->sums_of_positions(&s);
     else
@@ -463,7 +464,7 @@ static void compare_channels(const struct normfuse_table *table)
                                                         .post_add_stride = stride, .y_stride = stride,
                                                         .gradient_stride =
                                                             (ptrdiff_t)(columns ? channels * groups : pitch),
-                                                        .pitch = pitch,
+                                                        .pitch = pitch, .z_pitch = pitch, .width = pitch,
                                                         .centred = !second || !columns, .stream = second && lines,
                                                         .ahead = second ? 512 : 0,
                                                         .activation = second ? NORMFUSE_SILU : NORMFUSE_IDENTITY},
