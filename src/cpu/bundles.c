@@ -78,7 +78,8 @@ static struct statistics given_statistics(const struct plan *plan, int64_t n, in
     if (plan->none && !p->evaluate)
         return (struct statistics){0, 1}; /* affine */
     if (plan->none)
-        return (struct statistics){load_parameter(&p->running_mean, 0, c, 0), 1 / sqrt(load_parameter(&p->running_var, 0, c, 1) + p->eps)};
+        return (struct statistics){load_parameter(&p->running_mean, 0, c, 0),
+                                   1 / sqrt(load_parameter(&p->running_var, 0, c, 1) + p->eps)};
     if (plan->backward)
         return (struct statistics){load_parameter(&p->mean, of, g, 0), load_parameter(&p->rstd, of, g, 1)};
     return from_moments(plan, given_stats(plan, n, g));
@@ -123,8 +124,8 @@ static double k_of(const struct plan *plan, double mean, int64_t n, int64_t c, d
 }
 
 /* The statistics of a bundle's j-th group, for each of its channels. */
-static void store_group(const struct plan *plan, const struct team *team, struct coefficients *co, const struct extent *e, int64_t j,
-                        struct statistics st)
+static void store_group(const struct plan *plan, const struct team *team, struct coefficients *co,
+                        const struct extent *e, int64_t j, struct statistics st)
 {
     double k = 0, rest = 0;
     for (int64_t i = j * e->d; i < (j + 1) * e->d; i++) {
@@ -137,7 +138,8 @@ static void store_group(const struct plan *plan, const struct team *team, struct
 }
 
 /* a, b of a bundle's channels: z = (x - k)*a + b. */
-static void store_forward(const struct plan *plan, const struct team *team, struct coefficients *co, const struct extent *e)
+static void store_forward(const struct plan *plan, const struct team *team, struct coefficients *co,
+                          const struct extent *e)
 {
     const struct normfuse_problem *p = plan->p;
     const double *restrict rstd = team->rstd, *restrict rest = team->rest;
@@ -155,12 +157,14 @@ static void store_forward(const struct plan *plan, const struct team *team, stru
         const int64_t c = e->first + i;
         const double gain = rstd[i] * weight_of(plan, e->n, c), scale = 1 + load_parameter(&p->scale, e->n, c, 0);
         store_real(plan, co->a, i, gain * scale);
-        store_real(plan, co->b, i, (bias_of(plan, e->n, c) + rest[i] * gain) * scale + load_parameter(&p->shift, e->n, c, 0));
+        store_real(plan, co->b, i,
+                   (bias_of(plan, e->n, c) + rest[i] * gain) * scale + load_parameter(&p->shift, e->n, c, 0));
     }
 }
 
 /* q, r of dx = p*dy' + q*(x - k) + r from the sums of the bundle's channels. */
-static void backward_coefficients(const struct plan *plan, const struct team *team, struct coefficients *co, const struct extent *e)
+static void backward_coefficients(const struct plan *plan, const struct team *team, struct coefficients *co,
+                                  const struct extent *e)
 {
     const struct normfuse_problem *p = plan->p;
     const double m = (double)plan->set_values;
@@ -205,7 +209,8 @@ static void store_slopes(const struct plan *plan, struct coefficients *co, const
         repeat_entries(plan, co->slope, e->count);
 }
 
-void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, struct bundle_state *state, int64_t bundle)
+void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, struct bundle_state *state,
+                             int64_t bundle)
 {
     const struct normfuse_problem *p = plan->p;
     if (!plan->backward && plan->reduce)
@@ -236,11 +241,13 @@ static void update_running(const struct normfuse_problem *p, int64_t c, double m
 {
     const double momentum = p->momentum;
     store_parameter(&p->running_mean, 0, c, (1 - momentum) * load_parameter(&p->running_mean, 0, c, 0) + momentum * mean);
-    store_parameter(&p->running_var, 0, c, (1 - momentum) * load_parameter(&p->running_var, 0, c, 1) + momentum * unbiased);
+    store_parameter(&p->running_var, 0, c,
+                    (1 - momentum) * load_parameter(&p->running_var, 0, c, 1) + momentum * unbiased);
 }
 
 /* Writes what a norm group's moments give to the caller. Sample sums: instance norm's running statistics. */
-static void store_statistics(const struct plan *plan, int64_t n, int64_t g, struct moments m, struct statistics st, bool writes_stats)
+static void store_statistics(const struct plan *plan, int64_t n, int64_t g, struct moments m, struct statistics st,
+                             bool writes_stats)
 {
     const struct normfuse_problem *p = plan->p;
     if (writes_stats) {
@@ -266,14 +273,15 @@ static void store_statistics(const struct plan *plan, int64_t n, int64_t g, stru
 
 /* Joins the moments of a bundle's pieces, in order, onto mean and m2, which have `before` values each; gives how many
  * they have then. */
-static double join_pieces(const struct plan *plan, const struct bundle_state *state, int64_t entries, double before, double *restrict mean,
-                          double *restrict m2)
+static double join_pieces(const struct plan *plan, const struct bundle_state *state, int64_t entries, double before,
+                          double *restrict mean, double *restrict m2)
 {
     const double values = (double)(!plan->p->columns ? 1 : plan->batch ? plan->spread : plan->group_channels);
     for (int64_t index = 0; index < plan->pieces; index++) {
         const struct piece piece = piece_of(plan, index);
         const double count = (double)(piece.segments * piece.length) * values;
-        const double *restrict part_mean = state->partials + index * 2 * plan->entries, *restrict part_m2 = part_mean + plan->entries;
+        const double *restrict part_mean = state->partials + index * 2 * plan->entries;
+        const double *restrict part_m2 = part_mean + plan->entries;
         if (before == 0) {
             memcpy(mean, part_mean, (size_t)entries * 8);
             memcpy(m2, part_m2, (size_t)entries * 8);
@@ -363,7 +371,8 @@ static void finish_backward(const struct plan *plan, const struct team *team, st
         const bool by_piece = p->columns || plan->batch;
         const int64_t entries = by_piece ? plan->entries : plan->bundle_channels;
         for (int64_t index = 0; index < (by_piece ? plan->pieces : plan->parts); index++) {
-            const double *restrict first = state->partials + index * plan->partial_sums * entries, *restrict second = first + entries;
+            const double *restrict first = state->partials + index * plan->partial_sums * entries;
+            const double *restrict second = first + entries;
             for (int64_t i = 0; i < e.count; i++) {
                 all[i] += first[i];
                 centred[i] += second[i];
@@ -427,7 +436,8 @@ void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t 
 void normfuse_finish_samples(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
-    const bool gradients = plan->backward && plan->reduce && !p->sums && (p->dweight.data || p->dbias.data) && !p->dweight.batch && !p->dbias.batch;
+    const bool gradients = plan->backward && plan->reduce && !p->sums && (p->dweight.data || p->dbias.data) &&
+                           !p->dweight.batch && !p->dbias.batch;
     if (!plan->sums_samples || (!gradients && !plan->updates_running))
         return;
     for (int64_t c = 0; c < p->c; c++) {

@@ -69,7 +69,8 @@ BODY R FN(sums_of_short_group)(const T *x, size_t n, size_t readable, double inv
     const V zero = OP(set1)(0), x0 = OP(leading)(FN(values_at)(x, n, readable), n);
     const V x1 = n > W ? OP(leading)(FN(values_at)(x + W, n - W, readable - W), n - W) : zero;
     const R mean = (R)((double)OP(hsum)(OP(add)(x0, x1)) * inverse), shift = mean - mean == 0 ? mean : 0;
-    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n), d1 = n > W ? OP(leading)(OP(sub)(x1, k), n - W) : zero;
+    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n),
+            d1 = n > W ? OP(leading)(OP(sub)(x1, k), n - W) : zero;
     *sum = OP(hsum)(OP(add)(d0, d1));
     *square = OP(hsum)(OP(add)(OP(mul)(d0, d0), OP(mul)(d1, d1)));
     return shift;
@@ -148,7 +149,8 @@ static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
     const V zero = OP(set1)(0);
     for (size_t r = 0, at = 0; r < s->positions; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight, *bias = s->bias;
+        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight,
+                *bias = s->bias;
         R *const kept = s->kept ? (R *)s->kept + r * s->groups * n : NULL;
         R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
         const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
@@ -267,7 +269,8 @@ static void FN(load_channels)(const struct normfuse_channels *arguments)
         }                                                                                      \
     } while (0)
 
-BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight, V bias)
+BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
+                        V bias)
 {
     const V h = OP(normalized)(LOAD_R(u + p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
     V z = OP(fma)(h, weight, bias);
@@ -291,7 +294,8 @@ static void FN(apply_to_channels)(const struct normfuse_channels *arguments)
     }
 }
 
-BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n, V weight)
+BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
+                         V weight)
 {
     const V rest = OP(fma)(LOAD_R((const R *)s->slope + p), LOAD_R(h + p), LOAD_R((const R *)s->offset + p));
     const V v = OP(fma)(LOAD_R((const R *)s->factor + p), OP(mul)(LOAD_R(g + p), weight), rest);

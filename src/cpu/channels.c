@@ -37,7 +37,8 @@ static bool is_by_sample(const struct normfuse_problem *p)
 static void unite_samples(struct plan *plan)
 {
     struct normfuse_problem *p = &plan->seen;
-    struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                           &p->dy, &p->du,      &p->dx,       &p->dpost_add};
     const size_t count = sizeof views / sizeof *views;
     plan->statistic_step = 1;
     plan->sample_positions = p->s;
@@ -66,7 +67,8 @@ static bool has_source(const struct plan *plan)
 static int64_t positions_of_rows(const struct plan *plan)
 {
     const int64_t arrays = 1 + has_source(plan) + plan->backward;
-    const int64_t positions = ROW_TILE_BYTES / (arrays * (int64_t)plan->real_bytes * plan->group_channels), s = plan->seen.s;
+    const int64_t positions = ROW_TILE_BYTES / (arrays * (int64_t)plan->real_bytes * plan->group_channels),
+                  s = plan->seen.s;
     if (s <= MOST_POSITIONS && s <= 2 * positions) /* rows that are whole need no lines of others */
         return round_up(s, POSITION_UNIT);
     const int64_t unit = positions < LONG_POSITIONS ? POSITION_UNIT : LONG_POSITIONS;
@@ -83,8 +85,12 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->add = p->pre_add.data || p->pre_bias.data;
     unite_samples(plan);
     const int64_t s = plan->sample_positions;
-    plan->positions = p->columns ? larger(1, smaller((plan->backward && p->activation ? COLUMN_TILE / 2 : COLUMN_TILE) / c, NORMFUSE_CHANNEL_CHUNK)) : positions_of_rows(plan);
-    const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    plan->positions = p->columns
+                          ? larger(1, smaller((plan->backward && p->activation ? COLUMN_TILE / 2 : COLUMN_TILE) / c,
+                                              NORMFUSE_CHANNEL_CHUNK))
+                          : positions_of_rows(plan);
+    const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                                 &p->dy, &p->du,      &p->dx,       &p->dpost_add};
     plan->staged = plan->add;
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         plan->staged |= views[i]->data && (p->columns ? views[i]->channel : views[i]->position) != 1;
@@ -98,7 +104,9 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->part = round_up(larger(1, block), plan->positions);
     plan->parts = divide_up(s, plan->part);
     /* divides normfuse_cpu_sample_quantum */
-    plan->block_samples = plan->parts > 1 ? 1 : plan->backward ? normfuse_samples_of_block(c, s, plan->type_bytes) : larger(1, plan->part / s);
+    plan->block_samples = plan->parts > 1  ? 1
+                          : plan->backward ? normfuse_samples_of_block(c, s, plan->type_bytes)
+                                           : larger(1, plan->part / s);
     plan->blocks = divide_up(samples, plan->block_samples) * plan->parts;
     plan->tasks = plan->blocks;
 
@@ -110,10 +118,12 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     bool in_place = false;
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         in_place |= out->data == inputs[i];
-    const int64_t type_bytes = (int64_t)normfuse_type_bytes(plan->backward ? p->type : p->y_type), l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
+    const int64_t type_bytes = (int64_t)normfuse_type_bytes(plan->backward ? p->type : p->y_type),
+                  l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const bool is_whole = !p->columns && p->s <= plan->positions && out->position == 1 && out->channel == p->s; /* rows go as one */
     const int64_t row_bytes = type_bytes * (p->columns ? c : is_whole ? c * p->s : p->s);
-    plan->stream = values * type_bytes > 2 * l2 && !in_place && (row_bytes % ALIGNMENT == 0 || row_bytes >= SHORT_ROW_BYTES);
+    plan->stream =
+        values * type_bytes > 2 * l2 && !in_place && (row_bytes % ALIGNMENT == 0 || row_bytes >= SHORT_ROW_BYTES);
 }
 
 /* Values from a row of a tile to the next one, channels of a part, and norm groups with the lanes of whole vectors. */
@@ -144,10 +154,15 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     void **of_values[] = {&w->u, &w->z, &w->gradient};
     for (int i = 0; i < (plan->backward ? 3 : 2); i++) {
         const bool wanted = i != 1 || !p->columns || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
-        *of_values[i] = normfuse_take(arena, !wanted ? 0 : i == 1 && !p->columns ? channels_of_part(plan) * pitch + room : values, plan->real_bytes);
+        *of_values[i] = normfuse_take(arena,
+                                      !wanted                 ? 0
+                                      : i == 1 && !p->columns ? channels_of_part(plan) * pitch + room
+                                                              : values,
+                                      plan->real_bytes);
     }
     w->source = normfuse_take(arena, has_source(plan) ? values : 0, plan->type_bytes);
-    w->stage = normfuse_take(arena, plan->staged ? larger(pitch, count) + room : 0, plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
+    w->stage = normfuse_take(arena, plan->staged ? larger(pitch, count) + room : 0,
+                             plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
         *of_channels[i] = normfuse_take(arena, channels, plan->real_bytes);
@@ -179,8 +194,9 @@ static int64_t values_before(const struct plan *plan, const struct channel_part 
 /* The beginning of a part in a tensor. */
 static char *tile_at(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t, int32_t type)
 {
-    return v->data + (t->n * v->batch + (t->group * plan->group_channels + t->first) * v->channel + t->s * v->position) *
-                         (ptrdiff_t)normfuse_type_bytes(type);
+    return v->data +
+           (t->n * v->batch + (t->group * plan->group_channels + t->first) * v->channel + t->s * v->position) *
+               (ptrdiff_t)normfuse_type_bytes(type);
 }
 
 /* Elements between the values of a row of a tile, and between rows. */
@@ -210,8 +226,9 @@ static ptrdiff_t ahead_of(const struct plan *plan, const struct channel_part *t,
 }
 
 /* Moves a part, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
-static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_part *t,
-                 int32_t type, void *values, int64_t pitch, bool is_load, bool onto, bool stream)
+static void move(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v,
+                 const struct channel_part *t, int32_t type, void *values, int64_t pitch, bool is_load, bool onto,
+                 bool stream)
 {
     const struct normfuse_problem *p = plan->p;
     const struct normfuse_passes *const pass = plan->table->of[type];
@@ -242,14 +259,14 @@ static void move(const struct plan *plan, const struct small_worker *w, const st
     }
 }
 
-static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_part *t,
-                 int32_t type, void *to, int64_t pitch, bool onto)
+static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v,
+                 const struct channel_part *t, int32_t type, void *to, int64_t pitch, bool onto)
 {
     move(plan, w, v, t, type, to, pitch, true, onto, false);
 }
 
-static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct channel_part *t,
-                  int32_t type, void *from, int64_t pitch, bool stream)
+static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v,
+                  const struct channel_part *t, int32_t type, void *from, int64_t pitch, bool stream)
 {
     move(plan, w, v, t, type, from, pitch, false, false, stream);
 }
@@ -297,10 +314,12 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
 
 /* Arguments of the passes over a part; x is u of the tensors' type: in place, or in w->source. One by one: a structure that is
  * copied costs as much as the passes over a short part. */
-static __attribute__((noinline)) void pass_part(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, struct normfuse_channels *s)
+static __attribute__((noinline)) void pass_part(const struct plan *plan, const struct small_worker *w,
+                                                const struct channel_part *t, struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t first = t->group * plan->group_channels + t->first, pitch = pitch_of(plan), before = values_before(plan, t);
+    const int64_t first = t->group * plan->group_channels + t->first, pitch = pitch_of(plan),
+                  before = values_before(plan, t);
     const bool is_direct_x = !plan->add && is_direct(plan, &p->x, t);
     s->positions = (size_t)t->count;
     s->groups = p->columns ? (size_t)plan->groups : 1;
@@ -344,7 +363,8 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
     char *const source = w->source + before * bytes;
     if (!plan->add) {
         for (int64_t r = 0; r < rows && !is_direct(plan, &p->x, t); r++)
-            normfuse_copy_strided(source + r * pitch * bytes, 1, tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
+            normfuse_copy_strided(source + r * pitch * bytes, 1,
+                                  tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
                                   inner_of(plan, &p->x), width_of(plan, t->count), (size_t)bytes);
         return;
     }
@@ -355,7 +375,8 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
     if (p->pre_add.data)
         load(plan, w, &p->pre_add, t, p->type, u, pitch, true);
     for (int64_t r = 0; r < rows; r++)
-        plan->pass->store(real_at(plan, u, r * pitch), source + r * pitch * bytes, (size_t)width_of(plan, t->count), false);
+        plan->pass->store(real_at(plan, u, r * pitch), source + r * pitch * bytes, (size_t)width_of(plan, t->count),
+                          false);
     if (p->u.data)
         store(plan, w, &p->u, t, p->type, u, pitch, false);
 }
@@ -368,7 +389,8 @@ static bool is_packed(const struct plan *plan, const struct normfuse_view *v, co
 }
 
 /* Values between the rows of z, of which v is made. */
-static int64_t z_pitch_of(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t, int32_t type)
+static int64_t z_pitch_of(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t,
+                          int32_t type)
 {
     return is_packed(plan, v, t, type) ? t->count : pitch_of(plan);
 }
@@ -384,14 +406,16 @@ static bool writes(const struct plan *plan, const struct normfuse_view *v, const
     return !plan->p->columns || (plan->group_channels % 16 == 0 && (!plan->stream || has_lines));
 }
 
-static void write_to(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_part *t)
+static void write_to(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v,
+                     const struct channel_part *t)
 {
     s->y = tile_at(plan, v, t, plan->p->type);
     s->y_stride = outer_of(plan, v);
     s->stream = plan->stream;
 }
 
-static void add_from(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v, const struct channel_part *t)
+static void add_from(const struct plan *plan, struct normfuse_channels *s, const struct normfuse_view *v,
+                     const struct channel_part *t)
 {
     s->post_add = v->data ? tile_at(plan, v, t, plan->p->type) : NULL;
     s->post_add_stride = outer_of(plan, v);
@@ -433,7 +457,8 @@ static void sum_part(const struct plan *plan, struct small_worker *w, const stru
         plan->pass->load_channels(&s);
     }
     if (ends_chunk(plan, t))
-        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, columns || s.centred, columns || !s.centred);
+        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, columns || s.centred,
+               columns || !s.centred);
 }
 
 /* Rows: the same shift and sums as columns, of a tile that has been read. */
@@ -455,7 +480,8 @@ static void centre_tile(const struct plan *plan, struct small_worker *w, const s
 }
 
 /* The same of set i in double, about its mean: the slow way for values that f32 cannot square. */
-static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, int64_t i)
+static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w,
+                                        const struct channel_part *t, int64_t i)
 {
     struct normfuse_channels passed, *const s = &passed;
     pass_part(plan, w, t, s);
@@ -480,12 +506,13 @@ static int64_t valid_sets(const struct plan *plan, const struct channel_part *t)
 }
 
 /* The statistics of a tile's norm groups, from or to the caller's array. */
-static void move_statistics(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_part *t, double *values,
-                            bool is_load)
+static void move_statistics(const struct plan *plan, const struct normfuse_parameter *q, const struct channel_part *t,
+                            double *values, bool is_load)
 {
     const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(q->type);
     const int64_t groups = plan->p->columns ? plan->groups : 1, step = plan->statistic_step;
-    char *const first = q->data + (t->n * q->batch + (plan->p->columns ? 0 : t->group) * q->channel + t->s * step) * bytes;
+    char *const first =
+        q->data + (t->n * q->batch + (plan->p->columns ? 0 : t->group) * q->channel + t->s * step) * bytes;
     float *const reals = groups == 1 && step == 1 && q->type == NORMFUSE_F32 ? (float *)(void *)first : NULL;
     for (int64_t i = 0; reals && is_load && i < t->count; i++) /* by vectors */
         values[i] = (double)reals[i];
@@ -532,7 +559,8 @@ static void finish_statistics(const struct plan *plan, struct small_worker *w, c
     const bool is_slow = out != 0, is_fast = !plan->is_double && !is_slow;
     const float *restrict const shift = w->shift;
     for (int64_t i = 0; is_fast && i < sets; i++) {
-        const double k = is_centred ? (double)shift[i] : 0, sum = is_centred ? mean[i] : 0, about = m2[i] - sum * sum * inverse;
+        const double k = is_centred ? (double)shift[i] : 0, sum = is_centred ? mean[i] : 0,
+                     about = m2[i] - sum * sum * inverse;
         mean[i] = k + sum * inverse;
         m2[i] = about < 0 ? 0 : about;
     }
@@ -565,7 +593,8 @@ static void finish_statistics(const struct plan *plan, struct small_worker *w, c
 /* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
 
 /* prelu of rows: the slope of each is another one. */
-static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, void *gradient, int64_t pitch)
+static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
+                       void *gradient, int64_t pitch)
 {
     const struct normfuse_parameter *slope = &plan->p->slope;
     const int64_t first = t->group * plan->group_channels + t->first;
@@ -575,7 +604,8 @@ static void prelu_rows(const struct plan *plan, const struct small_worker *w, co
             store_real(plan, w->prelu_slope, i, value);
         if (plan->sums_slopes)
             memset(w->sum_slope, 0, (size_t)pitch * plan->real_bytes);
-        plan->small->prelu(w->prelu_slope, real_at(plan, w->z, row * pitch), gradient ? real_at(plan, gradient, row * pitch) : NULL,
+        plan->small->prelu(w->prelu_slope, real_at(plan, w->z, row * pitch),
+                           gradient ? real_at(plan, gradient, row * pitch) : NULL,
                            plan->sums_slopes ? w->sum_slope : NULL, 1, (size_t)t->count);
         for (int64_t i = 0; plan->sums_slopes && i < t->count; i++)
             w->slope_so_far[first + row] += load_real(plan, w->sum_slope, i);
@@ -583,12 +613,14 @@ static void prelu_rows(const struct plan *plan, const struct small_worker *w, co
 }
 
 /* z of a part through the activation, or with a gradient that. */
-static void activate(const struct plan *plan, const struct small_worker *w, const struct channel_part *t, void *gradient, int64_t pitch)
+static void activate(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
+                     void *gradient, int64_t pitch)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t rows = rows_of(plan, t), width = round_up(width_of(plan, t->count), 16);
     if (p->slope.data && p->columns) {
-        plan->small->prelu(w->prelu_slope, w->z, gradient, plan->sums_slopes ? w->sum_slope : NULL, (size_t)t->count, (size_t)p->c);
+        plan->small->prelu(w->prelu_slope, w->z, gradient, plan->sums_slopes ? w->sum_slope : NULL, (size_t)t->count,
+                           (size_t)p->c);
         return;
     }
     if (p->slope.data) {
@@ -599,7 +631,8 @@ static void activate(const struct plan *plan, const struct small_worker *w, cons
     const size_t values = (size_t)(is_one ? round_up(rows * pitch, 16) : width);
     for (int64_t at = 0; at < rows * pitch; at += is_one ? rows * pitch : pitch) {
         if (gradient)
-            plan->small->activate_gradient(p->activation, p->act_param, real_at(plan, gradient, at), real_at(plan, w->z, at), values);
+            plan->small->activate_gradient(p->activation, p->act_param, real_at(plan, gradient, at),
+                                           real_at(plan, w->z, at), values);
         else
             plan->small->activate(p->activation, p->act_param, real_at(plan, w->z, at), values);
     }
@@ -611,8 +644,9 @@ static void apply_forward(const struct plan *plan, struct small_worker *w, const
     const int64_t z_pitch = z_pitch_of(plan, &p->y, t, p->y_type);
     struct normfuse_channels s;
     pass_part(plan, w, t, &s);
-    const bool is_fused = (p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_SILU) && p->y_type == p->type &&
-                          writes(plan, &p->y, t) && (!p->post_add.data || is_direct(plan, &p->post_add, t));
+    const bool is_fused = (p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_SILU) &&
+                          p->y_type == p->type && writes(plan, &p->y, t) &&
+                          (!p->post_add.data || is_direct(plan, &p->post_add, t));
     if (is_fused) {
         write_to(plan, &s, &p->y, t);
         add_from(plan, &s, &p->post_add, t);
@@ -631,7 +665,8 @@ static void apply_forward(const struct plan *plan, struct small_worker *w, const
 
 /* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel sums of the
  * tile (rows), or onto those of its positions before (columns). */
-static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_part *t, const struct normfuse_channels *s)
+static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
+                          const struct normfuse_channels *s)
 {
     if (plan->p->columns)
         plan->pass->sums_of_positions(s);
@@ -672,7 +707,8 @@ static void finish_gradients(const struct plan *plan, struct small_worker *w, co
     }
 }
 
-static void apply_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t, struct normfuse_channels *s)
+static void apply_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
+                           struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t z_pitch = z_pitch_of(plan, &p->dx, t, p->type);
@@ -712,21 +748,24 @@ static bool activates_in_sums(const struct plan *plan)
 
 /* The same of a backward: columns read dy where it lies, if the first pass that takes it needs nothing else. */
 static __attribute__((noinline)) void pass_backward(const struct plan *plan, const struct small_worker *w,
-                                                    const struct channel_part *t, struct normfuse_channels *s, bool is_load)
+                                                    const struct channel_part *t, struct normfuse_channels *s,
+                                                    bool is_load)
 {
     const struct normfuse_problem *p = plan->p;
     pass_part(plan, w, t, s);
     const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
     const bool activates = is_load && activates_in_sums(plan);
     s->kept = activates ? real_at(plan, w->gradient, values_before(plan, t)) : NULL;
-    if (p->columns && (activates || p->activation == NORMFUSE_IDENTITY) && is_real && !p->dpost_add.data && is_direct(plan, &p->dy, t)) {
+    if (p->columns && (activates || p->activation == NORMFUSE_IDENTITY) && is_real && !p->dpost_add.data &&
+        is_direct(plan, &p->dy, t)) {
         s->gradient = tile_at(plan, &p->dy, t, p->y_type);
         s->gradient_stride = p->dy.position;
         s->ahead_gradient = t->count * s->gradient_stride * (ptrdiff_t)plan->real_bytes;
     }
 }
 
-static void load_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t, struct normfuse_channels *s)
+static void load_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
+                          struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
     const bool needs_z = p->activation != NORMFUSE_IDENTITY && !s->kept;
@@ -836,7 +875,8 @@ static void flush_columns(const struct plan *plan, struct small_worker *w)
 }
 
 /* The sums of a sample and channel: onto those of dbias and dweight, and to dscale and dshift. */
-static void add_sample(const struct plan *plan, int64_t n, int64_t c, double all, double centred, double *dbias, double *dweight)
+static void add_sample(const struct plan *plan, int64_t n, int64_t c, double all, double centred, double *dbias,
+                       double *dweight)
 {
     const struct normfuse_problem *p = plan->p;
     const double gain = 1 + load_parameter(&p->scale, n, c, 0);
@@ -920,7 +960,8 @@ void normfuse_channels_end(const struct plan *plan, struct small_worker *w)
 void normfuse_channels_walk(const struct plan *plan, struct small_worker *w, int64_t block)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t sample = plan->sample_positions, from = block / plan->parts * plan->block_samples * sample + block % plan->parts * plan->part;
+    const int64_t sample = plan->sample_positions,
+                  from = block / plan->parts * plan->block_samples * sample + block % plan->parts * plan->part;
     const int64_t end = plan->parts > 1 ? smaller(from + plan->part, (block / plan->parts + 1) * sample)
                                         : smaller(p->n * p->s, from + plan->block_samples * sample);
     struct channel_part t = {.n = -1, .channels = plan->group_channels};
@@ -931,7 +972,8 @@ void normfuse_channels_walk(const struct plan *plan, struct small_worker *w, int
         }
         t.n = at / p->s;
         t.s = at % p->s;
-        t.count = smaller(smaller(plan->positions, p->s - t.s), (plan->backward && p->columns ? smaller(chunk, end) : end) - at);
+        t.count = smaller(smaller(plan->positions, p->s - t.s),
+                          (plan->backward && p->columns ? smaller(chunk, end) : end) - at);
         for (t.group = 0; t.group < (p->columns ? 1 : plan->groups); t.group++)
             take_tile(plan, w, &t);
         if (!plan->backward)

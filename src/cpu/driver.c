@@ -27,7 +27,8 @@ static void walk_alone(const struct plan *plan, struct worker *w, int64_t first,
     const bool forward = !plan->back_and_forth;
     struct team *team = &w->own;
     for (int64_t bundle = first - 1; bundle < last; bundle++) {
-        const bool reduces = plan->reduce && bundle + 1 < last, applies = plan->apply && (plan->dependent || !plan->reduce) && bundle >= first;
+        const bool reduces = plan->reduce && bundle + 1 < last,
+                   applies = plan->apply && (plan->dependent || !plan->reduce) && bundle >= first;
         struct bundle_state *now = &team->state[bundle & 1], *then = &team->state[(bundle + 1) & 1];
         const int64_t next = reduces && plan->ahead ? bundle + 1 : -1;
         /* two states: with coefficients that never change, two bundles fill both */
@@ -144,7 +145,8 @@ static void run_thread(void *context, int64_t t)
             const int64_t last = smaller(p->n, first + plan->blocks_per_task * plan->block_samples);
             const int64_t groups = plan->sample_bundles;
             if (plan->small_sets) {
-                normfuse_small_sets_walk(plan, w, first, last, range * plan->bundles_per_task, smaller(groups, (range + 1) * plan->bundles_per_task));
+                normfuse_small_sets_walk(plan, w, first, last, range * plan->bundles_per_task,
+                                         smaller(groups, (range + 1) * plan->bundles_per_task));
                 continue;
             }
             if (plan->group_ranges == 1) {
@@ -188,7 +190,8 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     char *allocated = NULL, *base = exec ? exec->scratch : NULL;
     if (base) {
         if (exec->scratch_bytes < bytes)
-            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, %zu are needed", p->name, exec->scratch_bytes, bytes);
+            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, %zu are needed", p->name,
+                                   exec->scratch_bytes, bytes);
     } else if (bytes <= sizeof stack) {
         base = stack;
     } else {
@@ -202,7 +205,11 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
     if (machine->verbose_dispatch)
         fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan.table->isa, plan.threads,
                 plan.threads == 1 ? "thread" : "threads",
-                plan.channel ? ", norm over channels" : plan.small_sets ? ", many norm groups at a time" : plan.teams_of_one ? ", one bundle a thread" : plan.reduce ? ", threads share bundles" : ", pieces",
+                plan.channel        ? ", norm over channels"
+                : plan.small_sets   ? ", many norm groups at a time"
+                : plan.teams_of_one ? ", one bundle a thread"
+                : plan.reduce       ? ", threads share bundles"
+                                    : ", pieces",
                 plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
     normfuse_read_parameters(&plan);

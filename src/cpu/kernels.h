@@ -163,8 +163,8 @@ struct normfuse_channel_functions {
 /* Sums per column, from the compute type to double: columns.inl. */
 struct normfuse_column_functions {
     void (*accumulate)(const void *from, double *to, size_t columns, size_t rows);
-    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns, size_t rows, double n,
-                 double before);
+    bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns,
+                 size_t rows, double n, double before);
 };
 
 struct normfuse_table {

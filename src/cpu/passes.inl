@@ -232,7 +232,8 @@ struct FN(coefficients) {
     V k, a, b, p, q, rest, param; /* param: of the activation */
 };
 
-BODY struct FN(coefficients) FN(coefficients_of_row)(const struct normfuse_pass *s, size_t r, const int pass, const bool columns)
+BODY struct FN(coefficients)
+    FN(coefficients_of_row)(const struct normfuse_pass *s, size_t r, const int pass, const bool columns)
 {
     const V zero = OP(set1)(0);
     struct FN(coefficients) of = {zero, zero, zero, zero, zero, zero, OP(set1)((R)s->act_param)};
@@ -256,12 +257,14 @@ BODY struct FN(coefficients) FN(coefficients_of_row)(const struct normfuse_pass 
 }
 
 /* x - k and z at column i of a row; missing lanes hold x = k. */
-BODY V FN(distance)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const bool columns)
+BODY V FN(distance)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
+                    const bool columns)
 {
     const V k = columns ? FN(coefficient)(s->k, i, n) : of.k;
     return OP(sub)(FN(load_values)(ROW(const T *, x, r) + i, n, k), k);
 }
-BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, struct FN(coefficients) of, const bool columns)
+BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, struct FN(coefficients) of,
+             const bool columns)
 {
     V added = d;
     if (s->post_add) {
@@ -274,7 +277,8 @@ BODY V FN(z)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, V d, s
 }
 
 /* The activation's parameter at column i of a row. */
-BODY V FN(param)(const struct normfuse_pass *s, size_t i, size_t n, struct FN(coefficients) of, const bool columns, const int form)
+BODY V FN(param)(const struct normfuse_pass *s, size_t i, size_t n, struct FN(coefficients) of, const bool columns,
+                 const int form)
 {
     return columns && form == NORMFUSE_PRELU ? FN(coefficient)(s->slope, i, n) : of.param;
 }
@@ -303,8 +307,8 @@ BODY void FN(affine_step)(const struct normfuse_pass *s, size_t r, size_t i, siz
 }
 
 /* dy' at column i; *d is x - k. Missing lanes give dy' = 0 and d = 0. */
-BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
-                    const bool columns, const int form, V *d)
+BODY V FN(gradient)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
+                    const R *staged, const bool columns, const int form, V *d)
 {
     *d = FN(distance)(s, r, i, n, of, columns);
     if (form == STAGED)
@@ -323,7 +327,8 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
         AHEAD(ROW(const T *, x, r) + i, s->ahead_x);
         AHEAD(ROW(const T *, dy, r) + i, s->ahead_dy);
     }
-    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d), p = columns ? FN(coefficient)(s->p, i, n) : of.p;
+    const V g = FN(gradient)(s, r, i, n, of, staged, columns, form, &d),
+            p = columns ? FN(coefficient)(s->p, i, n) : of.p;
     V v;
     if (!s->q)
         v = OP(mul)(p, g);
@@ -338,8 +343,8 @@ BODY void FN(affine2_step)(const struct normfuse_pass *s, size_t r, size_t i, si
     FN(write)(ROW(T *, y, r) + i, v, n, stream);
 }
 
-BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of, const R *staged,
-                   const int pass, const bool columns, const int form, bool stream)
+BODY void FN(step)(const struct normfuse_pass *s, size_t r, size_t i, size_t n, struct FN(coefficients) of,
+                   const R *staged, const int pass, const bool columns, const int form, bool stream)
 {
     if (pass == AFFINE)
         FN(affine_step)(s, r, i, n, of, staged, columns, form, stream);
@@ -378,7 +383,8 @@ BODY void FN(fill)(const struct normfuse_pass *s, const struct FN(block) *at, si
 }
 
 /* A block's z, and dy, through the activation: its results in place of z or of dy. */
-BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g, const int pass, const bool columns)
+BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block) * at, R *z, R *g, const int pass,
+                           const bool columns)
 {
     for (size_t j = 0; j < at->count; j++)
         FN(fill)(s, at, at->row + j, z + j * at->pitch, g + j * at->pitch, pass, columns);
@@ -393,10 +399,11 @@ BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block)
 }
 
 /* Called: inlined into each loop they were 125 KB of the library. */
-#define STAGE_OF(name, pass, columns)                                                                                        \
-    static __attribute__((noinline)) const R *FN(name)(const struct normfuse_pass *s, const struct FN(block) *at, R *z, R *g) \
-    {                                                                                                                        \
-        return FN(stage_of)(s, at, z, g, pass, columns);                                                                     \
+#define STAGE_OF(name, pass, columns)                                                                                  \
+    static __attribute__((noinline)) const R *FN(name)(const struct normfuse_pass *s, const struct FN(block) * at,     \
+                                                       R * z, R * g)                                                   \
+    {                                                                                                                  \
+        return FN(stage_of)(s, at, z, g, pass, columns);                                                               \
     }
 STAGE_OF(stage_rows, AFFINE, false)
 STAGE_OF(stage_columns, AFFINE, true)
@@ -413,13 +420,14 @@ BODY const R *FN(stage)(const struct normfuse_pass *s, const struct FN(block) *a
 
 /* At most a cache line of a row with an activation, by ordinary stores; `staged`: its results, or NULL. One copy for all
  * loops. */
-static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, const R *staged,
-                                               int pass, bool columns)
+static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, size_t r, size_t i, size_t end,
+                                               const R *staged, int pass, bool columns)
 {
     R z[LINE + W], g[LINE + W];
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, pass, columns);
     if (!staged) {
-        const struct FN(block) at = {.row = r, .count = 1, .first = i, .width = end - i, .pitch = (end - i + W - 1) / W * W};
+        const struct FN(block)
+            at = {.row = r, .count = 1, .first = i, .width = end - i, .pitch = (end - i + W - 1) / W * W};
         staged = FN(stage)(s, &at, z, g, pass, columns);
     }
     for (size_t n; i < end; i += n, staged += n) {
@@ -429,8 +437,8 @@ static __attribute__((noinline)) void FN(edge)(const struct normfuse_pass *s, si
 }
 
 /* The same with any activation. Without one a step costs less than the call. */
-BODY void FN(part)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, struct FN(coefficients) of, const R *staged,
-                   const int pass, const bool columns, const int form)
+BODY void FN(part)(const struct normfuse_pass *s, size_t r, size_t i, size_t end, struct FN(coefficients) of,
+                   const R *staged, const int pass, const bool columns, const int form)
 {
     if (form != NORMFUSE_IDENTITY) {
         FN(edge)(s, r, i, end, staged, pass, columns);
@@ -495,8 +503,10 @@ BODY void FN(staged_rows)(const struct normfuse_pass *s, const int pass, const b
         const bool is_kept = pass == AFFINE2 && s->kept;
         const R *staged = is_kept ? NULL : FN(stage)(s, &at, z, g, pass, columns);
         for (size_t j = 0; j < at.count; j++)
-            FN(row)(s, at.row + j, at.first, at.first + at.width,
-                    is_kept ? ROW(const R *, kept, at.row + j) + at.first : staged + j * at.pitch, pass, columns, STAGED, s->stream);
+            FN(row)
+            (s, at.row + j, at.first, at.first + at.width,
+             is_kept ? ROW(const R *, kept, at.row + j) + at.first : staged + j * at.pitch, pass, columns, STAGED,
+             s->stream);
     }
 }
 
@@ -557,7 +567,8 @@ BODY bool FN(is_repeated)(const struct normfuse_pass *s)
 }
 
 /* The entries of values [first, first + count) of the tile: from[REPEATED_ROW] is the first one's. */
-static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass *s, const void *entries, R *to, size_t first, size_t count)
+static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass *s, const void *entries, R *to,
+                                                     size_t first, size_t count)
 {
     if (!entries)
         return NULL;
@@ -580,7 +591,8 @@ static __attribute__((noinline)) const R *FN(repeat)(const struct normfuse_pass 
 }
 
 /* Values [first, first + count) of the tile as one row. */
-static __attribute__((noinline)) struct normfuse_pass FN(as_columns)(const struct normfuse_pass *s, struct FN(repeated) *repeated, size_t first, size_t count)
+static __attribute__((noinline)) struct normfuse_pass
+FN(as_columns)(const struct normfuse_pass *s, struct FN(repeated) * repeated, size_t first, size_t count)
 {
     struct normfuse_pass one = *s;
     one.rows = 1;
@@ -658,8 +670,8 @@ struct FN(sums) {
 };
 
 /* Values [first, end) of a row, onto *sums; first is a multiple of 2*W. */
-BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form,
-                       struct FN(sums) *sums)
+BODY void FN(dot2_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged,
+                       const int form, struct FN(sums) * sums)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, false);
     const bool keeps = s->dpost_add || s->y || s->kept;
@@ -708,7 +720,8 @@ BODY void FN(dot2_row_ends)(const struct normfuse_pass *s, size_t r, struct FN(s
 }
 
 /* A row's values onto the sums of its columns, which stay in the L1 cache. */
-BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const R *staged, const int form)
+BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t c, size_t n, const R *staged,
+                                const int form)
 {
     const struct FN(coefficients) of = FN(coefficients_of_row)(s, r, DOT2, true);
     R *sums = (R *)s->sum + c, *squares = (R *)s->square + c;
@@ -719,7 +732,8 @@ BODY void FN(dot2_columns_step)(const struct normfuse_pass *s, size_t r, size_t 
     if (s->dpost_add || s->y || s->kept)
         FN(keep)(s, r, c, n, s->y ? FN(coefficient)(s->p, c, n) : g, g);
 }
-BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged, const int form)
+BODY void FN(dot2_columns_row)(const struct normfuse_pass *s, size_t r, size_t first, size_t end, const R *staged,
+                               const int form)
 {
     size_t c = first;
     for (; c + W <= end; c += W) {
@@ -742,8 +756,8 @@ BODY void FN(slope_row_ends)(const struct normfuse_pass *s, size_t r, struct FN(
 }
 
 /* The values that a block's stage has in z's place, onto the sums for the slope's gradient, in the order of dot2's own. */
-static __attribute__((noinline)) void FN(sum_slopes)(const struct normfuse_pass *s, const struct FN(block) *at, const R *staged,
-                                                     bool columns, struct FN(sums) *lanes)
+static __attribute__((noinline)) void FN(sum_slopes)(const struct normfuse_pass *s, const struct FN(block) * at,
+                                                     const R *staged, bool columns, struct FN(sums) * lanes)
 {
     for (size_t j = 0; j < at->count; j++, staged += at->pitch) {
         const size_t r = at->row + j;

@@ -32,7 +32,8 @@ static char *row_address(const struct plan *plan, const struct normfuse_view *v,
     return element(plan, v, &at);
 }
 
-void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes)
+void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n,
+                           size_t bytes)
 {
     if (to_stride == 1 && from_stride == 1) {
         memcpy(to, from, (size_t)n * bytes);
@@ -49,15 +50,19 @@ void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrd
 }
 
 /* Row r of a tile to a stage, or back. */
-static void copy_row(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t r, char *stage, bool to_stage)
+static void copy_row(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t r,
+                     char *stage, bool to_stage)
 {
     const struct normfuse_problem *p = plan->p;
     const size_t bytes = plan->type_bytes;
     char *at = row_address(plan, v, t, r);
-    const ptrdiff_t inner = p->columns && plan->spread == 1 ? (p->c > 1 ? v->channel : 1) : plan->spread > 1 || p->s > 1 ? v->position : 1;
+    const ptrdiff_t inner = p->columns && plan->spread == 1 ? (p->c > 1 ? v->channel : 1)
+                            : plan->spread > 1 || p->s > 1  ? v->position
+                                                            : 1;
     const int64_t n = plan->spread > 1 ? plan->spread : t->width;
     for (int64_t i = 0; i < t->width; i += n, at += v->channel * (ptrdiff_t)bytes, stage += (size_t)n * bytes)
-        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : inner, to_stage ? at : stage, to_stage ? inner : 1, n, bytes);
+        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : inner, to_stage ? at : stage, to_stage ? inner : 1,
+                              n, bytes);
 }
 
 /* The tile of an input, in place or copied to the stage; *stride is between its rows. */
@@ -75,7 +80,8 @@ static const void *input(const struct plan *plan, const struct normfuse_view *v,
 }
 
 /* The place that a tile of an output is written to: itself, or the stage, which scatter() copies out. */
-static void *output(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage, ptrdiff_t *stride)
+static void *output(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, char *stage,
+                    ptrdiff_t *stride)
 {
     if (direct(plan, v)) {
         *stride = row_stride(plan, v, t);
@@ -100,7 +106,8 @@ static void run_columns(const struct plan *plan, normfuse_pass_function pass, st
         pass(&s);
         return;
     }
-    ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride, &s.post_add_stride, &s.du_stride, &s.y_stride, &s.dpost_add_stride, &s.kept_stride};
+    ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride,        &s.post_add_stride, &s.du_stride,
+                            &s.y_stride, &s.dpost_add_stride, &s.kept_stride};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
         *strides[i] *= (ptrdiff_t)folded;
     s.rows /= folded;
@@ -188,7 +195,8 @@ static int64_t place_in_bundle(const struct plan *plan, const struct tile *t, pt
 
 /* The tile of u: x, or x + pre_add, rounded; `first` is the part of the call that makes it. A call: inlined
  * it is 1 KB, five times. */
-static __attribute__((noinline)) const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t, bool first, ptrdiff_t *stride)
+static __attribute__((noinline)) const void *input_u(const struct plan *plan, struct worker *w, const struct tile *t,
+                                                     bool first, ptrdiff_t *stride)
 {
     const struct normfuse_problem *p = plan->p;
     if (!plan->add)
@@ -196,7 +204,8 @@ static __attribute__((noinline)) const void *input_u(const struct plan *plan, st
     if (p->u.data && !first)
         return input(plan, &p->u, t, w->stage[0], stride);
     ptrdiff_t held_stride = 0;
-    char *const held = plan->held_u ? team_of(plan, w)->u + (size_t)place_in_bundle(plan, t, &held_stride) * plan->type_bytes : NULL;
+    char *const held =
+        plan->held_u ? team_of(plan, w)->u + (size_t)place_in_bundle(plan, t, &held_stride) * plan->type_bytes : NULL;
     if (held && !first) {
         *stride = held_stride;
         return held;
@@ -223,7 +232,8 @@ static __attribute__((noinline)) const void *input_u(const struct plan *plan, st
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 /* The tile at (segment, offset) of a bundle: rows: `rows` segments of `width` values; columns: `rows` rows. */
-static struct tile tile_at(const struct plan *plan, int64_t bundle, int64_t segment, int64_t offset, int64_t rows, int64_t width)
+static struct tile tile_at(const struct plan *plan, int64_t bundle, int64_t segment, int64_t offset, int64_t rows,
+                           int64_t width)
 {
     struct tile t = {.rows = rows, .width = width};
     if (plan->p->columns) {
@@ -244,8 +254,8 @@ static struct tile tile_at(const struct plan *plan, int64_t bundle, int64_t segm
 
 /* Bytes from what is read of a tile, rows `stride` apart, to what the apply part prefetches while it stores: the same tile of
  * the next bundle in a tensor, or where it is the first to read the tile what comes soon; 0: nothing. */
-static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next, const void *read,
-                          ptrdiff_t stride)
+static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct tile *t, int64_t next,
+                          const void *read, ptrdiff_t stride)
 {
     if (!plan->reduce)
         return NORMFUSE_PREFETCH_BYTES;
@@ -285,14 +295,16 @@ static double value_u(const struct plan *plan, int64_t n, int64_t c, int64_t s)
         return normfuse_load(element(plan, &p->x, &at), p->type);
     if (p->u.data) /* written by now; u may be x or pre_add */
         return normfuse_load(element(plan, &p->u, &at), p->type);
-    const float u = (float)normfuse_load(element(plan, &p->x, &at), p->type) + (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
+    const float u = (float)normfuse_load(element(plan, &p->x, &at), p->type) +
+                    (float)normfuse_load(element(plan, &p->pre_add, &at), p->type);
     char rounded[8];
     normfuse_store(rounded, p->type, (double)u);
     return normfuse_load(rounded, p->type);
 }
 
 /* The moments of rows x width values from channel, or column of the tile, c on in double: the slow way for values that f32 cannot square. */
-static struct moments moments_in_double(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows, int64_t width)
+static struct moments moments_in_double(const struct plan *plan, const struct tile *t, int64_t c, int64_t rows,
+                                        int64_t width)
 {
     const struct normfuse_problem *p = plan->p;
     struct moments m = {(double)rows * (double)width, 0, 0};
@@ -320,7 +332,8 @@ static int64_t rows_of_tile(const struct plan *plan, int64_t otherwise)
 {
     if (!plan->staged)
         return otherwise;
-    return larger(plan->folded, STAGE_VALUES / larger(1, plan->bundle_channels * plan->spread) / plan->folded * plan->folded);
+    return larger(plan->folded,
+                  STAGE_VALUES / larger(1, plan->bundle_channels * plan->spread) / plan->folded * plan->folded);
 }
 
 /* ---- reduce: moments --------------------------------------------------------------------------------------------- */
@@ -332,10 +345,11 @@ static void store_shift(const struct plan *plan, struct worker *w, int64_t j, do
 }
 
 /* The moments of t's rows of `width` values from channel, or column of the tile, c on, whose sums are the j-th. */
-static struct moments moments_of_chunk(const struct plan *plan, const struct worker *w, const struct tile *t, int64_t c, int64_t width,
-                                       int64_t j)
+static struct moments moments_of_chunk(const struct plan *plan, const struct worker *w, const struct tile *t, int64_t c,
+                                       int64_t width, int64_t j)
 {
-    const double k = load_real(plan, w->shift, j), sum = load_real(plan, w->sum, j), square = load_real(plan, w->square, j);
+    const double k = load_real(plan, w->shift, j), sum = load_real(plan, w->sum, j),
+                 square = load_real(plan, w->square, j);
     if (!plan->is_double && out_of_range(k, sum, square))
         return moments_in_double(plan, t, c, t->rows, width);
     const double values = (double)(t->rows * width), m2 = square - sum * sum / values;
@@ -344,13 +358,14 @@ static struct moments moments_of_chunk(const struct plan *plan, const struct wor
 
 /* Finds the moments of one chunk each of `count` sets of channels, `apart` channels from one to the next; t is the first
  * one's chunk. last[] are the moments of the chunks before, then of these. A call: inlined it is 3 KB, twice. */
-static __attribute__((noinline)) void chunk_of_rows(const struct plan *plan, struct worker *w, const struct tile *t, int64_t count, int64_t apart,
-                       struct moments *last)
+static __attribute__((noinline)) void chunk_of_rows(const struct plan *plan, struct worker *w, const struct tile *t,
+                                                    int64_t count, int64_t apart, struct moments *last)
 {
     const struct normfuse_problem *p = plan->p;
     ptrdiff_t stride;
     const void *u = input_u(plan, w, t, true, &stride);
-    struct normfuse_pass s = {.x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square, .sets = (size_t)count};
+    struct normfuse_pass s = {
+        .x = u, .x_stride = stride, .k = w->shift, .sum = w->sum, .square = w->square, .sets = (size_t)count};
     s.set_stride = apart * p->x.channel;
     const bool first = last[0].count == 0;
     double sampled = 0;
@@ -386,7 +401,8 @@ static struct moments with_bias(const struct plan *plan, struct moments of_x, in
 }
 
 /* Moments of channels with a bias each: chunk by chunk of as many channels as there is room for. */
-static struct moments moments_of_channels(const struct plan *plan, struct worker *w, int64_t bundle, const struct piece *piece)
+static struct moments moments_of_channels(const struct plan *plan, struct worker *w, int64_t bundle,
+                                          const struct piece *piece)
 {
     struct moments all = {0, 0, 0}, last[MAX_BUNDLED];
     const int64_t at_once = plan->all_direct ? MAX_BUNDLED : 1;
@@ -395,7 +411,8 @@ static struct moments moments_of_channels(const struct plan *plan, struct worker
         for (int64_t j = 0; j < count; j++)
             last[j].count = 0;
         for (int64_t at = 0; at < piece->length; at += width) {
-            const struct tile t = tile_at(plan, bundle, piece->segment + r, piece->start + at, 1, smaller(width, piece->length - at));
+            const struct tile t =
+                tile_at(plan, bundle, piece->segment + r, piece->start + at, 1, smaller(width, piece->length - at));
             chunk_of_rows(plan, w, &t, count, 1, last);
             for (int64_t j = 0; j < count; j++)
                 all = join(all, with_bias(plan, last[j], t.n, t.c + j));
@@ -404,7 +421,8 @@ static struct moments moments_of_channels(const struct plan *plan, struct worker
     return all;
 }
 
-static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
+static void moments_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle,
+                                  int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = groups_in(plan, bundle);
@@ -414,7 +432,8 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
         all[j] = last[j] = (struct moments){0, 0, 0};
     const bool biased = plan->p->pre_bias.data != NULL, by_channel = biased && plan->group_channels > 1;
     for (int64_t j = 0; by_channel && j < channels; j++) {
-        const struct piece of_group = {piece.segment + j * plan->group_channels, piece.segments, piece.start, piece.length};
+        const struct piece of_group = {piece.segment + j * plan->group_channels, piece.segments, piece.start,
+                                       piece.length};
         all[j] = moments_of_channels(plan, w, bundle, &of_group);
     }
     if (!by_channel) {
@@ -422,8 +441,8 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
         for (int64_t r = 0; r < piece.segments; r += rows)
             for (int64_t at = 0; at < piece.length; at += width)
                 for (int64_t j = 0; j < channels; j += at_once) {
-                    struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, smaller(rows, piece.segments - r),
-                                            smaller(width, piece.length - at));
+                    struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at,
+                                            smaller(rows, piece.segments - r), smaller(width, piece.length - at));
                     t.c += j * plan->group_channels;
                     chunk_of_rows(plan, w, &t, at_once, plan->group_channels, last + j);
                     for (int64_t i = j; i < j + at_once; i++)
@@ -438,12 +457,14 @@ static void moments_of_piece_rows(const struct plan *plan, struct worker *w, str
 }
 
 /* Adds the moments of the rows [offset, offset + rows) of a bundle, column by column, onto w->sum and w->square. */
-static void sum_rows(const struct plan *plan, struct worker *w, int64_t bundle, int64_t segment, int64_t offset, int64_t rows, bool first)
+static void sum_rows(const struct plan *plan, struct worker *w, int64_t bundle, int64_t segment, int64_t offset,
+                     int64_t rows, bool first)
 {
     const int64_t c = columns_of(plan, bundle), maximum = rows_of_tile(plan, rows);
     for (int64_t r = 0; r < rows; r += maximum) {
         const struct tile t = tile_at(plan, bundle, segment, offset + r, smaller(maximum, rows - r), c);
-        struct normfuse_pass s = {.rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
+        struct normfuse_pass s = {
+            .rows = (size_t)t.rows, .n = (size_t)c, .k = w->shift, .sum = w->sum, .square = w->square};
         s.x = input_u(plan, w, &t, first, &s.x_stride);
         run_tile(plan, plan->pass->moments_columns, &s);
     }
@@ -477,7 +498,8 @@ static void store_shifts(const struct plan *plan, struct worker *w, const double
 static void join_columns(const struct plan *plan, struct worker *w, const struct tile *t, double before, int64_t rows)
 {
     const int64_t channels = t->width;
-    if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->folded, (double)rows, before)) {
+    if (plan->column->join(w->shift, w->sum, w->square, w->mean, w->m2, (size_t)channels, (size_t)plan->folded,
+                           (double)rows, before)) {
         repeat_folded(plan, w->shift, channels);
         return;
     }
@@ -506,7 +528,8 @@ static void join_columns(const struct plan *plan, struct worker *w, const struct
     store_shifts(plan, w, sum, channels);
 }
 
-static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
+static void moments_of_piece_columns(const struct plan *plan, struct worker *w, struct bundle_state *state,
+                                     int64_t bundle, int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, bundle);
@@ -560,8 +583,8 @@ static void moments_of_piece_columns(const struct plan *plan, struct worker *w, 
 /* ---- reduce: backward sums --------------------------------------------------------------------------------------- */
 
 /* Arguments of every pass over a tile but the moments; coefficients from entry `i` on. `first`: see input_u. */
-static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c, const struct tile *t,
-                                         int64_t i, bool first)
+static struct normfuse_pass pass_of_tile(const struct plan *plan, struct worker *w, const struct coefficients *c,
+                                         const struct tile *t, int64_t i, bool first)
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = {.rows = (size_t)t->rows,
@@ -588,7 +611,8 @@ static void keep_tile(const struct plan *plan, const struct worker *w, const str
         s->kept = team_of(plan, w)->kept + (size_t)place_in_bundle(plan, t, &s->kept_stride) * plan->real_bytes;
 }
 
-static void sums_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i)
+static void sums_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state,
+                         const struct tile *t, int64_t i)
 {
     const struct coefficients *c = &state->c;
     const struct normfuse_problem *p = plan->p;
@@ -615,8 +639,8 @@ static void sums_of_tile(const struct plan *plan, struct worker *w, const struct
         scatter(plan, &p->dpost_add, t, w->stage[5]);
 }
 
-static void dx_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i,
-                       int64_t next)
+static void dx_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state,
+                       const struct tile *t, int64_t i, int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
     const struct coefficients *c = &state->c;
@@ -644,15 +668,18 @@ static void add_reals(const struct plan *plan, const void *from, double *restric
         to[i] += load_real(plan, from, i);
 }
 
-static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
+static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle,
+                               int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t channels = groups_in(plan, bundle), part = plan->parts > 1 ? index % plan->parts : 0;
     /* sums are per channel, so a bundle of groups is one of more channels */
-    const int64_t bundles = plan->batch ? channels : 1, segments = plan->batch ? piece.segments : channels * piece.segments;
+    const int64_t bundles = plan->batch ? channels : 1,
+                  segments = plan->batch ? piece.segments : channels * piece.segments;
     /* of a batch: the piece's channels; else the channels of a part */
     const int64_t entries = plan->batch ? plan->entries : plan->bundle_channels;
-    double *sums = state->partials + (plan->batch ? index : part) * plan->partial_sums * entries + (plan->batch ? 0 : piece.segment);
+    double *sums = state->partials + (plan->batch ? index : part) * plan->partial_sums * entries +
+                   (plan->batch ? 0 : piece.segment);
     const void *const of_rows[] = {w->sum, w->square, w->slope_sum};
     for (int64_t i = 0; i < plan->partial_sums; i++)
         memset(sums + i * entries, 0, (size_t)(plan->batch ? entries : segments) * 8);
@@ -663,17 +690,20 @@ static void sums_of_piece_rows(const struct plan *plan, struct worker *w, struct
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width)
             for (int64_t j = 0; j < (across ? 1 : bundles); j++) {
-                struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at, across ? channels : smaller(rows, segments - r),
-                                        smaller(width, piece.length - at));
+                struct tile t =
+                    tile_at(plan, bundle, piece.segment + r, piece.start + at,
+                            across ? channels : smaller(rows, segments - r), smaller(width, piece.length - at));
                 t.across = across;
                 t.c += j;
                 sums_of_tile(plan, w, state, &t, plan->batch ? j * plan->spread : piece.segment + r);
                 for (int64_t i = 0; i < plan->partial_sums; i++)
-                    add_reals(plan, of_rows[i], sums + i * entries + (plan->batch ? j : r), across || !plan->batch ? t.rows : 1);
+                    add_reals(plan, of_rows[i], sums + i * entries + (plan->batch ? j : r),
+                              across || !plan->batch ? t.rows : 1);
             }
 }
 
-static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
+static void sums_of_piece_columns(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle,
+                                  int64_t index)
 {
     const struct piece piece = piece_of(plan, index);
     const int64_t rows = piece.segments * piece.length, channels = columns_of(plan, bundle);
@@ -686,7 +716,8 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
         const int64_t chunk = smaller(plan->chunk_rows, rows - r);
         clear_sums(plan, w);
         for (int64_t q = 0; q < chunk; q += maximum) {
-            const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
+            const struct tile t =
+                tile_at(plan, bundle, piece.segment, piece.start + r + q, smaller(maximum, chunk - q), channels);
             sums_of_tile(plan, w, state, &t, 0);
         }
         for (int64_t j = 0; j < plan->partial_sums; j++)
@@ -703,7 +734,8 @@ static void sums_of_piece_columns(const struct plan *plan, struct worker *w, str
     }
 }
 
-void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index)
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle,
+                           int64_t index)
 {
     if (plan->backward)
         (plan->p->columns ? sums_of_piece_columns : sums_of_piece_rows)(plan, w, state, bundle, index);
@@ -713,8 +745,8 @@ void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bun
 
 /* ---- apply ------------------------------------------------------------------------------------------------------- */
 
-static void y_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i,
-                      int64_t next)
+static void y_of_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t,
+                      int64_t i, int64_t next)
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_pass s = pass_of_tile(plan, w, &state->c, t, i, !plan->reduce);
@@ -727,8 +759,8 @@ static void y_of_tile(const struct plan *plan, struct worker *w, const struct bu
     scatter(plan, &p->y, t, w->stage[4]);
 }
 
-static void apply_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state, const struct tile *t, int64_t i,
-                       int64_t next)
+static void apply_tile(const struct plan *plan, struct worker *w, const struct bundle_state *state,
+                       const struct tile *t, int64_t i, int64_t next)
 {
     if (plan->backward)
         dx_of_tile(plan, w, state, t, i, next);
@@ -736,13 +768,16 @@ static void apply_tile(const struct plan *plan, struct worker *w, const struct b
         y_of_tile(plan, w, state, t, i, next);
 }
 
-void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle, int64_t index, int64_t next)
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle,
+                          int64_t index, int64_t next)
 {
     const struct piece piece = piece_of(plan, index);
     if (plan->p->columns) {
-        const int64_t rows = piece.segments * piece.length, maximum = plan->apply_staged ? rows_of_tile(plan, rows) : rows;
+        const int64_t rows = piece.segments * piece.length,
+                      maximum = plan->apply_staged ? rows_of_tile(plan, rows) : rows;
         for (int64_t r = 0; r < rows; r += maximum) {
-            const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r, smaller(maximum, rows - r), columns_of(plan, bundle));
+            const struct tile t = tile_at(plan, bundle, piece.segment, piece.start + r, smaller(maximum, rows - r),
+                                          columns_of(plan, bundle));
             apply_tile(plan, w, state, &t, 0, next);
         }
         return;
@@ -763,7 +798,8 @@ void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struc
         return;
     }
     const int64_t width = plan->apply_staged ? smaller(piece.length, STAGE_VALUES) : piece.length;
-    const int64_t segments = groups_in(plan, bundle) * piece.segments, rows = plan->apply_staged ? larger(1, STAGE_VALUES / width) : segments;
+    const int64_t segments = groups_in(plan, bundle) * piece.segments,
+                  rows = plan->apply_staged ? larger(1, STAGE_VALUES / width) : segments;
     for (int64_t r = 0; r < segments; r += rows)
         for (int64_t at = 0; at < piece.length; at += width) {
             const struct tile t = tile_at(plan, bundle, piece.segment + r, piece.start + at,

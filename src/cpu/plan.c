@@ -68,7 +68,10 @@ static bool has_few_samples(const struct normfuse_problem *p)
 static int64_t spreading(const struct normfuse_problem *p)
 {
     const bool shared = !p->weights_samples;
-    const int64_t maximum = p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY) ? SPREAD_MOMENTS : SPREAD_WIDTH;
+    const int64_t maximum =
+        p->sets == NORMFUSE_SETS_BATCH && p->phases & (NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY)
+            ? SPREAD_MOMENTS
+            : SPREAD_WIDTH;
     const bool by_channel = p->sets == NORMFUSE_SETS_BATCH || p->sets == NORMFUSE_SETS_NONE;
     /* A forward has no sums that must be cut alike for all numbers of samples. */
     const bool evaluates = p->sets == NORMFUSE_SETS_NONE && p->phases == NORMFUSE_PHASE_APPLY;
@@ -104,7 +107,8 @@ static int64_t rows_of_batch_piece(int64_t columns, size_t type_bytes)
 static int64_t samples_of_piece(int64_t c, int64_t s, int64_t spread)
 {
     int64_t parts, part, segments, pieces;
-    cut(1, s / spread, rows_of_batch_piece(c * spread, 2), rows_folded(c * spread) * 4, &parts, &part, &segments, &pieces);
+    cut(1, s / spread, rows_of_batch_piece(c * spread, 2), rows_folded(c * spread) * 4, &parts, &part, &segments,
+        &pieces);
     return segments;
 }
 
@@ -140,7 +144,8 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->is_double = p->type == NORMFUSE_F64;
     plan->real_bytes = plan->is_double ? 8 : 4;
     plan->none = p->sets == NORMFUSE_SETS_NONE;
-    plan->constant = plan->none && !(p->pre_bias.data && p->biases_samples) && !p->weights_samples && !p->scale.data && !p->shift.data;
+    plan->constant = plan->none && !(p->pre_bias.data && p->biases_samples) && !p->weights_samples && !p->scale.data &&
+                     !p->shift.data;
     /* Samples that share all coefficients, and are small, are walked as the rows of a batch are. */
     const bool is_shared = plan->constant && !has_sample_parameters(p) && (p->columns || plan->spread > 1) &&
                            (p->s <= SPREAD_WIDTH || normfuse_samples_of_block(p->c, p->s, 4) > 1);
@@ -150,11 +155,13 @@ void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int6
     plan->updates_running = p->has_running_momentum && (!p->stats || (p->phases & NORMFUSE_PHASE_APPLY));
     plan->set_values = p->set_values;
     if (plan->backward) {
-        const bool wanted = p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data || p->dslope.data || p->sums;
+        const bool wanted =
+            p->dweight.data || p->dbias.data || p->dscale.data || p->dshift.data || p->dslope.data || p->sums;
         const bool dx = p->dx.data && (p->phases & NORMFUSE_PHASE_BACKWARD_APPLY);
         plan->dependent = dx && !plan->none;
         plan->apply = dx;
-        plan->reduce = (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) && (wanted || plan->dependent || (p->dpost_add.data && !dx));
+        plan->reduce =
+            (p->phases & NORMFUSE_PHASE_BACKWARD_SUMS) && (wanted || plan->dependent || (p->dpost_add.data && !dx));
     } else {
         plan->reduce = (p->phases & NORMFUSE_PHASE_STATISTICS) != 0;
         plan->apply = (p->phases & NORMFUSE_PHASE_APPLY) && (p->y.data || (p->u.data && !plan->reduce));
@@ -181,7 +188,8 @@ static bool may_hold(struct plan *plan, size_t bytes, int share)
     const struct normfuse_problem *p = plan->p;
     const int64_t l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const int64_t held = values_of_bundle(plan) * (int64_t)bytes * (plan->teams_of_one ? plan->threads : 1);
-    const double most = SCRATCH_BYTES + (double)(p->n * p->c * p->s * (p->columns ? plan->spread : 1)) * (double)plan->type_bytes / 16;
+    const double most =
+        SCRATCH_BYTES + (double)(p->n * p->c * p->s * (p->columns ? plan->spread : 1)) * (double)plan->type_bytes / 16;
     const double left = most / share - (double)normfuse_plan_lay_out(plan, NULL) - 2 * COLOUR * plan->threads;
     return held <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)held <= left;
 }
@@ -211,11 +219,14 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         normfuse_channels_plan(plan, exec);
         return;
     }
-    plan->bundle_channels = plan->batch || plan->none ? channels_of_bundle(p->c, spread, plan->batch ? p->n * p->s : p->s) : channels_of_groups(p->c, plan->group_channels);
+    plan->bundle_channels = plan->batch || plan->none
+                                ? channels_of_bundle(p->c, spread, plan->batch ? p->n * p->s : p->s)
+                                : channels_of_groups(p->c, plan->group_channels);
     plan->folded = p->columns ? rows_folded(plan->bundle_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
         plan->folded = smaller(plan->folded, power_of_two_below(larger(1, p->s)));
-    const struct normfuse_view *const views[] = {&p->x, &p->pre_add, &p->post_add, &p->y, &p->u, &p->dy, &p->du, &p->dx, &p->dpost_add};
+    const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
+                                                 &p->dy, &p->du,      &p->dx,       &p->dpost_add};
     for (size_t i = 0; i < sizeof views / sizeof *views; i++)
         if (views[i]->data && !direct(plan, views[i]))
             plan->staged = true;
@@ -240,9 +251,11 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
             rows = rows_of_batch_piece(p->c * spread, plan->type_bytes);
         else if (16 * columns * (p->s / rows) > PARTIAL_BYTES)
             rows = larger(rows, PIECE_ROWS);
-        cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece, &plan->pieces);
+        cut(plan->segments, plan->length, rows, plan->folded * 4, &plan->parts, &plan->part, &plan->segments_per_piece,
+            &plan->pieces);
         plan->bundle_groups = 1;
-        plan->entries = plan->batch || plan->backward || plan->none ? plan->bundle_channels : plan->bundle_channels / plan->group_channels;
+        plan->entries = plan->batch || plan->backward || plan->none ? plan->bundle_channels
+                                                                    : plan->bundle_channels / plan->group_channels;
         plan->partial_doubles = plan->partial_sums * plan->entries * plan->pieces;
     } else {
         plan->segments = plan->batch ? p->n : plan->group_channels;
@@ -256,10 +269,14 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->coefficient_step = plan->batch ? 0 : 1;
         cut(plan->segments, plan->length, PIECE_VALUES, 64, &plan->parts, &plan->part, &plan->segments_per_piece,
             &plan->pieces);
-        plan->partial_doubles = plan->partial_sums * (plan->backward && !plan->batch ? plan->bundle_channels * plan->parts : plan->entries * plan->pieces);
+        plan->partial_doubles =
+            plan->partial_sums *
+            (plan->backward && !plan->batch ? plan->bundle_channels * plan->parts : plan->entries * plan->pieces);
     }
-    plan->sums_samples = !plan->batch && (plan->backward ? plan->reduce && !p->weights_samples && !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
-                                                          : plan->updates_running);
+    plan->sums_samples =
+        !plan->batch && (plan->backward ? plan->reduce && !p->weights_samples &&
+                                              !(p->sums && !(p->phases & NORMFUSE_PHASE_BACKWARD_APPLY))
+                                        : plan->updates_running);
     const bool sums = plan->sums_samples || plan->sums_slopes;
     plan->block_samples = sums ? samples_of(GROUP_BLOCK_VALUES, p->c, p->s, plan->type_bytes)
                                : power_of_two_below(larger(1, PIECE_VALUES / larger(1, p->c * p->s)));
@@ -288,7 +305,11 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const bool in_place = same_view(out, &p->x) || same_view(out, &p->dy) || same_view(out, &p->pre_add) ||
                           same_view(out, &p->post_add) || same_view(out, &p->du);
     /* rows that share cache lines are written in part by ordinary stores, which the streaming ones wait for */
-    const int64_t row_bytes = (plan->small_sets ? 0 : p->columns ? plan->folded * p->c * spread : plan->spread > 1 ? 0 : p->s) * (int64_t)plan->type_bytes;
+    const int64_t row_bytes = (plan->small_sets   ? 0
+                               : p->columns       ? plan->folded * p->c * spread
+                               : plan->spread > 1 ? 0
+                                                  : p->s) *
+                              (int64_t)plan->type_bytes;
     const bool shares_lines = row_bytes % ALIGNMENT != 0 && row_bytes < (p->columns ? 4096 : SHORT_ROW_BYTES);
     /* a streaming store keeps y out of the caches, where what comes next may want a small one */
     plan->stream = bytes > 2 * l2 && !in_place && !shares_lines;
@@ -298,7 +319,10 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     const int64_t share = larger(l2 / 2, machine->llc_bytes / (4 * plan->threads));
     if (plan->batch) {
         const int64_t together = larger(1, BLOCK_VALUES / larger(1, p->n * p->s * plan->bundle_groups));
-        plan->bundles_per_task = p->columns ? 1 : smaller(larger(together, plan->bundles / TASKS_PER_THREAD / plan->threads), divide_up(plan->bundles, plan->threads));
+        plan->bundles_per_task = p->columns
+                                     ? 1
+                                     : smaller(larger(together, plan->bundles / TASKS_PER_THREAD / plan->threads),
+                                               divide_up(plan->bundles, plan->threads));
         plan->group_ranges = 1;
         plan->tasks = divide_up(plan->bundles, plan->bundles_per_task);
     } else {
@@ -308,7 +332,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
             plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
             plan->blocks = divide_up(p->n, plan->block_samples);
         }
-        const int64_t wanted = plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
+        const int64_t wanted =
+            plan->small_sets && plan->threads == 1 ? 1 : divide_up(4 * plan->threads, larger(plan->blocks, 1));
         plan->group_ranges = larger(1, smaller(groups, wanted));
         plan->bundles_per_task = divide_up(groups, plan->group_ranges);
         const int64_t tiles = plan->small_sets ? divide_up(groups, plan->small_at_once) : 0;
@@ -322,7 +347,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     }
     if (plan->tasks == 1 && plan->pieces <= 1 && plan->reduce) /* a team would take turns */
         plan->threads = 1;
-    const bool busy = p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6 && p->activation != NORMFUSE_PRELU;
+    const bool busy =
+        p->activation > NORMFUSE_LEAKY_RELU && p->activation != NORMFUSE_RELU6 && p->activation != NORMFUSE_PRELU;
     plan->back_and_forth = bundle_bytes > l2 * plan->threads;
     /* threads that share a bundle of one piece would wait for one another */
     const int64_t enough = plan->pieces == 1 ? plan->threads : 2 * plan->threads;
@@ -330,7 +356,8 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     if (!plan->reduce && plan->threads > 1) /* pieces do not wait for one another */
         plan->teams_of_one = false;
     const bool in_two = plan->dependent && plan->reduce && !plan->small_sets;
-    if (in_two && plan->backward && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y && may_hold(plan, plan->real_bytes, 1))
+    if (in_two && plan->backward && busy && p->activation != NORMFUSE_HARDSWISH && !p->from_y &&
+        may_hold(plan, plan->real_bytes, 1))
         plan->kept_values = values_of_bundle(plan);
     if (in_two && plan->add && !p->u.data && may_hold(plan, plan->type_bytes, 2))
         plan->held_u = values_of_bundle(plan);
@@ -366,9 +393,11 @@ static void lay_out_team(const struct plan *plan, struct team *team, struct aren
         state->partials = normfuse_take(arena, plan->reduce ? plan->partial_doubles : 0, 8);
         void **arrays[] = {&state->c.k, &state->c.a, &state->c.b, &state->c.p, &state->c.q, &state->c.r};
         for (int j = 0; j < (plan->backward ? 6 : 3); j++)
-            *arrays[j] = normfuse_take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
+            *arrays[j] =
+                normfuse_take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
         if (plan->p->slope.data)
-            state->c.slope = normfuse_take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
+            state->c.slope =
+                normfuse_take(arena, plan->coefficients * (plan->p->columns ? 1 : plan->spread), plan->real_bytes);
     }
     team->kept = normfuse_take(arena, plan->kept_values, plan->real_bytes);
     team->u = normfuse_take(arena, plan->held_u, plan->type_bytes);
@@ -412,7 +441,8 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     const int64_t columns = p->columns ? plan->bundle_channels * plan->spread : 0, width = columns * plan->folded;
     plan->weight = normfuse_take(&arena, p->weight.batch ? 0 : p->c, 8);
     plan->bias = normfuse_take(&arena, p->bias.batch ? 0 : p->c, 8);
-    plan->sample_sums = normfuse_take(&arena, plan->sums_samples ? (plan->blocks + (plan->channel ? 1 : 0)) * p->c * 2 : 0, 8);
+    plan->sample_sums =
+        normfuse_take(&arena, plan->sums_samples ? (plan->blocks + (plan->channel ? 1 : 0)) * p->c * 2 : 0, 8);
     plan->slope_sums = normfuse_take(&arena, plan->sums_slopes ? (plan->batch ? 1 : plan->blocks) * p->c : 0, 8);
     plan->workers = normfuse_take(&arena, plan->threads, sizeof *plan->workers);
     for (int32_t i = 0; i < plan->threads; i++) {
@@ -442,7 +472,9 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
             worker->square64 = normfuse_take(&arena, columns, 8);
         }
         /* bundles go through a copy of u where that is not written out */
-        const int64_t stage = larger(STAGE_VALUES, p->columns ? width : plan->bundle_groups > 1 ? plan->bundle_channels * p->s : 0);
+        const int64_t stage = larger(STAGE_VALUES, p->columns                ? width
+                                                   : plan->bundle_groups > 1 ? plan->bundle_channels * p->s
+                                                                             : 0);
         const bool copied[] = {plan->add || is_copied(plan, &p->x) || is_copied(plan, &p->u),
                                is_copied(plan, &p->dy),
                                is_copied(plan, &p->post_add),

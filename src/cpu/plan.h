@@ -253,7 +253,9 @@ static inline void store_real(const struct plan *plan, void *array, int64_t i, d
 
 static inline double load_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double absent)
 {
-    return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type), q->type) : absent;
+    return q->data ? normfuse_load(q->data + (n * q->batch + c * q->channel) * (ptrdiff_t)normfuse_type_bytes(q->type),
+                                   q->type)
+                   : absent;
 }
 
 static inline void store_parameter(const struct normfuse_parameter *q, int64_t n, int64_t c, double v)
@@ -386,16 +388,20 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base);
 
 /* pieces.c */
 /* n elements of `bytes` bytes; strides in elements. */
-void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n, size_t bytes);
+void normfuse_copy_strided(char *to, ptrdiff_t to_stride, const char *from, ptrdiff_t from_stride, int64_t n,
+                           size_t bytes);
 /* next: the bundle whose same piece is reduced afterwards, or -1. */
-void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle, int64_t index);
-void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle, int64_t index, int64_t next);
+void normfuse_reduce_piece(const struct plan *plan, struct worker *w, struct bundle_state *state, int64_t bundle,
+                           int64_t index);
+void normfuse_apply_piece(const struct plan *plan, struct worker *w, const struct bundle_state *state, int64_t bundle,
+                          int64_t index, int64_t next);
 
 /* small_sets.c */
 /* True where a problem's sets are taken many at a time; then also plans how. The plan says what is to be done. views: all `count` of the problem. */
 bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *const *views, size_t count);
 /* Small sets [first, last) of samples [begin, end), which are whole blocks. */
-void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first, int64_t last);
+void normfuse_small_sets_walk(const struct plan *plan, struct worker *w, int64_t begin, int64_t end, int64_t first,
+                              int64_t last);
 
 /* The means and rstds of `sets` norm groups as elements are normalized with them: (u - shift)*rstd + rest, the shift being the mean in
  * the compute type. */
@@ -418,7 +424,8 @@ void normfuse_channels_store_empty(const struct normfuse_problem *p);
 void normfuse_read_parameters(const struct plan *plan);
 /* Fills what a bundle's reduce or apply part needs and is known before its reduce part: k, a, b where the statistics
  * are given, and p of dx. Where the sums are given too (sharded backward), all of it. */
-void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, struct bundle_state *state, int64_t bundle);
+void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, struct bundle_state *state,
+                             int64_t bundle);
 /* Joins the partial sums of a bundle: what the caller wants of them, and the coefficients of its apply part. */
 void normfuse_finish_bundle(const struct plan *plan, struct team *team, int64_t bundle);
 /* After all bundles: the sums over samples, in order. */

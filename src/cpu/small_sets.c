@@ -25,7 +25,8 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     const int64_t d = plan->group_channels, values = d * p->s;
     const int32_t whole = plan->backward ? NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
-    if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce || values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
+    if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce ||
+        values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
         return false;
     /* A costly activation of rows that end inside vectors is made in a stage; rows of whole vectors need no entry for each value. */
     const bool is_costly = p->activation > NORMFUSE_LEAKY_RELU;
@@ -47,7 +48,8 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
             line *= 2;
         plan->small_at_once = larger(smaller(plan->small_at_once, line), plan->small_at_once / line * line);
     }
-    plan->small_samples = larger(1, smaller(p->n, smaller(CHUNK_ROWS / plan->small_rows, SMALL_SET_TILE / (plan->small_at_once * values))));
+    plan->small_samples = larger(
+        1, smaller(p->n, smaller(CHUNK_ROWS / plan->small_rows, SMALL_SET_TILE / (plan->small_at_once * values))));
     return true;
 }
 
@@ -78,23 +80,27 @@ static char *address_of(const struct plan *plan, const struct normfuse_view *v, 
 }
 
 /* A row of a tile from a view that is not adjacent into the stage, or back. */
-static void copy_row(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, char *at, char *stage, bool to_stage)
+static void copy_row(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, char *at,
+                     char *stage, bool to_stage)
 {
     const size_t bytes = plan->type_bytes;
     const int64_t channels = t->sets * plan->group_channels, s = plan->small_repeat;
     if (plan->p->columns) {
-        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : v->channel, to_stage ? at : stage, to_stage ? v->channel : 1, channels, bytes);
+        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : v->channel, to_stage ? at : stage,
+                              to_stage ? v->channel : 1, channels, bytes);
         return;
     }
     for (int64_t c = 0; c < channels; c++, stage += (size_t)s * bytes, at += v->channel * (ptrdiff_t)bytes)
-        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : v->position, to_stage ? at : stage, to_stage ? v->position : 1, s, bytes);
+        normfuse_copy_strided(to_stage ? stage : at, to_stage ? 1 : v->position, to_stage ? at : stage,
+                              to_stage ? v->position : 1, s, bytes);
 }
 
-static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct small_tile *t, void *to,
-                 bool onto)
+static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v,
+                 const struct small_tile *t, void *to, bool onto)
 {
     const bool staged = !is_adjacent(plan, v);
-    const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
+    const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
+                  all = values_of(plan, t);
     const ptrdiff_t ahead = staged ? 0 : t->samples * v->batch * (ptrdiff_t)plan->type_bytes; /* the samples after these */
     for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
@@ -104,14 +110,16 @@ static void load(const struct plan *plan, const struct small_worker *w, const st
     }
 }
 
-static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v, const struct small_tile *t,
-                  const void *from, bool stream)
+static void store(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v,
+                  const struct small_tile *t, const void *from, bool stream)
 {
     const bool staged = !is_adjacent(plan, v);
-    const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t), all = values_of(plan, t);
+    const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
+                  all = values_of(plan, t);
     for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
-        plan->pass->store((const char *)from + (size_t)i * plan->real_bytes, staged ? w->stage : at, (size_t)stretch, stream && !staged);
+        plan->pass->store((const char *)from + (size_t)i * plan->real_bytes, staged ? w->stage : at, (size_t)stretch,
+                          stream && !staged);
         if (staged)
             copy_row(plan, v, t, at, w->stage, false);
     }
@@ -195,10 +203,12 @@ static bool is_per_sample(const struct normfuse_problem *p)
 static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
+    const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels,
+                  count = t->sets * plan->group_channels;
     for (int64_t i = 0; p->slope.data && i < count * repeat; i++)
         store_real(plan, w->prelu_slope, i, load_parameter(&p->slope, 0, c0 + i / repeat, 0));
-    if (!plan->is_double && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data) {
+    if (!plan->is_double && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data &&
+        !p->shift.data) {
         float *weight = w->weight, *bias = w->bias;
         for (int64_t c = 0; c < count; c++)
             for (int64_t i = 0; i < repeat; i++) {
@@ -228,7 +238,8 @@ static void store_gradients(const struct plan *plan, const struct small_worker *
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
-    double *dbias = plan->sums_samples ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) : NULL, *dweight = dbias ? dbias + p->c : NULL;
+    double *dbias = plan->sums_samples ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) : NULL,
+           *dweight = dbias ? dbias + p->c : NULL;
     const bool is_plain = dbias && !p->scale.data && !p->dscale.data && !p->dshift.data && !plan->sums_slopes;
     for (int64_t c = 0; is_plain && c < count; c++) {
         dbias[c0 + c] += sum_of_channel(w->bias_so_far, c, plan->small_repeat);
@@ -256,17 +267,29 @@ static void store_gradients(const struct plan *plan, const struct small_worker *
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------- */
 
-static struct normfuse_small_sets sets_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t)
+static struct normfuse_small_sets sets_of(const struct plan *plan, const struct small_worker *w,
+                                          const struct small_tile *t)
 {
-    return (struct normfuse_small_sets){
-        .samples = (size_t)t->samples, .rows = (size_t)plan->small_rows, .sets = (size_t)t->sets, .n = (size_t)plan->small_width,
-        .u = w->u, .weight = w->weight, .bias = w->bias, .shift = w->shift, .sum = w->sum, .square = w->square,
-        .rstd = w->rstd, .rest = w->rest, .slope = w->slope, .offset = w->offset,
-        .columns = {w->columns[0], w->columns[1], w->columns[2]}};
+    return (struct normfuse_small_sets){.samples = (size_t)t->samples,
+                                        .rows = (size_t)plan->small_rows,
+                                        .sets = (size_t)t->sets,
+                                        .n = (size_t)plan->small_width,
+                                        .u = w->u,
+                                        .weight = w->weight,
+                                        .bias = w->bias,
+                                        .shift = w->shift,
+                                        .sum = w->sum,
+                                        .square = w->square,
+                                        .rstd = w->rstd,
+                                        .rest = w->rest,
+                                        .slope = w->slope,
+                                        .offset = w->offset,
+                                        .columns = {w->columns[0], w->columns[1], w->columns[2]}};
 }
 
 /* The i-th set's moments in double: the slow way for values that f32 cannot square. */
-static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i)
+static struct moments moments_in_double(const struct plan *plan, const struct small_worker *w,
+                                        const struct small_tile *t, int64_t i)
 {
     const int64_t n = plan->small_width, pitch = t->sets * n;
     const float *u = (const float *)w->u + i / t->sets * plan->small_rows * pitch + i % t->sets * n;
@@ -284,9 +307,11 @@ static struct moments moments_in_double(const struct plan *plan, const struct sm
 }
 
 /* Mean and M2 of the i-th set; inverse: 1 over its values. */
-static struct moments moments_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t, int64_t i, double inverse)
+static struct moments moments_of(const struct plan *plan, const struct small_worker *w, const struct small_tile *t,
+                                 int64_t i, double inverse)
 {
-    const double k = load_real(plan, w->shift, i), sum = load_real(plan, w->sum, i), square = load_real(plan, w->square, i);
+    const double k = load_real(plan, w->shift, i), sum = load_real(plan, w->sum, i),
+                 square = load_real(plan, w->square, i);
     if (!plan->is_double && out_of_range(k, sum, square))
         return moments_in_double(plan, w, t, i);
     const double m2 = square - sum * sum * inverse;
@@ -341,7 +366,8 @@ static void finish_sets(const struct plan *plan, struct small_worker *w, const s
     for (int64_t n = 0, i = 0; n < t->samples; n++, i += t->sets) {
         store_row(&p->mean, t->n + n, t->first, mean + i, t->sets);
         store_row(&p->rstd, t->n + n, t->first, rstd + i, t->sets);
-        double *sum = plan->updates_running ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first : NULL;
+        double *sum =
+            plan->updates_running ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) + t->first : NULL;
         for (int64_t j = 0; sum && j < t->sets; j++) {
             sum[j] += mean[i + j];
             sum[p->c + j] += m2[i + j] / (count - 1);
@@ -463,7 +489,8 @@ static void walk_block(const struct plan *plan, struct small_worker *w, struct s
         store_gradients(plan, w, &block);
 }
 
-void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, int64_t begin, int64_t end, int64_t first, int64_t last)
+void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, int64_t begin, int64_t end, int64_t first,
+                              int64_t last)
 {
     struct small_worker *w = &worker->small;
     const bool per_sample = is_per_sample(plan->p);
