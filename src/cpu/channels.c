@@ -271,9 +271,10 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     move(plan, w, v, t, type, from, pitch, false, false, stream);
 }
 
+/* Entry i of an array of the compute type; NULL of one that the call does not need. */
 static void *real_at(const struct plan *plan, void *array, int64_t i)
 {
-    return (char *)array + (size_t)i * plan->real_bytes;
+    return array == NULL ? NULL : (char *)array + (size_t)i * plan->real_bytes;
 }
 
 /* biases: of the tile's sample, in the compute type. */
