@@ -220,7 +220,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         return;
     }
     plan->bundle_channels = plan->batch || plan->none
-                                ? channels_of_bundle(p->c, spread, plan->batch ? p->n * p->s : p->s)
+                                ? channels_of_bundle(p->c, spread, p->n * p->s)
                                 : channels_of_groups(p->c, plan->group_channels);
     plan->folded = p->columns ? rows_folded(plan->bundle_channels * spread) : 1;
     if (!plan->batch) /* a sample's rows */
