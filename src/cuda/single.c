@@ -368,6 +368,12 @@ static double instructions_of(const struct shape *shape, const struct matrix *m,
            k->weight * weights + k->spilled * fmax(0.0, registers_of(shape, m, g) - max_registers(g));
 }
 
+/* Microseconds until the blocks of a cluster have each other's sums. */
+static double wait_for_cluster(const struct geometry *g)
+{
+    return g->exchanges ? 0.642 + 0.0214 * (double)g->parts : 0.0;
+}
+
 /* Microseconds. The first blocks of the multiprocessors wait for what a thread does, for the block, for those that
  * share a norm group, and for memory. Of those that follow, waits and memory's time overlap where a multiprocessor has
  * several blocks at once. The figures are fitted to 2000 geometries of 190 problems on an H200, together with those of
@@ -378,12 +384,11 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     static const struct instructions work = {.value = {2.3, 4.44}, .costly = 1.31, .edges = 2.46,
                                              .thread = {85.5, 81.7}, .vector = 10.3, .weight = 9.06, .spilled = 10.7};
     static const struct {
-        double instruction, warp, cluster, cluster_block, columns, column_rows, column_bytes, join; /* latency */
+        double instruction, warp, columns, column_rows, column_bytes, join; /* latency */
         double issued, sectors, narrow[2], bandwidth, results, gang, overlap, start, sample, later;
-    } k = {.instruction = 0.00472, .warp = 0.0394, .cluster = 0.642, .cluster_block = 0.0214, .columns = 0.167,
-           .column_rows = 0.119, .column_bytes = 0.000108, .join = 0.0195, .issued = 0.000295, .sectors = 0.731,
-           .narrow = {0.00494, 0.00894}, .bandwidth = 1.495, .results = 0.24, .gang = 0.0352, .overlap = 1.533,
-           .start = 0.961, .sample = 0.712, .later = 1.22};
+    } k = {.instruction = 0.00472, .warp = 0.0394, .columns = 0.167, .column_rows = 0.119, .column_bytes = 0.000108,
+           .join = 0.0195, .issued = 0.000295, .sectors = 0.731, .narrow = {0.00494, 0.00894}, .bandwidth = 1.495,
+           .results = 0.24, .gang = 0.0352, .overlap = 1.533, .start = 0.961, .sample = 0.712, .later = 1.22};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
@@ -394,8 +399,7 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     double wait = k.instruction * instructions;
     if (g->lanes > 32)
         wait += k.warp * (warps - 1.0);
-    if (g->exchanges)
-        wait += k.cluster + k.cluster_block * (double)g->parts;
+    wait += wait_for_cluster(g);
     if (m->statistics == NORMFUSE_STATISTICS_COLUMN)
         wait += k.columns + k.column_rows * down / 32.0 + k.column_bytes * (double)shared;
     const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
@@ -441,11 +445,9 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     static const struct instructions work = {.value = {2.32, 3.27}, .costly = 0.86, .thread = {39.0, 59.0},
                                              .vector = 13.6, .weight = 6.0, .spilled = 26.0};
     static const struct {
-        double begin, instruction, block_doubling, columns, column_rows, cluster, cluster_block, join,
-            round_trip; /* latency */
+        double begin, instruction, block_doubling, columns, column_rows, join, round_trip; /* latency */
         double throughput, sectors, narrow, tile, gang, bandwidth, start, later;
     } k = {.begin = 0.064, .instruction = 0.0045, .block_doubling = 0.081, .columns = 0.375, .column_rows = 0.286,
-           .cluster = 0.642, .cluster_block = 0.0214, /* as cost_of has them */
            .join = 0.0102, .round_trip = 0.9, .throughput = 0.000365, .sectors = 1.05, .narrow = 1.2, .tile = 0.3,
            .gang = 2.0, /* clusters do not walk: tiles of 96 to 384 channels took 1.7 to 4.2 of the floor, walks 1.2 */
            .bandwidth = 0.86, .start = 1.36, .later = 1.6};
@@ -457,8 +459,7 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     double latency = k.begin + k.instruction * instructions;
     if (g->lanes > 32)
         latency += k.block_doubling * log2((double)g->lanes / 32.0);
-    if (g->exchanges)
-        latency += k.cluster + k.cluster_block * (double)g->parts;
+    latency += wait_for_cluster(g);
     if (m->is_tiled)
         latency += k.columns + k.column_rows * down / 32.0;
     const double blocks = (double)g->blocks, at_once = resident_blocks(shape, m, g, shared) * multiprocessors;
