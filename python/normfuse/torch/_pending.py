@@ -407,8 +407,8 @@ class Frame:
         return f(x)
 
     def go(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...), of a function or method that could share the frame when the text was rewritten. The first argument
-        may be pending."""
+        """f(...), of an activation, or a function or method that could share the frame when the text was rewritten. The
+        first argument may be pending."""
         if given and _is_open(given[0]) and type(f) in CALLABLES and f in ACTIVATIONS:
             value = self._activated(f, *given, **named)
             if value is not _NOT_PENDING:
@@ -419,8 +419,6 @@ class Frame:
         given = tuple(map(force, given))
         self.settle()
         return f(*given, **named)
-
-    activate = go  # of an activation: nothing is pending then
 
     def run(self, fs: Any, x: Any) -> Any:
         """x through what fs gives, one after the other. x may be pending, and so may what this gives."""

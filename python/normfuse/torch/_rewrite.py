@@ -300,7 +300,7 @@ class _Rewriter:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
             if self._may_wait(value):
-                return _do("activate", callee, value, *rest, keywords=named)
+                return _do("go", callee, value, *rest, keywords=named)
             if rest or named or known.__name__.endswith("_"):  # which may be in place
                 return self._closed_call(callee, [value, *rest], named)
             return self._harmless(callee, [value], [])
