@@ -7,7 +7,7 @@
  * vector is one or two registers (VF_IN_PAIRS), two vectors take each operation together (docs/decisions/0012). */
 #define VALUE static inline __attribute__((always_inline)) V OP
 
-/* The first n lanes of v, the others 0; called in plain C, which stays small. */
+/* The first n lanes of v, the others 0; out of line in plain C, for its size. */
 #if defined(NORMFUSE_NO_INLINE_FORMS)
 static __attribute__((noinline)) V OP(some)(V v, size_t n)
 #else

@@ -25,7 +25,7 @@ BODY size_t FN(readable_from)(const struct normfuse_channels *s, size_t r, ptrdi
     return stride == (ptrdiff_t)row ? (s->positions - r) * row : row;
 }
 
-/* Sums of x - shift and, where wanted, of its square; called in plain C, which stays small. */
+/* Sums of x - shift and, where wanted, of its square; out of line in plain C, for its size. */
 #if defined(NORMFUSE_NO_INLINE_FORMS)
 static __attribute__((noinline))
 #else
