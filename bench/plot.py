@@ -208,7 +208,8 @@ MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
           "unet": "Stable Diffusion 1.5 UNet, inference", "sdxl-unet": "SDXL's UNet, 1024 x 1024, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
           "nnunet-train": "nnU-Net's residual encoder (M), training step", "nnunet-train-ndhwc": "the same, channels-last",
-          "conv-tasnet-train": "Conv-TasNet, training step", "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
+          "conv-tasnet-train": "Conv-TasNet, training step", "convnext-train": "ConvNeXt-T, training step",
+          "resnet50-gn": "ResNet-50 with group norm, inference", "resnet50-gn-nhwc": "the same, channels-last",
           "unet-train": "UNet, training step", "unet-train-graph": "the same in a CUDA graph",
           "resnet50-sync-train": "ResNet-50 with synchronized batch norm over two GPUs, training step"}
 VARIANTS = {"stock": ("stock", "s1"), "normfuse": ("converted", "s0"), "stock_compile": ("stock, compiled", "s1 pale"),
@@ -488,7 +489,7 @@ TERMS = {"resnet50-gn-train": ", batch 256, bf16 autocast, channels-last", "resn
          "unet-train": ", batch 4, bf16 autocast, channels-last", "resnet50-sync-train": ", 128 a GPU, bf16 autocast, channels-last",
          "unet": ", batch 2, f16, channels-last, in a CUDA graph", "sdxl-unet": ", batch 2, f16, channels-last, in a CUDA graph",
          "nnunet-train": ", 2 x 128 x 128 x 128, f16 autocast", "nnunet-train-ndhwc": ", 2 x 128 x 128 x 128, f16 autocast",
-         "conv-tasnet-train": ", 8 x 32000, f32", "mask-rcnn-train": ", batch 4, f16 autocast"}
+         "conv-tasnet-train": ", 8 x 32000, f32", "convnext-train": ", batch 256, bf16 autocast, channels-last", "mask-rcnn-train": ", batch 4, f16 autocast"}
 TABLES = {
     "peers-cpu": (peers_cpu, ["2026-11-21-epyc-zen4-peers"]),
     "peers-gpu": (peers_gpu, ["2026-11-30-h200-specialized-bars", "2026-11-21-h200-peers"]),
