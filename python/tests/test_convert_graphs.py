@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
+from normfuse.torch import _pending  # noqa: E402
 from device import DEVICE, default_device  # noqa: E402, F401
 from test_models import load, load_torchvision, random_norms  # noqa: E402
 
@@ -109,6 +110,11 @@ def pair(name, training):
     return stock, converted, tuple(t.double() if t.is_floating_point() else t for t in inputs)
 
 
+def assert_same(found, expected):
+    for a, b in zip(found, expected):
+        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9))
+
+
 @pytest.mark.sampled()
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODELS)
@@ -121,8 +127,7 @@ def test_as_many_graphs_as_stock(name, training):
         want, expected = graphs(stock, inputs, training, False)
     got, found = graphs(converted, inputs, training, fullgraph)
     assert got == want
-    for a, b in zip(found, expected):
-        assert (a is None) == (b is None) and (a is None or torch.allclose(a, b, rtol=1e-9, atol=1e-9))
+    assert_same(found, expected)
 
 
 class MethodWhileANormWaits(torch.nn.Module):
@@ -154,6 +159,66 @@ def test_code_while_a_norm_waits(kind):
     assert "add + " in nft.convert(model).details()
     counts, found = graphs(model, (x,), False, True)
     assert counts == [1, 1] and torch.allclose(found[0], want, atol=1e-5)
+
+
+class Decoder(MethodWhileANormWaits):
+    """As those that give a list of results; a method of super(), a statement in place, a builtin method in a variable."""
+
+    def forward(self, x):
+        results = [x]
+        add = results.append
+        for _ in range(2):
+            y = super().forward(x)
+            torch.nn.functional.relu(y, inplace=True)
+            results.append(self.part(y))
+            x = self.part(x) + y
+            x = torch.add(x, x)
+            x.relu_()
+        results.extend([x])
+        return sum(results[::-1])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_decoder_is_one_graph(training):
+    stock = Decoder().double().train(training)
+    converted, inputs = copy.deepcopy(stock), (torch.randn(2, 4, 3, 3, dtype=torch.float64),)
+    nft.convert(converted)
+    (want, expected), (got, found) = (graphs(model, inputs, training, True) for model in (stock, converted))
+    assert got == want == [1, 1]
+    assert_same(found, expected)
+
+
+NAMES = {"group_norm", "batch_norm", "instance_norm"}
+
+
+@pytest.mark.parametrize("devices, left", [({"cpu"}, 2), (set(), 0)])
+@pytest.mark.parametrize("sequential", [True, False])
+def test_a_norm_after_an_activation_is_left_to_the_compiler(sequential, devices, left, monkeypatch):
+    """It computes both in one pass more than the norm alone; but not on the CPU, nor without a compiler."""
+    monkeypatch.setattr(_pending, "LEFT_DEVICES", devices)
+
+    class Block(torch.nn.Sequential):
+        def forward(self, x):
+            x = self[2](self[1](self[0](x)))
+            return self[5](self[4](self[3](x)))
+
+    nn = torch.nn
+    stock = (nn.Sequential if sequential else Block)(
+        nn.Conv2d(4, 4, 1), nn.PReLU(), nn.BatchNorm2d(4), nn.ReLU(), nn.SiLU(), nn.GroupNorm(2, 4))
+    stock, x = random_norms(stock.double()), torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    converted, called = copy.deepcopy(stock), []
+    nft.convert(converted)
+
+    def backend(graph, inputs):
+        called.extend(getattr(node.target, "__name__", "") for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    torch._dynamo.reset()
+    assert torch.allclose(torch.compile(converted, backend=backend, fullgraph=True)(x), stock(x), rtol=1e-9, atol=1e-9)
+    assert sum(name in NAMES for name in called) == left
+    assert torch.allclose(converted(x), stock(x), rtol=1e-9, atol=1e-9)
+    for a, b in zip(converted.buffers(), stock.buffers()):
+        assert torch.allclose(a, b)
 
 
 def test_what_breaks_a_graph_is_counted():

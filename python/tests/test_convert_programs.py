@@ -739,10 +739,12 @@ def trial(path, compiled=False):
 
 
 def compiled_difference(module, stock, model, x):
-    """Outputs and gradients where stock's compiles to what it gives uncompiled."""
+    """Outputs and gradients where stock's compiles to what it gives uncompiled, and breaks of the graph where stock's has
+    none."""
     torch._dynamo.reset()
-    results = []
+    results, breaks = [], []
     for made in (stock, copy.deepcopy(stock), model):
+        torch._dynamo.utils.counters.clear()
         call = made if made is stock else torch.compile(made, backend="aot_eager")
         torch.manual_seed(1)
         leaf = x.clone().requires_grad_()
@@ -756,10 +758,13 @@ def compiled_difference(module, stock, model, x):
                             [("buffer", b.clone()) for b in made.buffers()]])
         except Exception as error:
             results.append([[("raised", (type(error).__name__, str(error).split("\n")[0], []))]])
+        breaks.append(list(torch._dynamo.utils.counters["graph_break"]))
     eager, theirs, ours = results
     if eager[0][0][0] == "raised" or difference(eager, theirs, 1e-8) is not None or len(theirs) != len(eager):
         return None
     found = difference(eager, ours, 1e-8) if len(ours) == len(eager) else f"it raises: {ours[0][0][1]}"
+    if found is None and breaks[2] and not breaks[1]:
+        found = f"its graph breaks: {breaks[2]}"
     return None if found is None else f"compiled, {found}"
 
 

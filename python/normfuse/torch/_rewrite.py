@@ -29,10 +29,11 @@ from ._text import SCOPES, Left, names, names_of_scopes, note_liveness, tree_of,
 
 FRAME = "_normfuse"
 # Parts of the frame that may give a pending value.
-_WAITS = frozenset({"call", "go", "run", "arithmetic", "iadd", "in_place"})
+_WAITS = frozenset({"call", "go", "above", "run", "arithmetic", "iadd", "in_place"})
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _OPERATORS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}
+_OF_CONTAINERS = frozenset(name for kind in (list, dict, set) for name in vars(kind))
 _READERS = {"multiply": "factor", "divide": "dividend"}  # of what is in it
 # Contexts that let every exception pass.
 _PASSING = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.autocast,
@@ -320,8 +321,8 @@ class _Rewriter:
                 return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
             return self._harmless(operands[0], operands[1:], [], f.attr)
         if plain and self._shares(f):
-            callee = self.of(f)
-            return self._waits(_do("go", callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
+            how, callee = "above" if self._of_super(f) else "go", self.of(f)
+            return self._waits(_do(how, callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
                                    keywords=self._keywords(keywords)))
         method = isinstance(f, ast.Attribute) and not own and f.attr in METHODS and known is None
         if plain and len(args) == 1 and not keywords and not method and self._may_be_module(f):
@@ -337,6 +338,7 @@ class _Rewriter:
         """Is it a variable, or an attribute or element of one's, and no method?"""
         if isinstance(f, ast.Attribute) and (
                 hasattr(type(inspect.getattr_static(self.owner, f.attr, None)), "__get__") if self._is_own(f) else
+                f.attr in _OF_CONTAINERS or
                 hasattr(torch.Tensor, f.attr) and f.attr != "norm" and self.me not in names(f)):
             return False
         while isinstance(f, (ast.Attribute, ast.Subscript)):
@@ -357,7 +359,9 @@ class _Rewriter:
         """A call of which nothing is known: nothing is pending when it is made."""
         if self.open:
             last = keywords[-1] if keywords else args[-1] if args else None
-            if last is None:
+            if last is None and isinstance(callee, ast.Attribute):  # Dynamo knows no type of a tensor's method
+                callee.value = _do("settled", callee.value)
+            elif last is None:
                 callee = _do("settled", callee)
             elif isinstance(last, (ast.keyword, ast.Starred)):
                 last.value = _do("settled", last.value)

@@ -24,10 +24,10 @@ from .modules import _Activated, is_traced, leaf
 Rule = Union[type, Callable[..., Tensor]]
 _Keywords = dict[str, Any]
 
-_REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for name in (
+REPLACEMENTS: dict[type, type] = {getattr(nn, name): getattr(modules, name) for name in (
     "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
     "SyncBatchNorm")}
-OURS = frozenset(_REPLACEMENTS.values())
+OURS = frozenset(REPLACEMENTS.values())
 _CHANNEL_NORMS = (modules.ChannelNorm, modules.LayerNorm2d, modules.RMSNorm2d)  # which have no stock class of torch's
 
 # A rewritten forward's treatment of a call of a module of exactly this class: see _pending.py.
@@ -433,12 +433,12 @@ def _foreign_class(stock: type, rule: Optional[Rule] = None) -> type:
                                "__doc__": stock.__doc__, "_normfuse_stock": stock}
     if isinstance(rule, type):
         members["_normfuse_rule"] = rule
-        bases: tuple[type, ...] = (_Foreign, _REPLACEMENTS[rule])
+        bases: tuple[type, ...] = (_Foreign, REPLACEMENTS[rule])
     elif rule is not None:
         members["_normfuse_rule"] = staticmethod(rule)
         bases = (_ByRule,)
     elif _name(stock) in _WITH_OWN_ACTIVATION:
-        bases = (_WithOwnActivation, _REPLACEMENTS[_WITH_OWN_ACTIVATION[_name(stock)]])
+        bases = (_WithOwnActivation, REPLACEMENTS[_WITH_OWN_ACTIVATION[_name(stock)]])
         members["_normfuse_base"] = bases[1]
     else:
         known = _layer_norm_of_tokens if _name(stock) in _OF_TOKENS else _known(stock)
@@ -472,9 +472,9 @@ def check(rules: Mapping[type, Rule]) -> None:
     for kind, rule in rules.items():
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise TypeError(f"rules: {kind!r} is not a class of modules")
-        if isinstance(rule, type) and not (rule in _REPLACEMENTS and issubclass(kind, rule)):
+        if isinstance(rule, type) and not (rule in REPLACEMENTS and issubclass(kind, rule)):
             raise TypeError(f"rules: {kind.__qualname__} must be a subclass of what it is said to compute the same as, "
-                            f"and that one of {', '.join(stock.__name__ for stock in _REPLACEMENTS)}, but that is "
+                            f"and that one of {', '.join(stock.__name__ for stock in REPLACEMENTS)}, but that is "
                             f"{rule.__qualname__}")
         if not callable(rule):
             raise TypeError(f"rules: what {kind.__qualname__} becomes is neither a stock class nor a function")
@@ -507,8 +507,8 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
         return False, (), f"its {on[0]} is on"
     if rule is not None or of_tokens or name in _WITH_OWN_ACTIVATION or _known(kind) is not None:
         ours = functools.partial(_foreign_class, kind, rule)
-    elif kind in _REPLACEMENTS or name in _SAME_AS_STOCK:
-        ours = functools.partial(_REPLACEMENTS.get, _SAME_AS_STOCK.get(name, kind))
+    elif kind in REPLACEMENTS or name in _SAME_AS_STOCK:
+        ours = functools.partial(REPLACEMENTS.get, _SAME_AS_STOCK.get(name, kind))
     elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return False, (), "it is lazy: convert after the first forward"
     else:

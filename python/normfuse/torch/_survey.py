@@ -406,7 +406,7 @@ class Survey:
             return self.unknown(callee, x)
         return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
 
-    _go = _call
+    _go = _above = _call
 
     def inner_of(self, callee: ast.expr) -> tuple[Optional[nn.Module], Any]:
         """The form of a function or method that shares its caller's frame, and the module that it is a method of."""
