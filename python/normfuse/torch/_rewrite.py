@@ -78,6 +78,10 @@ class _Rewriter:
         self.locals = set(code.co_varnames) | set(code.co_cellvars) | set(code.co_freevars)
         self.own = set(code.co_varnames) - set(code.co_cellvars)  # variables that no other code sees
         self.tracked = self.own - {self.me, *names_of_scopes(tree)}
+        # Variables that are functions made here: Dynamo before PyTorch 2.13 knows no hash of them.
+        self.functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} | {
+            target.id for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)
+            for target in node.targets if isinstance(target, ast.Name)}
         note_liveness(tree, self._passes)
         first = [arg.arg for arg in tree.args.args[owner is not None:][:1]]
         self.takes = bool(first) and first[0] in self.tracked and _may_take(tree.body, first[0])
@@ -343,7 +347,7 @@ class _Rewriter:
             return False
         while isinstance(f, (ast.Attribute, ast.Subscript)):
             f = f.value
-        return isinstance(f, ast.Name) and f.id in self.locals
+        return isinstance(f, ast.Name) and f.id in self.locals and f.id not in self.functions
 
     def _keywords(self, keywords: list[ast.keyword]) -> list[ast.keyword]:
         return [ast.keyword(k.arg, self.of(k.value)) for k in keywords]
