@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import sys
 from typing import Any, Callable, Mapping, Optional, Union
 
@@ -337,53 +338,44 @@ class _ByRule(_Foreign):
 
 # timm's attributes that must be false for a class to be what is said here.
 _SWITCHES = ("fast_norm", "_fast_norm")
-# The class of ours that their layers become, bases of a class for them, or how functional.channel_norm computes the
-# same: its keywords for a layer and an input; None where it does not.
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("comfy.ldm.wan.vae", "RMS_norm"): _comfy_rms_norm,
-    ("comfy.ldm.genmo.vae.model", "GroupNormSpatial"): (_ComfyGroupNormSpatial,),
-    ("comfy.ops", "disable_weight_init.GroupNorm"): (_ComfyGroupNorm,),
-    ("comfy.ops", "manual_cast.GroupNorm"): (_ComfyGroupNorm,),
-    ("detectron2.layers.batch_norm", "FrozenBatchNorm2d"): (_FrozenOfInputType,),
-    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerRMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15", "HunyuanVideo15RMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "PerChannelRMSNorm"): _per_channel_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage", "QwenImageRMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage21", "QwenImage21RMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_wan", "WanRMS_norm"): _wan_rms_norm,
-    ("diffusers.models.normalization", "RMSNorm"): _diffusers_rms_norm,
-    ("sam2.modeling.sam2_utils", "LayerNorm2d"): _written_out,
-    ("segment_anything.modeling.common", "LayerNorm2d"): _written_out,
-    ("timm.layers.norm", "GroupNorm"): modules.GroupNorm,
-    ("timm.layers.norm", "LayerNorm2d"): _layer_norm_2d,
-    ("timm.layers.norm", "RmsNorm2d"): _rms_norm_2d,
-    ("timm.layers.norm_act", "BatchNormAct2d"): (_WithOwnActivation, modules.BatchNorm2d),
-    ("timm.layers.norm_act", "FrozenBatchNormAct2d"): (_WithOwnActivation, _Frozen),
-    ("timm.layers.norm_act", "GroupNormAct"): (_WithOwnActivation, modules.GroupNorm),
-    ("timm.layers.norm_act", "SyncBatchNormAct"): (_WithOwnActivation, modules.SyncBatchNorm),
-    ("torchvision.models.convnext", "LayerNorm2d"): _layer_norm_2d,
-    ("torchvision.ops.misc", "FrozenBatchNorm2d"): (_Frozen,),
-    ("transformers.models.bit.modeling_bit", "BitGroupNormActivation"): (_BitGroupNorm,),
+# Patterns of modules and names -> the class of ours that their layers become, bases of a class for them, or how
+# functional.channel_norm computes the same: its keywords for a layer and an input; None where it does not.
+_KNOWN: dict[str, Any] = {
+    r"comfy.ldm.wan.vae.RMS_norm": _comfy_rms_norm,
+    r"comfy.ldm.genmo.vae.model.GroupNormSpatial": (_ComfyGroupNormSpatial,),
+    r"comfy.ops.(disable_weight_init|manual_cast).GroupNorm": (_ComfyGroupNorm,),
+    r"detectron2.layers.batch_norm.FrozenBatchNorm2d": (_FrozenOfInputType,),
+    r"diffusers.models.autoencoders.autoencoder_kl_ltx2.PerChannelRMSNorm": _per_channel_rms_norm,
+    r"diffusers.models.autoencoders.autoencoder_kl_\w+."
+    r"(HunyuanImageRefiner|HunyuanVideo15|QwenImage|QwenImage21|Wan)RMS_norm": _wan_rms_norm,
+    r"diffusers.models.normalization.RMSNorm": _diffusers_rms_norm,
+    r"(sam2.modeling.sam2_utils|segment_anything.modeling.common).LayerNorm2d": _written_out,
+    r"timm.layers.norm.GroupNorm": modules.GroupNorm,
+    r"timm.layers.norm.LayerNorm2d|torchvision.models.convnext.LayerNorm2d": _layer_norm_2d,
+    r"timm.layers.norm.RmsNorm2d": _rms_norm_2d,
+    r"timm.layers.norm_act.BatchNormAct2d": (_WithOwnActivation, modules.BatchNorm2d),
+    r"timm.layers.norm_act.FrozenBatchNormAct2d": (_WithOwnActivation, _Frozen),
+    r"timm.layers.norm_act.GroupNormAct": (_WithOwnActivation, modules.GroupNorm),
+    r"timm.layers.norm_act.SyncBatchNormAct": (_WithOwnActivation, modules.SyncBatchNorm),
+    r"torchvision.ops.misc.FrozenBatchNorm2d": (_Frozen,),
+    r"transformers.models.bit.modeling_bit.BitGroupNormActivation": (_BitGroupNorm,),
+    # DetrFrozenBatchNorm2d and its copies in a dozen models, all with the same code and a constant for eps.
+    r"transformers.models.(\w+.)*\w*FrozenBatchNorm2d": (_Frozen,),
+    r"transformers.models.(\w+.)*((Sam|Sam2|SamHQ|EdgeTam)LayerNorm|ConvNext(V2)?LayerNorm)": _layer_norm_of_format,
 }
 # Layer norms over the last axis, which are those of channels in the blocks below alone.
-_OF_TOKENS = {("timm.layers.norm", "LayerNorm"), ("torch.nn.modules.normalization", "LayerNorm")}
-_LTX_BLOCKS = [("diffusers.models.autoencoders.autoencoder_kl_ltx", "LTXVideoResnetBlock3d"),
-               ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "LTX2VideoResnetBlock3d")]
-_LAYER_NORMS_OF_FORMAT = ("SamLayerNorm", "Sam2LayerNorm", "SamHQLayerNorm", "EdgeTamLayerNorm", "ConvNextLayerNorm",
-                          "ConvNextV2LayerNorm")
+_OF_TOKENS = ("timm.layers.norm.LayerNorm", "torch.nn.modules.normalization.LayerNorm")
+
+_LTX_BLOCK = r"diffusers.models.autoencoders.autoencoder_kl_(ltx.LTXVideo|ltx2.LTX2Video)ResnetBlock3d"
 
 
-def _name(kind: type) -> tuple[str, str]:
-    return kind.__module__, kind.__qualname__
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
+@functools.lru_cache(maxsize=1024)
 def _known(kind: type) -> Any:
-    # DetrFrozenBatchNorm2d and its copies in a dozen models, all with the same code and a constant for eps.
-    if kind.__module__.startswith("transformers.models.") and kind.__qualname__.endswith("FrozenBatchNorm2d"):
-        return (_Frozen,)
-    if kind.__module__.startswith("transformers.models.") and kind.__qualname__ in _LAYER_NORMS_OF_FORMAT:
-        return _layer_norm_of_format
-    return _KNOWN.get(_name(kind))
+    return next((what for pattern, what in _KNOWN.items() if re.fullmatch(pattern, _name(kind))), None)
 
 
 def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
@@ -391,16 +383,12 @@ def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
     found = set()
     for module in model.modules():
         name = _name(plain_class(type(module)))
-        if name == ("torchvision.models.convnext", "CNBlock") and \
-                isinstance(module._modules.get("block"), nn.Sequential):
-            before = None
-            for child in module.block:
-                if _name(type(before)) == ("torchvision.ops.misc", "Permute") and before.dims == [0, 2, 3, 1]:
-                    found.add(child)
-                before = child
-        elif name == ("timm.models.convnext", "ConvNeXtBlock") and not module.use_conv_mlp:
+        if name == "torchvision.models.convnext.CNBlock" and isinstance(module._modules.get("block"), nn.Sequential):
+            found |= {child for before, child in zip(module.block, list(module.block)[1:])
+                      if _name(type(before)) == "torchvision.ops.misc.Permute" and before.dims == [0, 2, 3, 1]}
+        elif name == "timm.models.convnext.ConvNeXtBlock" and not module.use_conv_mlp:
             found.add(module.norm)
-        elif name in _LTX_BLOCKS and module.norm3 is not None:
+        elif re.fullmatch(_LTX_BLOCK, name) and module.norm3 is not None:
             found.add(module.norm3)
     return {layer for layer in found if _name(plain_class(type(layer))) in _OF_TOKENS}
 
@@ -487,8 +475,7 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
     elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return False, (), "it is lazy: convert after the first forward"
     else:
-        return False, (), (f"{kind.__module__}.{kind.__qualname__} is a subclass, whose code may differ: convert takes "
-                           "rules for such")
+        return False, (), f"{_name(kind)} is a subclass, whose code may differ: convert takes rules for such"
     if "forward" in module.__dict__:
         return False, (), "its forward was replaced on the object"
     module.__class__ = ours
