@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 import torch.nn.utils.prune  # noqa: E402
 from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
-from test_convert import Of, check_same as check_steps  # noqa: E402
+from test_convert import Of, both as of_model, check_same as check_steps  # noqa: E402
 from test_convert_meaning import Operators, check_same  # noqa: E402
 from test_models import compared, images, load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
@@ -50,19 +50,14 @@ def random(model):
 
 
 def both(model):
-    """The converted model, stock's and the report."""
-    stock = random(model)
-    model = copy.deepcopy(stock)
-    return model, stock, nft.convert(model)
+    return of_model(random(model))
 
 
 class Block(Of):
-    def __init__(self, code=None, **children):
-        nn.Module.__init__(self)
-        self.conv, self.norm, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()
-        self.other, self.embed = nn.Conv2d(4, 4, 1), nn.Linear(25, 4)
-        for name, child in children.items():
-            setattr(self, name, child)
+    @staticmethod
+    def _layers():
+        return {"conv": nn.Conv2d(4, 4, 3, padding=1), "norm": nn.GroupNorm(2, 4), "act": nn.SiLU(),
+                "other": nn.Conv2d(4, 4, 1), "embed": nn.Linear(25, 4)}
 
 
 def embedding(s, x):
@@ -134,17 +129,11 @@ def test_chains_to_a_norm(name, norm):
         assert counts["channel_affine"] == 0
 
 
-def added_in_place(s, x):
-    y = s.conv(s.norm(x))
-    y += x
-    return y
-
-
 SUMS = {
     "residual": lambda s, x: s.conv(s.norm(x)) + x,
     "residual first": lambda s, x: x + s.conv(s.norm(x)),
     "in place": lambda s, x: s.conv(s.norm(x)).add_(x),
-    "operator in place": added_in_place,
+    "operator in place": "y = s.conv(s.norm(x)); y += x; return y",
     "function": lambda s, x: torch.add(s.conv(s.norm(x)), x),
     "method": lambda s, x: s.conv(s.norm(x)).add(x),
     "embedding and residual": lambda s, x: s.conv(s.norm(x)) + embedding(s, x) + x,
@@ -254,29 +243,14 @@ class Subclass(nn.Conv2d):
     pass
 
 
-def twice(s, x):
-    c = s.conv(x)
-    return s.norm(c) + c.tanh()
-
-
-def twice_in_one_call(s, x):
-    c = s.conv(x)
-    return s.act(s.norm(c) + c)
-
-
-def returned(s, x):
-    c = s.conv(x)
-    return s.norm(c), c
-
-
 LEFT = {
     "no bias": Block(CHAINS["norm"], conv=nn.Conv2d(4, 4, 1, bias=False)),
     "subclass": Block(CHAINS["norm"], conv=Subclass(4, 4, 1)),
     "parametrized": Block(CHAINS["norm"], conv=nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))),
     "spectral norm": Block(CHAINS["norm"], conv=nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 1))),
     "linear": Block(lambda s, x: s.norm(s.linear(x.movedim(1, 3)).movedim(3, 1)), linear=nn.Linear(4, 4)),
-    "read twice": Block(twice),
-    "read twice by one call": Block(twice_in_one_call),
+    "read twice": Block("c = s.conv(x); return s.norm(c) + c.tanh()"),
+    "read twice by one call": Block("c = s.conv(x); return s.act(s.norm(c) + c)"),
     "something between": Block(lambda s, x: s.norm(s.conv(x).tanh())),
     "a product": Block(lambda s, x: s.norm(s.conv(x) * x)),
     "alpha": Block(lambda s, x: s.norm(torch.add(s.conv(x), x, alpha=2))),
@@ -304,7 +278,7 @@ def test_what_is_left(name):
 
 
 def test_a_value_that_is_returned():
-    model, stock, report = both(Block(returned))
+    model, stock, report = both(Block("c = s.conv(x); return s.norm(c), c"))
     x = torch.randn(X)
     for a, b in zip(model(x), stock(x)):
         torch.testing.assert_close(a, b)
