@@ -983,6 +983,8 @@ FOLD_LEFT = {
                                     conv2=nn.Conv2d(4, 4, 1)).eval(), "does not call it at one place"),
     "called twice": (lambda: Of(lambda s, x: s.conv(s.bn(s.conv(x))), bn=nn.BatchNorm2d(4)).eval(), "does not call it at one place"),
     "alone": (lambda: nn.BatchNorm2d(4).eval(), "stands alone"),
+    "in a list": (lambda: Of(lambda s, x: s.norms[0](s.conv(x)), norms=nn.ModuleList([nn.BatchNorm2d(4)])).eval(),
+                  "does not call it at one place"),
 }
 
 
