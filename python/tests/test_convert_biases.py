@@ -176,11 +176,7 @@ def test_other_divisions_stay(name, code):
 
 
 def test_a_sum_that_is_read_twice_is_divided():
-    def code(s, x):
-        y = s.conv(s.norm(x)) + x
-        return y / 1.0, y
-
-    model, stock, report = both(Block(code))
+    model, stock, report = both(Block("y = s.conv(s.norm(x)) + x; return y / 1.0, y"))
     a, b = model(torch.randn(X))
     assert a.data_ptr() != b.data_ptr() and report.biases == ["conv"]
 
@@ -394,15 +390,14 @@ def test_channels_last():
     assert operators(model, x)["bare"] == 2 and operators(model, x)["channel_affine"] == 1
 
 
-def convolved_copy(s, x):
-    """As transformers over images, which go back to channels-first for a convolution."""
-    return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x
+# As transformers over images, which go back to channels-first for a convolution.
+CONVOLVED_COPY = "return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x"
 
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [1, 3])
 def test_copies_before_convolutions(size, format):
-    block = Block(convolved_copy, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
+    block = Block(CONVOLVED_COPY, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
     model, stock, report = both(nn.Sequential(block, nn.GroupNorm(2, 4)))
     assert report.biases == ["0.conv"]
     x = torch.randn(X).contiguous(memory_format=format)
@@ -413,28 +408,19 @@ def test_copies_before_convolutions(size, format):
 
 
 def test_copies_that_others_see():
-    def read_twice(s, x):
-        c = x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()
-        return s.conv(c) + c
-
-    def overwritten(s, x):
-        y = x.permute(0, 2, 3, 1).neg()
-        c = y.permute(0, 3, 1, 2).contiguous()
-        y += 1.0
-        return s.conv(c) + x
-
     x = torch.randn(X).contiguous(memory_format=torch.channels_last)
 
     def both_of(code):
         return both(nn.Sequential(Block(code).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
 
-    for code in (read_twice, overwritten):
+    last = "y = x.permute(0, 2, 3, 1).neg(); c = y.permute(0, 3, 1, 2).contiguous()"
+    for code in (f"{last}; return s.conv(c) + c", f"{last}; y += 1.0; return s.conv(c) + x"):
         model, stock, report = both_of(code)
         assert report.biases == ["0.conv"]
         check_same(model, stock, x)
         assert operators(model, x)["clone"] == 1
     # A convolution that is hooked later sees what it saw before.
-    model, _, _ = both_of(convolved_copy)
+    model, _, _ = both_of(CONVOLVED_COPY)
     seen = []
     model[0].conv.register_forward_pre_hook(lambda module, args: seen.append(args[0].is_contiguous()))
     model(x)
@@ -479,11 +465,7 @@ def test_16_bits_are_no_farther_from_the_truth(dtype, autocast):
 
 def test_sums_keep_their_type_where_norms_give_f32():
     torch.set_default_dtype(torch.float32)
-    def code(s, x):
-        zero = s.conv.weight.new_zeros(())
-        return s.other(s.conv(s.norm(x)) + x) + zero
-
-    model, stock, _ = both(Block(code))
+    model, stock, _ = both(Block("zero = s.conv.weight.new_zeros(()); return s.other(s.conv(s.norm(x)) + x) + zero"))
     before = nft.functional.autocast_to_float32(True)
     try:
         with torch.autocast(DEVICE, torch.bfloat16):

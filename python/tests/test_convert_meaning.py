@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from device import DEVICE, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
-from test_convert import Of, both, folded  # noqa: E402
+from test_convert import Of, both, folded, forward_of  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -333,12 +333,7 @@ class Reads(Block):
         return self.code(self.act(self.bn(x)))
 
 
-def through_layers(s, y):
-    for layer in s.layers:
-        y = layer(y)
-    return y
-
-
+THROUGH_LAYERS = forward_of("for layer in s.layers:\n    y = layer(y)\nreturn y", "s, y")
 READ = {
     "flag of an object": (lambda s, y: y * (2 if s.settings.double else 1),
                           lambda m: setattr(m.settings, "double", True)),
@@ -353,8 +348,8 @@ READ = {
     "attribute of a child": (lambda s, y: y[:, :, ::s.conv.stride[0]], lambda m: setattr(m.conv, "stride", (2, 2))),
     "attribute of a child's child": (lambda s, y: y * (1 + s.parts["drop"].p),
                                      lambda m: setattr(m.parts["drop"], "p", 0.25)),
-    "list of modules": (through_layers, lambda m: m.layers.append(nn.Tanh())),
-    "module of a list": (through_layers, lambda m: operator.setitem(m.layers, 1, nn.Sigmoid())),
+    "list of modules": (THROUGH_LAYERS, lambda m: m.layers.append(nn.Tanh())),
+    "module of a list": (THROUGH_LAYERS, lambda m: operator.setitem(m.layers, 1, nn.Sigmoid())),
     "one module by two names": (lambda s, y: s.second(s.conv(y)), lambda m: setattr(m, "second", nn.Tanh())),
     "_modules": (lambda s, y: y, lambda m: m._modules.update(act=nn.SiLU())),
     "__dict__": (lambda s, y: y * s.factors[0], lambda m: vars(m).update(factors=[7.0])),
