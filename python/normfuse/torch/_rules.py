@@ -172,7 +172,7 @@ class _OfChannels(_Foreign, _Activated):
 def _followed(layer: nn.Module, output: Tensor, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
               shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None,
               slope: Optional[Tensor] = None) -> Tensor:
-    """What the class's own forward gives, and after it what is folded into the layer's call."""
+    """The output of a class's own forward, and after it what is folded into the layer's call."""
     if scale is not None:
         output = output * (1 + _spread(scale, output, layer)) + _spread(shift, output, layer)
     if post_add is not None:

@@ -78,7 +78,6 @@ class Survey:
         self.kept: set[nn.Module] = set()
         self.visited: dict[nn.Module, Any] = {}
         self.open: set[Waiting] = set()
-        self.closed: dict[Waiting, str] = {}  # why each was computed by itself; "" where something took it
         self.env: dict[str, Any] = {}
         self.globals: dict[str, Any] = {}
         self.block: Optional[nn.Module] = None
@@ -198,7 +197,7 @@ class Survey:
         return [(Known(v),) for v in listed] if type(listed) in (list, tuple, range, dict) else None
 
     def ways(self, test: ast.expr, yes: Any, no: Any) -> list[Any]:
-        """Which of the two may be gone."""
+        """Those of the two that may be gone."""
         truths = _truths(self.value(test))
         return [way for way, truth in ((yes, True), (no, False)) if truth in truths]
 
@@ -276,31 +275,21 @@ class Survey:
     def close(self, v: Any, why: str) -> None:
         """Something but what may take it reads v."""
         if self.is_open(v):
-            self.take(v, why)
+            self.open.discard(v)
             self.kept |= v.convolutions
             if v.what == "scale + shift" or v.what == "add" and is_channel_norm(type(v.layer)):
                 self.note(v, v.what)
             elif v.site:
                 self.why.setdefault(v.layer, {}).setdefault(v.site, why)
 
-    def take(self, v: Waiting, why: str = "") -> None:
-        self.open.discard(v)
-        self.closed[v] = why
-
     def note(self, v: Waiting, what: str) -> None:
         self.fused.setdefault(v.layer, {}).setdefault(v.site, set()).add(what)
-        self.take(v)
+        self.open.discard(v)
 
     def opened(self, v: Waiting, instead: Any = None) -> Waiting:
-        self.take(instead)
+        self.open.discard(instead)
         self.open.add(v)
         return v
-
-    def late(self, value: Any) -> None:
-        """What could have taken these reads them after something else: that is the reason."""
-        for v in value:
-            if isinstance(v, Waiting) and v.site and v not in self.open and self.closed.get(v):
-                self.why.setdefault(v.layer, {})[v.site] = self.closed[v]
 
     def settle(self, node: ast.AST) -> None:
         why = self.reader if done(node) == "settle" else (
@@ -426,13 +415,12 @@ class Survey:
             return (self.opened(Waiting(None, 0, str(id(node)), convolutions=frozenset({f}))),)
         return self.activation(x, f)
 
-    def move(self, value: Any) -> bool:
-        """Has what is read here the biases of convolutions, which are added with it?"""
-        biased = [v for v in value if self.is_open(v) and v.convolutions]
-        for v in biased:
-            self.moved |= v.convolutions
-            self.take(v)
-        return bool(biased)
+    def move(self, value: Any) -> None:
+        """Biases of convolutions are added by what reads these."""
+        for v in value:
+            if self.is_open(v) and v.convolutions:
+                self.moved |= v.convolutions
+                self.open.discard(v)
 
     def is_open(self, v: Any) -> bool:
         return isinstance(v, Waiting) and v in self.open
@@ -452,7 +440,6 @@ class Survey:
         """f of x, where f may be an activation: a module, or what a function computes."""
         chosen = _activations.of_module(f) if isinstance(f, nn.Module) else f
         if chosen is not None:
-            self.late(x)
             for v in filter(self.is_norm, x):
                 name = chosen["activation"]
                 if v.dropout and (name not in SCALING or v.inplace and v.what):
@@ -467,7 +454,6 @@ class Survey:
     # ---- arithmetic ----
 
     def sum(self, a: Any, b: Any, in_place: bool = False) -> Any:
-        known = any(isinstance(v, Known) for v in (*a, *b))
         for side, other in ((a, b),) if in_place else ((a, b), (b, a)):
             norms = [v for v in side if self.is_norm(v) and not v.dropout and v.what in ("", "scale")]
             if norms and not any(isinstance(v, Known) for v in other):
@@ -475,8 +461,8 @@ class Survey:
                 made = tuple(self.opened(v._replace(what="scale + shift" if v.what else "add"), v) for v in norms)
                 self.force(side)
                 return made
-        if known or not self.move((*a, *b)):
-            self.late((*a, *b))
+        if not any(isinstance(v, Known) for v in (*a, *b)):
+            self.move((*a, *b))
         self.force(a), self.force(b)
         return UNKNOWN
 
