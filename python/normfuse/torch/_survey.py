@@ -258,9 +258,6 @@ class Survey:
         """A call that is made as it is."""
         fs, given = self.value(node.func), [*node.args, *(k.value for k in node.keywords)]
         values = [self.force(self.value(argument)) for argument in given]
-        for f in fs:
-            if isinstance(f, Known) and isinstance(f.value, nn.Module) and KINDS.get(type(f.value)) == BLOCK:
-                self.force(self.visit(f.value))
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not given:
             return _computed(getattr(dict, node.func.attr), self.value(node.func.value))
         return _computed(_object(fs), *values) if not node.keywords and _object(fs) in _COMPUTED else UNKNOWN
