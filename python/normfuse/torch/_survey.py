@@ -197,7 +197,7 @@ class Survey:
         return [(Known(v),) for v in listed] if type(listed) in (list, tuple, range, dict) else None
 
     def ways(self, test: ast.expr, yes: Any, no: Any) -> list[Any]:
-        """Those of the two that may be gone."""
+        """Returns which of the two may be gone."""
         truths = _truths(self.value(test))
         return [way for way, truth in ((yes, True), (no, False)) if truth in truths]
 
