@@ -761,22 +761,19 @@ def smaller(parts):
 
 def shortened(parts, path, compiled):
     """Without the statements that the difference does not need."""
-    def difference_of(candidate):
+    def differs(candidate):
+        """In more than a name that is not defined any more."""
         try:
             write(candidate, path)
-            return trial(path, compiled) or ""
+            found = trial(path, compiled) or "NameError"
         except SyntaxError:
-            return ""
+            return False
+        return "NameError" not in found and "UnboundLocalError" not in found
 
-    def is_undefined(found):
-        """A statement that defines a name is needed by those that read it."""
-        return "NameError" in found or "UnboundLocalError" in found
-
-    may_be_undefined, found = is_undefined(difference_of(parts)), parts
+    found = parts
     while found is not None:
         parts = found
-        found = next((candidate for candidate in smaller(parts) if candidate != parts and (
-            what := difference_of(candidate)) and (may_be_undefined or not is_undefined(what))), None)
+        found = next((candidate for candidate in smaller(parts) if candidate != parts and differs(candidate)), None)
     write(parts, path)
     return parts
 
