@@ -2,7 +2,6 @@
 """convert, revert, fold_batch_norm: what is folded and what must not be, on models that compute the same before and
 after. Models are f64: what convert does to the sums' order is then some 1e-14, what a wrong graph does is not."""
 import collections
-import contextlib
 import copy
 import dataclasses
 import gc
