@@ -5,7 +5,10 @@ import collections
 import copy
 import dataclasses
 import gc
+import linecache
 import pickle
+import sys
+import textwrap
 import traceback
 import warnings
 import weakref
@@ -61,14 +64,6 @@ def both(model):
     return model, stock, nft.convert(model)
 
 
-def check_converted(model, what, *inputs):
-    """The model is converted, with these folded, and computes the same. Gives what `both` does."""
-    model, stock, report = both(model)
-    assert folded(report) == what
-    check_same(model, stock, *(inputs or [torch.randn(X)]))
-    return model, stock, report
-
-
 def reasons(report):
     return {layer.name: layer.reason for layer in report.layers}
 
@@ -97,16 +92,29 @@ class Block(nn.Module):
         return self.relu(out)
 
 
+def forward_of(text, arguments="s, x", scope=globals()):
+    """A function whose statements are the text's lines, or stand between "; ", as in a file of its own."""
+    body = textwrap.indent(textwrap.dedent(text).strip("\n").replace("; ", "\n"), "    ")
+    text, file, made = f"def forward({arguments}):\n{body}\n", f"<program {len(linecache.cache)}>", {}
+    linecache.cache[file] = len(text), None, text.splitlines(True), file
+    exec(compile(text, file, "exec"), scope, made)
+    return made["forward"]
+
+
 class Of(nn.Module):
-    """One layer, and a forward given by a test."""
+    """Layers, and a forward given by a test: a function, or a text."""
+
+    @staticmethod
+    def _layers():
+        return {"conv": nn.Conv2d(4, 4, 1), "norm": nn.GroupNorm(2, 4), "act": nn.SiLU()}
 
     def __new__(cls, code=None, **children):
+        code = forward_of(code, scope=vars(sys.modules[cls.__module__])) if isinstance(code, str) else code
         return super().__new__(type(cls.__name__, (cls,), {"forward": code}) if code is not None else cls)
 
     def __init__(self, code=None, **children):
         super().__init__()
-        self.conv, self.norm, self.act = nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()
-        for name, child in children.items():
+        for name, child in {**self._layers(), **children}.items():
             setattr(self, name, child)
 
 
@@ -206,22 +214,13 @@ def test_hooks_are_left_alone(hook, where):
     assert len(seen) == 1
 
 
-def test_a_shared_layer_is_folded_in_each_call():
-    layer = nn.GroupNorm(2, 4)
-    model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Sequential(layer, nn.SiLU()), layer)
-    assert len(check_converted(model, {"0.0": ("relu", "silu")})[2].layers) == 1
-
-
 def test_a_layer_that_is_held_and_not_called():
     """nnU-Net's: the layer is an attribute beside the nn.Sequential that calls it."""
-    def forward(s, x):
-        return s.all(s.norm(x) if s.calls else x)
-
     model = nn.ModuleList()
     for calls in (False, True):
         norm = nn.InstanceNorm2d(4, affine=True)
         all = nn.Sequential(nn.Conv2d(4, 4, 1), norm, nn.LeakyReLU(0.1))
-        model.append(Of(forward, norm=norm, all=all, calls=calls))
+        model.append(Of(lambda s, x: s.all(s.norm(x) if s.calls else x), norm=norm, all=all, calls=calls))
     model.append(model[0])
     model, stock, report = both(model)
     assert folded(report) == {f"{i}.norm": ("leaky_relu",) for i in (0, 1)}
@@ -256,11 +255,8 @@ def test_another_activation_behind_a_dropout():
 def test_prelus_of_a_model(slopes):
     """One behind several layers and an addition, one of its own, a frozen one, one that is hooked later: keys, objects,
     steps of an optimizer and copies are what they are without convert."""
-    def forward(s, x):
-        x = s.prelu(s.norm(s.conv(x)))
-        x = s.prelu(s.norm2(x) + x)
-        return s.hooked(s.norm3(s.frozen(s.norm4(s.own(s.norm3(x))))))
-
+    forward = "x = s.prelu(s.norm(s.conv(x))); x = s.prelu(s.norm2(x) + x)"
+    forward += "; return s.hooked(s.norm3(s.frozen(s.norm4(s.own(s.norm3(x))))))"
     model = shuffled(Of(forward, norm2=nn.BatchNorm2d(4), norm3=nn.InstanceNorm2d(4), norm4=nn.BatchNorm2d(4),
                         **{name: nn.PReLU(slopes) for name in ("prelu", "own", "frozen", "hooked")}))
     model.frozen.requires_grad_(False)
@@ -291,13 +287,6 @@ def test_prelus_of_a_model(slopes):
     assert type(model.norm) is nn.GroupNorm and list(model.state_dict()) == keys
 
 
-@pytest.mark.parametrize("slopes", [1, 4])
-def test_prelu_without_a_batch_axis(slopes):
-    """PReLU's channels are then along another axis than the layer's."""
-    check_converted(shuffled(nn.Sequential(nn.InstanceNorm2d(4), nn.PReLU(slopes))), {"0": ("prelu",)},
-                    torch.randn(4, 4, 5))
-
-
 def test_prelu_of_other_channels():
     """What stock refuses is refused as stock does it."""
     model = nn.Sequential(nn.GroupNorm(2, 4), nn.PReLU(3))
@@ -317,10 +306,35 @@ def test_prelu_under_autocast(width):
     assert y.dtype == width and model[1].weight.grad.dtype == torch.float32
 
 
-def test_a_shared_activation_is_taken_out_of_its_sequential_only():
-    act = nn.SiLU()
-    model = nn.Sequential(nn.GroupNorm(2, 4), act, nn.Conv2d(4, 4, 1), act)
-    assert check_converted(model, {"0": ("silu",)})[0][3] is act
+# Models, what is fused, and the shape of an input.
+CONVERTED = {
+    "a layer in three places": (lambda: (lambda n: nn.Sequential(
+        nn.Sequential(n, nn.ReLU()), nn.Sequential(n, nn.SiLU()), n))(nn.GroupNorm(2, 4)), {"0.0": ("relu", "silu")},
+        X),
+    "an activation in two places": (lambda: (lambda act: nn.Sequential(
+        nn.GroupNorm(2, 4), act, nn.Conv2d(4, 4, 1), act))(nn.SiLU()), {"0": ("silu",)}, X),
+    # PReLU's channels are then along another axis than the layer's.
+    **{f"{slopes} slopes without a batch axis": (lambda slopes=slopes: shuffled(nn.Sequential(
+        nn.InstanceNorm2d(4), nn.PReLU(slopes))), {"0": ("prelu",)}, (4, 4, 5)) for slopes in (1, 4)},
+    "training is looked up in each call": (lambda: Of(
+        lambda s, x: F.dropout(F.relu(s.norm(x)), 0.5, s.training), norm=nn.BatchNorm2d(4)), {"norm": ("relu",)}, X),
+    "layers in a list are of the code above": (lambda: Of(
+        "for norm in s.norms:\n    x = F.mish(norm(x))\nreturn x", norms=nn.ModuleList([nn.GroupNorm(2, 4),
+                                                                                   nn.GroupNorm(1, 4)])),
+        {"norms.0": ("mish",), "norms.1": ("mish",)}, X),
+    "a layer called twice": (lambda: Of(lambda s, x: s.norm(F.relu(s.norm(x)))), {"norm": ("relu",)}, X),
+    "other code uses the layers of a block": (
+        lambda: shuffled(Of(lambda s, x: s.block(x) + s.block.bn1(x), block=Block())),
+        {"block.bn1": ("relu",), "block.bn2": ("add + relu",)}, X),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_models_of_layers_and_code(name):
+    make, what, shape = CONVERTED[name]
+    model, stock, report = both(make())
+    assert folded(report) == what and repr(model) == repr(stock)
+    check_same(model, stock, torch.randn(shape))
 
 
 # ---- code -----------------------------------------------------------------------------------------------------------
@@ -398,7 +412,7 @@ FUNCTIONS = {
     "add_": (lambda s, x: s.act(s.norm(x).add_(x)), "add + silu"),
     "broadcast": (lambda s, x: s.act(s.norm(x) + x[:1, :, :1]), "add + silu"),
     "promotion": (lambda s, x: s.act(s.norm(x.float()) + x), "add + silu"),
-    "other name": (lambda s, x: other_name(s, x), "relu"),
+    "other name": ("c = s.conv(x); same = c; c *= 2; return F.relu(s.norm(x)) + same", "relu"),
     "identity": (lambda s, x: s.act(s.nothing(s.norm(x))), "silu"),
     "prelu": (lambda s, x: F.prelu(s.norm(x), s.slope), "prelu"),
     "prelu by name": (lambda s, x: torch.prelu(s.norm(x), weight=s.slope), "prelu"),
@@ -406,7 +420,7 @@ FUNCTIONS = {
     "prelu method": (lambda s, x: s.norm(x).prelu(s.slope), "prelu"),
     "prelu of no axes": (lambda s, x: F.prelu(s.norm(x), s.number), "prelu"),
     "prelu of a computed slope": (lambda s, x: F.prelu(s.norm(x), s.slope.abs()), "prelu"),
-    "prelu later": (lambda s, x: prelu_later(s, x), "prelu"),
+    "prelu later": ("y = s.norm(x); z = s.conv(x); return F.prelu(y, s.slope) + z", "prelu"),
     "in a branch": (lambda s, x: s.act(s.norm(x)) if x.shape[0] > 1 else s.norm(x), "silu"),
     "add + prelu": (lambda s, x: F.prelu(x + s.norm(x), s.slope), "add + prelu"),
     "add + prelu, dropout of 0": (lambda s, x: F.prelu(s.nodrop(s.norm(x)) + s.conv(x), s.slope), "add + prelu"),
@@ -430,88 +444,23 @@ def test_what_code_folds(name):
     check_same(model, stock, x)
 
 
-def escape(s, x):
-    s.__dict__["seen"] = y = s.norm(x)
-    return s.act(y)
-
-
-def overwritten(s, x):
-    c = s.conv(x)
-    y = s.norm(c)
-    c.add_(1)
-    return s.act(y + c)
-
-
-def identity_overwritten(s, x):
-    c = s.conv(x)
-    c += s.norm(x)
-    return s.act(c)
-
-
-def other_name(s, x):
-    c = s.conv(x)
-    same = c
-    c *= 2
-    return F.relu(s.norm(x)) + same
-
-
-def prelu_later(s, x):
-    y = s.norm(x)
-    z = s.conv(x)
-    return F.prelu(y, s.slope) + z
-
-
-def read_twice(s, x):
-    y = s.norm(x)
-    return s.act(y) + y
-
-
-def sum_read_twice(s, x):
-    y = s.norm(x) + x
-    return s.act(y) + y
-
-
-def overwritten_and_read(s, x):
-    y = s.norm(x)
-    return F.relu(y, inplace=True) + y
-
-
-def asked_before_it_is_activated(s, x):
-    y = s.norm(x)
-    if y.shape[0] > 2:
-        y = s.act(y)
-    return y
-
-
-def of_another_value(s, x):
-    c = s.conv(x)
-    y = s.norm(x)
-    return s.act(c) + y
-
-
-def slope_overwritten(s, x):
-    y = s.norm(x)
-    s.table.mul_(2)
-    return F.prelu(y, s.table)
-
-
 LEFT = {
-    "slope overwritten": (slope_overwritten, "runs between"),
+    "slope overwritten": ("y = s.norm(x); s.table.mul_(2); return F.prelu(y, s.table)", "runs between"),
     "slope of itself": (lambda s, x: F.prelu(x, s.norm(x).mean().reshape(1)), "no activation"),
     "dropout before prelu": (lambda s, x: F.prelu(F.dropout(s.norm(x), 0.5, s.training), s.table),
                              "no activation"),
-    "read twice": (read_twice, "read more than once"),
-    "sum read twice": (sum_read_twice, "read more than once"),
-    "in place, then read": (overwritten_and_read, "read more than once"),
-    "stored": (escape, "stored in `s.__dict__['seen']`"),
-    "asked": (asked_before_it_is_activated, "no activation"),
-    "another value": (of_another_value, "no activation"),
+    "read twice": ("y = s.norm(x); return s.act(y) + y", "read more than once"),
+    "sum read twice": ("y = s.norm(x) + x; return s.act(y) + y", "read more than once"),
+    "in place, then read": ("y = s.norm(x); return F.relu(y, inplace=True) + y", "read more than once"),
+    "stored": ("s.__dict__['seen'] = y = s.norm(x); return s.act(y)", "stored in `s.__dict__['seen']`"),
+    "asked": ("y = s.norm(x)\nif y.shape[0] > 2:\n    y = s.act(y)\nreturn y", "no activation"),
+    "another value": ("c = s.conv(x); y = s.norm(x); return s.act(c) + y", "no activation"),
     "returned": (lambda s, x: s.norm(x), "no activation"),
     "scaled sum": (lambda s, x: s.act(torch.add(s.norm(x), x, alpha=2)), "no activation"),
     "scalar": (lambda s, x: s.act(s.norm(x) + 1), "no activation"),
     "doubled": (lambda s, x: s.act((lambda y: y + y)(s.norm(x))), "no activation"),
-    "overwritten": (overwritten, "runs between"),
-    "identity overwritten": (identity_overwritten, "no activation"),
+    "overwritten": ("c = s.conv(x); y = s.norm(c); c.add_(1); return s.act(y + c)", "runs between"),
+    "identity overwritten": ("c = s.conv(x); c += s.norm(x); return s.act(c)", "no activation"),
     "other activation": (lambda s, x: torch.sigmoid(s.norm(x)), "no activation"),
 }
 
@@ -688,11 +637,6 @@ def test_kinds_of_call():
             bad(model)
 
 
-def test_training_is_looked_up_in_each_call():
-    check_converted(Of(lambda s, x: F.dropout(F.relu(s.norm(x)), 0.5, s.training), norm=nn.BatchNorm2d(4)),
-                    {"norm": ("relu",)})
-
-
 def test_changed_attributes():
     model, x, t = of_options(), torch.randn(X), torch.randn(X)
     stock = copy.deepcopy(model)
@@ -710,16 +654,6 @@ def test_changed_attributes():
     assert close(model(x, t, double=True), stock(x, t, double=True))
     model.act = stock.act = nn.ReLU()
     assert close(model(x, t), stock(x, t))
-
-
-def test_a_layer_in_a_list_is_of_the_code_above():
-    def forward(s, x):
-        for norm in s.norms:
-            x = F.mish(norm(x))
-        return x
-
-    check_converted(Of(forward, norms=nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(1, 4)])),
-                    {"norms.0": ("mish",), "norms.1": ("mish",)})
 
 
 def test_a_dict_of_modules_may_have_code():
@@ -767,15 +701,6 @@ def test_outputs_with_names_stay_what_they_are():
     got = model(x)
     assert type(got) is Output and list(got) == ["sample", "rest"] and got.rest[0] is x and got.rest[1] == 1
     assert close(got["sample"], stock(x).sample) and got.sample is got["sample"]
-
-
-def test_a_layer_called_twice():
-    check_converted(Of(lambda s, x: s.norm(F.relu(s.norm(x)))), {"norm": ("relu",)})
-
-
-def test_other_code_may_use_the_layers_of_a_block():
-    model = shuffled(Of(lambda s, x: s.block(x) + s.block.bn1(x), block=Block()))
-    check_converted(model, {"block.bn1": ("relu",), "block.bn2": ("add + relu",)})
 
 
 # ---- containers that end in a layer ---------------------------------------------------------------------------------
@@ -1057,6 +982,8 @@ FOLD_LEFT = {
                                     conv2=nn.Conv2d(4, 4, 1)).eval(), "does not call it at one place"),
     "called twice": (lambda: Of(lambda s, x: s.conv(s.bn(s.conv(x))), bn=nn.BatchNorm2d(4)).eval(), "does not call it at one place"),
     "alone": (lambda: nn.BatchNorm2d(4).eval(), "stands alone"),
+    "in a list": (lambda: Of(lambda s, x: s.norms[0](s.conv(x)), norms=nn.ModuleList([nn.BatchNorm2d(4)])).eval(),
+                  "does not call it at one place"),
 }
 
 

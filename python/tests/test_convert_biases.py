@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 import torch.nn.utils.prune  # noqa: E402
 from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
-from test_convert import Of, check_same as check_steps  # noqa: E402
+from test_convert import Of, both as of_model, check_same as check_steps  # noqa: E402
 from test_convert_meaning import Operators, check_same  # noqa: E402
 from test_models import compared, images, load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
@@ -50,19 +50,14 @@ def random(model):
 
 
 def both(model):
-    """The converted model, stock's and the report."""
-    stock = random(model)
-    model = copy.deepcopy(stock)
-    return model, stock, nft.convert(model)
+    return of_model(random(model))
 
 
 class Block(Of):
-    def __init__(self, code=None, **children):
-        nn.Module.__init__(self)
-        self.conv, self.norm, self.act = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()
-        self.other, self.embed = nn.Conv2d(4, 4, 1), nn.Linear(25, 4)
-        for name, child in children.items():
-            setattr(self, name, child)
+    @staticmethod
+    def _layers():
+        return {"conv": nn.Conv2d(4, 4, 3, padding=1), "norm": nn.GroupNorm(2, 4), "act": nn.SiLU(),
+                "other": nn.Conv2d(4, 4, 1), "embed": nn.Linear(25, 4)}
 
 
 def embedding(s, x):
@@ -134,17 +129,11 @@ def test_chains_to_a_norm(name, norm):
         assert counts["channel_affine"] == 0
 
 
-def added_in_place(s, x):
-    y = s.conv(s.norm(x))
-    y += x
-    return y
-
-
 SUMS = {
     "residual": lambda s, x: s.conv(s.norm(x)) + x,
     "residual first": lambda s, x: x + s.conv(s.norm(x)),
     "in place": lambda s, x: s.conv(s.norm(x)).add_(x),
-    "operator in place": added_in_place,
+    "operator in place": "y = s.conv(s.norm(x)); y += x; return y",
     "function": lambda s, x: torch.add(s.conv(s.norm(x)), x),
     "method": lambda s, x: s.conv(s.norm(x)).add(x),
     "embedding and residual": lambda s, x: s.conv(s.norm(x)) + embedding(s, x) + x,
@@ -187,11 +176,7 @@ def test_other_divisions_stay(name, code):
 
 
 def test_a_sum_that_is_read_twice_is_divided():
-    def code(s, x):
-        y = s.conv(s.norm(x)) + x
-        return y / 1.0, y
-
-    model, stock, report = both(Block(code))
+    model, stock, report = both(Block("y = s.conv(s.norm(x)) + x; return y / 1.0, y"))
     a, b = model(torch.randn(X))
     assert a.data_ptr() != b.data_ptr() and report.biases == ["conv"]
 
@@ -254,29 +239,14 @@ class Subclass(nn.Conv2d):
     pass
 
 
-def twice(s, x):
-    c = s.conv(x)
-    return s.norm(c) + c.tanh()
-
-
-def twice_in_one_call(s, x):
-    c = s.conv(x)
-    return s.act(s.norm(c) + c)
-
-
-def returned(s, x):
-    c = s.conv(x)
-    return s.norm(c), c
-
-
 LEFT = {
     "no bias": Block(CHAINS["norm"], conv=nn.Conv2d(4, 4, 1, bias=False)),
     "subclass": Block(CHAINS["norm"], conv=Subclass(4, 4, 1)),
     "parametrized": Block(CHAINS["norm"], conv=nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))),
     "spectral norm": Block(CHAINS["norm"], conv=nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 1))),
     "linear": Block(lambda s, x: s.norm(s.linear(x.movedim(1, 3)).movedim(3, 1)), linear=nn.Linear(4, 4)),
-    "read twice": Block(twice),
-    "read twice by one call": Block(twice_in_one_call),
+    "read twice": Block("c = s.conv(x); return s.norm(c) + c.tanh()"),
+    "read twice by one call": Block("c = s.conv(x); return s.act(s.norm(c) + c)"),
     "something between": Block(lambda s, x: s.norm(s.conv(x).tanh())),
     "a product": Block(lambda s, x: s.norm(s.conv(x) * x)),
     "alpha": Block(lambda s, x: s.norm(torch.add(s.conv(x), x, alpha=2))),
@@ -304,7 +274,7 @@ def test_what_is_left(name):
 
 
 def test_a_value_that_is_returned():
-    model, stock, report = both(Block(returned))
+    model, stock, report = both(Block("c = s.conv(x); return s.norm(c), c"))
     x = torch.randn(X)
     for a, b in zip(model(x), stock(x)):
         torch.testing.assert_close(a, b)
@@ -420,15 +390,14 @@ def test_channels_last():
     assert operators(model, x)["bare"] == 2 and operators(model, x)["channel_affine"] == 1
 
 
-def convolved_copy(s, x):
-    """As transformers over images, which go back to channels-first for a convolution."""
-    return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x
+# As transformers over images, which go back to channels-first for a convolution.
+CONVOLVED_COPY = "return s.conv(x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()) + x"
 
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [1, 3])
 def test_copies_before_convolutions(size, format):
-    block = Block(convolved_copy, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
+    block = Block(CONVOLVED_COPY, conv=nn.Conv2d(4, 4, size, padding=size // 2)).to(memory_format=format)
     model, stock, report = both(nn.Sequential(block, nn.GroupNorm(2, 4)))
     assert report.biases == ["0.conv"]
     x = torch.randn(X).contiguous(memory_format=format)
@@ -439,28 +408,19 @@ def test_copies_before_convolutions(size, format):
 
 
 def test_copies_that_others_see():
-    def read_twice(s, x):
-        c = x.permute(0, 2, 3, 1).neg().permute(0, 3, 1, 2).contiguous()
-        return s.conv(c) + c
-
-    def overwritten(s, x):
-        y = x.permute(0, 2, 3, 1).neg()
-        c = y.permute(0, 3, 1, 2).contiguous()
-        y += 1.0
-        return s.conv(c) + x
-
     x = torch.randn(X).contiguous(memory_format=torch.channels_last)
 
     def both_of(code):
         return both(nn.Sequential(Block(code).to(memory_format=torch.channels_last), nn.GroupNorm(2, 4)))
 
-    for code in (read_twice, overwritten):
+    last = "y = x.permute(0, 2, 3, 1).neg(); c = y.permute(0, 3, 1, 2).contiguous()"
+    for code in (f"{last}; return s.conv(c) + c", f"{last}; y += 1.0; return s.conv(c) + x"):
         model, stock, report = both_of(code)
         assert report.biases == ["0.conv"]
         check_same(model, stock, x)
         assert operators(model, x)["clone"] == 1
     # A convolution that is hooked later sees what it saw before.
-    model, _, _ = both_of(convolved_copy)
+    model, _, _ = both_of(CONVOLVED_COPY)
     seen = []
     model[0].conv.register_forward_pre_hook(lambda module, args: seen.append(args[0].is_contiguous()))
     model(x)
@@ -505,11 +465,7 @@ def test_16_bits_are_no_farther_from_the_truth(dtype, autocast):
 
 def test_sums_keep_their_type_where_norms_give_f32():
     torch.set_default_dtype(torch.float32)
-    def code(s, x):
-        zero = s.conv.weight.new_zeros(())
-        return s.other(s.conv(s.norm(x)) + x) + zero
-
-    model, stock, _ = both(Block(code))
+    model, stock, _ = both(Block("zero = s.conv.weight.new_zeros(()); return s.other(s.conv(s.norm(x)) + x) + zero"))
     before = nft.functional.autocast_to_float32(True)
     try:
         with torch.autocast(DEVICE, torch.bfloat16):

@@ -225,6 +225,42 @@ EFFECTS = ["log('sum', {}.sum())", "log('type', type({}).__name__, tuple({}.shap
            "log(CALLS, GAIN, MODE.get())", "log(str(self.relu))", "log(sorted(locals()))",
            "log(type(self.bn0).__name__)", "log(torch.rand(1))"]
 
+# Statements by their weights. In a text a and b are variables, y is one that is assigned, p and q are new; norm_a and
+# act_a are calls of a norm and of an activation, of a or of what else is named so; and written is a statement or none.
+ALIASES = ["{y} = {a}", "{y} = {a}.view(2, 4, 3, 3)", "{y} = {a}.detach()", "{y} = {a}[:]", "{y} = ({a},)[0]",
+           "{y} = [{a}].pop()", "{y} = {a}.transpose(2, 3)"]
+FORMS = [
+    (2, ["{y} = sum([{act_a} * i for i in range(1, 3)])", "{y} = sum({act_a} for _ in range(2))",
+         "{y} = [layer({a}) for layer in (self.bn0, self.relu)][-1]", "{y} = {{k: {act_a} for k in 'ab'}}['a']",
+         "{y} = [t for t in ({a}, {b}) if t is not None][0]", "{y} = torch.stack([{act_a}, {b}]).sum(0)",
+         "{y} = functools.reduce(lambda t, layer: layer(t), self.chain, {a})",
+         "{y} = sum(map(self.relu, ({a}, {b})))", "{y} = next(t for t in [{act_a}])",
+         "{y} = max([{a}, {a}], key=id) * 1", "{y} = (lambda t: self.relu(t))({a})",
+         "{y} = torch.cat([*[{act_a}], {b}])[:2]", "{y} = dict(y={act_a})['y']"]),
+    (2, ["if ({p} := {norm_a}) is not None:\n    {b} = {act_p}", "{b} = {act_norm} + {p}",
+         "{p} = {norm_a}\n{b} = {act_p}\nflag = {b}.dim() == 3 and ({p} := {b})\n{b} = {b} + {p}",
+         "while ({p} := {norm_a}) is None:\n    pass\n{b} = {act_p}"]),
+    (2, ALIASES),
+    (1, ["{y} = checkpoint(self.gn, {a}, use_reentrant=False)",
+         "{y} = checkpoint(self.gate, {a}, {b}, use_reentrant=False)",
+         "{y} = checkpoint(lambda t: self.relu(self.gn(t)), {a}, use_reentrant=False)"]),
+    (1, ["if {question} and self.fail:\n    return {act_a}"]),
+    (1.2, ["{y} = {act_a} if {question} else {a}", "{y} = (self.flag and {act_a}) + {a}",
+           "{y} = ({a} if self.kept is None else {a} * 2)",
+           "{y} = {{True: self.relu, False: self.silu}}[self.flag]({a})",
+           "{y} = ({norm_a}, {b})[0]", "{y} = self.relu({{'y': {norm_a}}}['y'])"]),
+    (0.8, ["{p}, {q} = {norm_a}, {a}", "{p} = {q} = {norm_a}", "({p}), [{q}] = {a}, [{norm_a}]",
+           "{p}, {q} = {norm_a}, {norm_b}\n{p} = self.relu({p}) + self.silu({q})",
+           "{p}, *{q} = {norm_a}, {a}\n{q} = {q}[0]"]),
+    (1, ["self.training", "self.kept = None", "del self.seen[:]", "self.seen.clear()", "self.flag = not self.flag",
+         "if self.fail:\n    raise KeyError('program')", "if self.calls > 4:\n    raise RuntimeError('program ends')"]),
+]
+NESTED = ["def {f}(t):\n    t = {norm_t}\n    return {act_t} * {a}\n{written}\n{y} = {f}({b})",
+          "{f} = lambda t: {act_t} + {a}\n{written}\n{y} = {f}({b})",
+          "{f} = lambda t, y={a}: {act_y} + t\n{written}\n{y} = {f}({b})",
+          "def {f}(t, y={a}):\n    return y + t\n{written}\n{y} = {f}({b})",
+          "def {f}(t):\n    nonlocal {a}\n    {a} = t * 2\n    return {norm_a}\n{written}\n{y} = {f}({b})"]
+
 
 class Generator:
     def __init__(self, rng, depth=0, in_child=False):
@@ -274,9 +310,10 @@ class Generator:
     def statement(self):
         kinds = [(14, self.fold), (6, self.other), (2, self.in_place), (5, self.effect)]
         if self.depth < 2:
-            kinds += [(5, self.question), (3, self.context), (3, self.attempt), (4, self.loop), (3, self.nested)]
-        kinds += [(2, self.comprehension), (2, self.walrus), (3, self.helper), (2, self.hooked), (2, self.alias),
-                  (1, self.checkpointed), (2, self.statistics), (1, self.early), (2, self.choice), (1, self.mode)]
+            kinds += [(5, self.question), (3, self.context), (3, self.attempt), (4, self.loop),
+                      (3, lambda: self.form(NESTED))]
+        kinds += [(3, self.helper), (2, self.hooked), (2, self.statistics)]
+        kinds += [(weight, functools.partial(self.form, texts)) for weight, texts in FORMS]
         weights, functions = zip(*kinds)
         return self.rng.choices(functions, weights)[0]()
 
@@ -288,7 +325,7 @@ class Generator:
         y = self.fresh()
         lines += self.assign(self.fill(NORMS), y)
         for _ in range(rng.choice([0, 0, 0, 1])):
-            lines += rng.choice([self.other, self.effect, self.in_place, self.alias])()
+            lines += rng.choice([self.other, self.effect, self.in_place, lambda: self.form(ALIASES)])()
         if rng.random() < 0.5:
             sums = ["{0} = {0} + {1}", "{0} += {1}", "{0} = {1} + {0}", "{0} = torch.add({0}, {1})",
                     "{0} = {0}.add({1})",
@@ -379,41 +416,20 @@ class Generator:
             lines += ["else:"] + indented(self.written())
         return lines
 
-    def nested(self):
-        f, rng = f"f{self.depth}", self.rng
-        y = self.any()
-        forms = [[f"def {f}(t):", *indented([f"t = {rng.choice(NORMS).format('t')}",
-                                             f"return {rng.choice(ACTIVATIONS).format('t')} * {y}"])],
-                 [f"{f} = lambda t: {rng.choice(ACTIVATIONS).format('t')} + {y}"],
-                 [f"{f} = lambda t, y={y}: {rng.choice(ACTIVATIONS).format('y')} + t"],
-                 [f"def {f}(t, y={y}):", *indented(["return y + t"])],
-                 [f"def {f}(t):", *indented([f"nonlocal {y}", f"{y} = t * 2",
-                                             f"return {rng.choice(NORMS).format(y)}"])]]
-        lines = list(rng.choice(forms))
-        lines += self.written() if rng.random() < 0.5 else []
-        return lines + self.assign(f"{f}({self.any()})")
-
-    def comprehension(self):
-        forms = ["sum([{act} * i for i in range(1, 3)])", "sum({act} for _ in range(2))",
-                 "[layer({a}) for layer in (self.bn0, self.relu)][-1]", "{{k: {act} for k in 'ab'}}['a']",
-                 "[t for t in ({a}, {b}) if t is not None][0]", "torch.stack([{act}, {b}]).sum(0)",
-                 "functools.reduce(lambda t, layer: layer(t), self.chain, {a})",
-                 "sum(map(self.relu, ({a}, {b})))", "next(t for t in [{act}])", "max([{a}, {a}], key=id) * 1",
-                 "(lambda t: self.relu(t))({a})", "torch.cat([*[{act}], {b}])[:2]", "dict(y={act})['y']"]
-        a = self.any()
-        text = self.rng.choice(forms).format(a=a, b=self.any(), act=self.rng.choice(ACTIVATIONS).format(a))
-        return self.assign(text)
-
-    def walrus(self):
-        y, z = self.fresh(), self.any()
-        norm, act = self.fill(NORMS), self.rng.choice(ACTIVATIONS).format(y)
-        forms = [[f"if ({y} := {norm}) is not None:", f"    {z} = {act}"],
-                 [f"{z} = {self.rng.choice(ACTIVATIONS).format(f'({y} := {norm})')} + {y}"],
-                 [f"{y} = {norm}", f"{z} = {act}", f"flag = {z}.dim() == 3 and ({y} := {z})", f"{z} = {z} + {y}"],
-                 [f"while ({y} := {norm}) is None:", "    pass", f"{z} = {act}"]]
-        lines = self.rng.choice(forms)
-        self.known(y)
-        return lines
+    def form(self, texts):
+        rng, text = self.rng, self.rng.choice(texts)
+        names = {"a": self.any(), "b": self.any(), "y": self.name(), "p": self.fresh(), "q": self.fresh()}
+        words = {**names, "f": f"f{self.depth}", "question": self.fill(QUESTIONS),
+                 "written": self.written()[0] if rng.random() < 0.5 else "pass"}
+        for name in (*names, "t"):
+            variable = "y" if name == "y" else names.get(name, name)  # y: an argument of a lambda
+            words[f"norm_{name}"] = rng.choice(NORMS).format(variable)
+            words[f"act_{name}"] = rng.choice(ACTIVATIONS).format(variable)
+        words["act_norm"] = rng.choice(ACTIVATIONS).format(f"({words['p']} := {words['norm_a']})")
+        for name in "ypq":
+            if f"{{{name}}}" in text:
+                self.known(names[name])
+        return text.format(**words).split("\n")
 
     def helper(self):
         forms = ["self.helper({})", "self.both({}, {})", "self.both({}, y={})", "self.part({})", "super().forward({})",
@@ -435,16 +451,6 @@ class Generator:
             ("token = MODE.set(2)", "MODE.reset(token)")])
         return [before, *self.fold(), after]
 
-    def alias(self):
-        y = self.any()
-        return self.assign(self.rng.choice(["{}", "{}.view(2, 4, 3, 3)", "{}.detach()", "{}[:]", "({},)[0]",
-                                            "[{}].pop()", "{}.transpose(2, 3)"]).format(y))
-
-    def checkpointed(self):
-        return self.assign(self.fill(["checkpoint(self.gn, {}, use_reentrant=False)",
-                                      "checkpoint(self.gate, {}, {}, use_reentrant=False)",
-                                      "checkpoint(lambda t: self.relu(self.gn(t)), {}, use_reentrant=False)"]))
-
     def statistics(self):
         y, z = self.fresh(), self.any()
         middle = ["mean = self.bn0.running_mean.clone()", "mean = mean + 1", "mean = self.bn0.weight * 1",
@@ -458,31 +464,6 @@ class Generator:
         lines += ["self.bn0 = old"] if "Identity" in line else []
         self.known(y)
         return lines + [f"{y} = {y} * mean.view(1, 4, 1, 1)"]
-
-    def early(self):
-        return [f"if {self.fill(QUESTIONS)} and self.fail:", f"    return {self.fill(ACTIVATIONS)}"]
-
-    def choice(self):
-        a = self.any()
-        forms = [f"{self.rng.choice(ACTIVATIONS).format(a)} if {self.fill(QUESTIONS)} else {a}",
-                 f"(self.flag and {self.rng.choice(ACTIVATIONS).format(a)}) + {a}",
-                 f"({a} if self.kept is None else {a} * 2)", f"{{True: self.relu, False: self.silu}}[self.flag]({a})",
-                 f"({self.rng.choice(NORMS).format(a)}, {self.any()})[0]",
-                 f"self.relu({{'y': {self.rng.choice(NORMS).format(a)}}}['y'])"]
-        if self.rng.random() < 0.4:
-            p, q = self.fresh(), self.fresh()
-            self.known(p), self.known(q)
-            norm = self.rng.choice(NORMS).format(a)
-            return [self.rng.choice([f"{p}, {q} = {norm}, {a}", f"{p} = {q} = {norm}",
-                                     f"({p}), [{q}] = {a}, [{norm}]", f"{p}, {q} = {norm}, {self.fill(NORMS)}\n"
-                                     f"{p} = self.relu({p}) + self.silu({q})",
-                                     f"{p}, *{q} = {norm}, {a}\n{q} = {q}[0]"])]
-        return self.assign(self.rng.choice(forms))
-
-    def mode(self):
-        return [self.rng.choice(["self.training", "self.kept = None", "del self.seen[:]", "self.seen.clear()",
-                                 "if self.fail:\n    raise KeyError('program')", "self.flag = not self.flag",
-                                 "if self.calls > 4:\n    raise RuntimeError('program ends')"])]
 
 
 def indented(lines):
@@ -785,22 +766,19 @@ def smaller(parts):
 
 def shortened(parts, path, compiled):
     """Without the statements that the difference does not need."""
-    def difference_of(candidate):
+    def differs(candidate):
+        """In more than a name that is not defined any more."""
         try:
             write(candidate, path)
-            return trial(path, compiled) or ""
+            found = trial(path, compiled) or "NameError"
         except SyntaxError:
-            return ""
+            return False
+        return "NameError" not in found and "UnboundLocalError" not in found
 
-    def is_undefined(found):
-        """A statement that defines a name is needed by those that read it."""
-        return "NameError" in found or "UnboundLocalError" in found
-
-    may_be_undefined, found = is_undefined(difference_of(parts)), parts
+    found = parts
     while found is not None:
         parts = found
-        found = next((candidate for candidate in smaller(parts) if candidate != parts and (
-            what := difference_of(candidate)) and (may_be_undefined or not is_undefined(what))), None)
+        found = next((candidate for candidate in smaller(parts) if candidate != parts and differs(candidate)), None)
     write(parts, path)
     return parts
 

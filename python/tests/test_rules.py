@@ -256,16 +256,11 @@ def conv_layer(activation):
     return Of(lambda s, x: s.act(s.norm(s.conv(x))), norm=nn.BatchNorm2d(4), act=act)
 
 
-def basic_layer(s, hidden_state):
-    residual = hidden_state
-    hidden_state = s.layer(hidden_state)
-    residual = s.shortcut(residual)
-    hidden_state += residual
-    return s.act(hidden_state)
+BASIC_LAYER = "residual = x; x = s.layer(x); residual = s.shortcut(residual); x += residual; return s.act(x)"
 
 
 def test_residual_behind_an_identity():
-    layers = [Of(basic_layer, norm=None, conv=None, shortcut=nn.Identity(), act=nn.ReLU(), layer=nn.Sequential(
+    layers = [Of(BASIC_LAYER, norm=None, conv=None, shortcut=nn.Identity(), act=nn.ReLU(), layer=nn.Sequential(
         conv_layer(True), conv_layer(False))) for _ in range(2)]
     model, stock, report = both(shuffled(nn.Sequential(nn.Conv2d(4, 4, 1), *layers)))
     assert set(folded(report).values()) == {("relu",), ("add + relu",)} and len(report.folded) == 4

@@ -9,7 +9,7 @@ import collections
 import functools
 import inspect
 import types
-from typing import Any, Iterator, Optional
+from typing import Iterator, Optional
 
 from torch import nn
 
@@ -23,33 +23,72 @@ _BY_OTHER_WAYS = frozenset({"children", "named_children", "modules", "named_modu
 
 
 def runs_as_sequential(module: nn.Module) -> bool:
-    return _forward_of(plain_class(type(module))) is nn.Sequential.forward
+    return getattr(plain_class(type(module)), "forward", None) is nn.Sequential.forward
 
 
-def _forward_of(kind: type) -> Any:
-    """The function; None of a ScriptModule's class, which has none and raises AttributeError."""
-    return getattr(kind, "forward", None)
+def _has_forward(kind: type) -> bool:
+    """Containers have none; to ask a ScriptModule's class raises AttributeError."""
+    return getattr(kind, "forward", None) not in (nn.Module.forward, None)
 
 
-@functools.lru_cache(maxsize=512)
-def _texts(kind: type) -> tuple[ast.FunctionDef, ...]:
+def _texts(kind: type) -> Iterator[ast.FunctionDef]:
     """The trees of a class's forward and of the methods that it may call. Raises Left."""
-    trees, waiting = [], ["forward"]
+    waiting = ["forward"]
     for name in waiting:
         static = inspect.getattr_static(kind, name, None)
-        if isinstance(static, property):
-            static = static.fget
-        if isinstance(static, (staticmethod, classmethod)):
-            static = static.__func__
+        static = static.fget if isinstance(static, property) else getattr(static, "__func__", static)
         static = inspect.unwrap(static) if isinstance(static, types.FunctionType) else None
-        if static is None or static.__module__ == "torch.nn.modules.module":
-            if name == "forward":
-                raise Left("its forward is no function of Python")
-            continue
-        trees.append(tree_of(static))
-        waiting += [n.attr for n in ast.walk(trees[-1]) if isinstance(n, ast.Attribute) and n.attr not in waiting
-                    and n.attr not in vars(nn.Module)]
-    return tuple(trees)
+        if static is not None and static.__module__ != "torch.nn.modules.module":
+            tree = tree_of(static)
+            yield tree
+            waiting += [n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr not in waiting
+                        and n.attr not in vars(nn.Module)]
+        elif name == "forward":
+            raise Left("its forward is no function of Python")
+
+
+class _Facts:
+    """The facts of a class's code, by the names of children and attributes. pairs: children that it calls one after the
+    other, each at this place alone. foreign: what it reads of other objects than its own. more: attributes with which it
+    does more than call and ask for them. takes_apart: does it take apart what a loop gives it? Raises Left."""
+
+    def __init__(self, kind: type) -> None:
+        mentioned: collections.Counter[str] = collections.Counter()
+        pairs: list[tuple[str, str]] = []
+        self.foreign: set[str] = set()
+        self.more: set[str] = set()
+        self.takes_apart = False
+        for tree in _texts(kind):
+            note_liveness(tree)
+            me, nodes = tree.args.args[0].arg, list(ast.walk(tree))
+            loops = {name for n in nodes if isinstance(n, (ast.For, ast.comprehension))
+                     for name in names(n.target, ast.Store)}
+            asked = {id(part) for n in nodes for part in (n.func if isinstance(n, ast.Call) else n.left if isinstance(
+                n, ast.Compare) else n.test if isinstance(n, (ast.If, ast.IfExp)) else None,)}
+            for n in nodes:
+                name = (n.attr if isinstance(n, ast.Attribute) else n.value if isinstance(n, ast.Constant) else
+                        n.id if isinstance(n, ast.Name) and n.id in ("getattr", "vars") else None)
+                if isinstance(name, str):
+                    mentioned[name] += 1
+                    if not (isinstance(n, ast.Attribute) and id(n) in asked):
+                        self.more.add(name)
+                if isinstance(n, ast.Attribute) and not (isinstance(n.value, ast.Name) and n.value.id == me):
+                    self.foreign.add(n.attr)
+                taken = n.iter if isinstance(n, (ast.For, ast.comprehension)) else n.value if isinstance(
+                    n, (ast.Subscript, ast.Starred)) else None
+                self.takes_apart |= taken is not None and (bool(loops & set(names(taken))) or isinstance(
+                    taken, ast.Subscript))
+                if first := _child(n.args[0] if _child(n, me) else None, me):
+                    pairs.append((first, _child(n, me)))
+                for field in ("body", "orelse", "finalbody"):
+                    statements = getattr(n, field, None)
+                    if isinstance(statements, list):
+                        pairs += [pair for a, b in zip(statements, statements[1:]) for pair in _successive(a, b, me)]
+        reached = any(mentioned[name] for name in _BY_OTHER_WAYS)
+        self.pairs = [(a, b) for a, b in pairs if not reached and mentioned[a] == 1 == mentioned[b]]
+
+
+_facts = functools.lru_cache(maxsize=512)(_Facts)
 
 
 def _child(node: Optional[ast.AST], me: str) -> Optional[str]:
@@ -59,33 +98,6 @@ def _child(node: Optional[ast.AST], me: str) -> Optional[str]:
             and isinstance(node.func.value, ast.Name) and node.func.value.id == me:
         return node.func.attr
     return None
-
-
-@functools.lru_cache(maxsize=512)
-def _pairs(kind: type) -> tuple[tuple[str, str], ...]:
-    """The names of children that the class's code calls one after the other, each at this place alone. Raises Left."""
-    mentioned: collections.Counter[str] = collections.Counter()
-    found = []
-    for tree in _texts(kind):
-        me = tree.args.args[0].arg
-        note_liveness(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
-                mentioned[node.attr] += 1
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                mentioned[node.value] += 1
-            elif isinstance(node, ast.Name) and node.id in ("getattr", "vars"):
-                mentioned[node.id] += 1
-            first, second = _child(node.args[0] if _child(node, me) else None, me), _child(node, me)
-            if first:
-                found.append((first, second))
-            for field in ("body", "orelse", "finalbody"):
-                statements = getattr(node, field, None)
-                if isinstance(statements, list):
-                    found += [pair for a, b in zip(statements, statements[1:]) for pair in _successive(a, b, me)]
-    if any(mentioned[name] for name in _BY_OTHER_WAYS):
-        return ()
-    return tuple((a, b) for a, b in found if mentioned[a] == 1 == mentioned[b])
 
 
 def _successive(a: ast.stmt, b: ast.stmt, me: str) -> Iterator[tuple[str, str]]:
@@ -111,29 +123,15 @@ class Proofs:
                 if child is not None:
                     self.owners[child].append((module, name))
         self.unread: dict[str, str] = {}  # classes whose code cannot be read
-        self.foreign: set[str] = set()  # attributes that code reads of other objects than its own
-        self.takes_apart = False  # does code take apart what a loop gives it?
+        facts = []
         for kind in {plain_class(type(module)) for module in model.modules()}:
-            if kind.__module__.startswith("torch.nn.") or _forward_of(kind) in (nn.Module.forward, None):
-                continue
-            try:
-                self._read(kind)
-            except Left as left:
-                self.unread[kind.__name__] = str(left)
-
-    def _read(self, kind: type) -> None:
-        for tree in _texts(kind):
-            me, loops = tree.args.args[0].arg, set()
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == me):
-                    self.foreign.add(node.attr)
-                if isinstance(node, (ast.For, ast.comprehension)):
-                    loops |= set(names(node.target, ast.Store))
-            for node in ast.walk(tree):
-                taken = node.iter if isinstance(node, (ast.For, ast.comprehension)) else node.value if isinstance(
-                    node, (ast.Subscript, ast.Starred)) else None
-                if taken is not None and (loops & set(names(taken)) or isinstance(taken, ast.Subscript)):
-                    self.takes_apart = True
+            if not kind.__module__.startswith("torch.nn.") and _has_forward(kind):
+                try:
+                    facts.append(_facts(kind))
+                except Left as left:
+                    self.unread[kind.__name__] = str(left)
+        self.foreign = set().union(*(of_kind.foreign for of_kind in facts))
+        self.takes_apart = any(of_kind.takes_apart for of_kind in facts)
 
     def convolution_before(self, layer: nn.Module) -> tuple[Optional[nn.Module], Optional[str]]:
         """The module whose output the layer reads, and nothing else does; or why that is not proved."""
@@ -153,7 +151,8 @@ class Proofs:
                 return None, "nothing stands before it"
             return (None, why) if (why := self._apart(block)) else (children[before], None)
         kind = plain_class(type(block))
-        first = [a for a, b in _pairs(kind) if b == name] if "forward" not in block.__dict__ else []
+        called = _has_forward(kind) and "forward" not in block.__dict__
+        first = [a for a, b in _facts(kind).pairs if b == name] if called else []
         if len(first) != 1 or block._modules.get(first[0]) is None:
             return None, (f"the code of {kind.__name__} does not call it at one place, right after the layer that it "
                           "reads, with nothing else between")
@@ -173,12 +172,6 @@ class Proofs:
                 continue
             if name in self.foreign:
                 return f"other code reads an attribute named {name}"
-            for tree in _texts(kind):
-                called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)} | {
-                    id(n.left) for n in ast.walk(tree) if isinstance(n, ast.Compare)} | {
-                    id(n.test) for n in ast.walk(tree) if isinstance(n, (ast.If, ast.IfExp))}
-                if any(isinstance(n, ast.Attribute) and n.attr == name and id(n) not in called
-                       or isinstance(n, ast.Constant) and n.value == name or isinstance(n, ast.Name)
-                       and n.id in ("getattr", "vars") for n in ast.walk(tree)):
-                    return f"the code of {kind.__name__} does more with {name} than call it"
+            if {name, "getattr", "vars"} & _facts(kind).more:
+                return f"the code of {kind.__name__} does more with {name} than call it"
         return None

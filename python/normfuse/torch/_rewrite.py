@@ -91,12 +91,6 @@ class _Rewriter:
         self.reads: collections.Counter[str] = collections.Counter()
         self.kept: set[str] = set()
         self.inside = 0  # contexts and tries
-        self.readers: dict[str, str] = {}  # of variables: "factor" or "dividend", as below
-        for node in ast.walk(tree):
-            what, operands = self._arithmetic(node)
-            for operand in operands[:1 if what == "divide" else 2]:
-                if what in _READERS and isinstance(operand, ast.Name) and self.readers.get(operand.id) != "factor":
-                    self.readers[operand.id] = _READERS[what]
         # The reader of the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
         self.role, self.raw = "", False
 
@@ -435,28 +429,17 @@ class _Rewriter:
             self._begin(s, *(item.context_expr for item in s.items))
             for item in s.items:
                 item.context_expr = self._closed(item.context_expr)
-            before, self.open, pending = self._settle(), False, set(self.pending)
-            self.inside += 1
-            s.body = self.block(s.body)
-            self.inside -= 1
+            before, pending = self._settle(), set(self.pending)
+            s.body = self._inside(s.body)
             self.pending |= pending  # where an exception is swallowed
-            if self.open or _may_begin(s.body):
-                s.body = [self._guarded(s.body + self._settle())]
-            self.open = False
             return [*before, s]
         elif isinstance(s, ast.Try):
             before, pending = self._settle(), set(self.pending)
-            self.inside += 1
-            s.body = self.block(s.body) + self._settle()
-            if _may_begin(s.body):
-                s.body = [self._guarded(s.body)]
             for part in (s, *s.handlers):
-                for field in ("orelse", "finalbody") if part is s else ("body",):
+                for field in ("body", "orelse", "finalbody") if part is s else ("body",):
+                    setattr(part, field, self._inside(getattr(part, field)))
                     self.pending |= pending
-                    setattr(part, field, self.block(getattr(part, field)) + self._settle())
                     pending |= self.pending
-            self.pending |= pending
-            self.inside -= 1
             return [*before, s]
         elif isinstance(s, (ast.Break, ast.Continue)):
             return [*(self._settle() if self.inside else ()), s]
@@ -470,11 +453,17 @@ class _Rewriter:
             return [*before, s]
         return [s]
 
-    def _guarded(self, body: list[ast.stmt]) -> ast.stmt:
-        """The statements, with all that is pending computed before an exception passes."""
+    def _inside(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Statements in a context or a try: all that is pending is computed at their end, and before an exception
+        passes."""
+        self.inside += 1
+        body = self.block(statements) + self._settle()
+        self.inside -= 1
+        if not _may_begin(body):
+            return body
         made = ast.parse(f"try:\n    pass\nexcept BaseException:\n    {FRAME}.settle()\n    raise").body[0]
-        made.body = body or [ast.Pass()]  # type: ignore[attr-defined]
-        return made
+        made.body = body  # type: ignore[attr-defined]
+        return [made]
 
     def _assign(self, s: Any) -> list[ast.stmt]:
         targets = s.targets if isinstance(s, ast.Assign) else [s.target]
@@ -486,7 +475,7 @@ class _Rewriter:
         self._begin(s, s.value, *targets, kills=kills)
         if len(targets) == 1 and kills and unseen:
             name = kills[0]
-            s.value = self.of(s.value, name in self.tracked, self.readers.get(name, ""))
+            s.value = self.of(s.value, name in self.tracked)
             waits = self._may_wait(s.value)  # before: it may be of the name itself
             self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]

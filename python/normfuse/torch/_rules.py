@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import sys
 from typing import Any, Callable, Mapping, Optional, Union
 
@@ -61,14 +62,13 @@ class _Foreign:
 
 
 class _WithOwnActivation(_Foreign):
-    """A norm, then what the class calls of its own, in one call where that is the same. Of a class of ours, whose
-    forward is called, or as `_normalized` says."""
+    """A norm, as the next base computes it, then what the class calls of its own, in one call where that is the
+    same."""
 
-    _normfuse_base: type
     _normfuse_then: tuple[str, ...] = ("drop", "act")  # children
 
     def _normalized(self, x: Tensor, **fused: Any) -> Tensor:
-        return self._normfuse_base.forward(self, x, **fused)
+        return super().forward(x, **fused)  # type: ignore[misc]
 
     def _following(self) -> list[nn.Module]:
         children = (self._modules.get(name) for name in self._normfuse_then)
@@ -106,37 +106,23 @@ class _Frozen(_Foreign, _Activated):
     eps = 1e-5  # where the class has none of its own
     _normfuse_of_input_type = False  # does its result always have the type of its input?
 
-    def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, **fused: Any) -> Tensor:
         if is_traced(self, x):
-            return leaf(self, x, post_add=post_add, activation=activation, act_param=act_param, slope=slope)
-        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
+            return leaf(self, x, **fused)
         if self._normfuse_of_input_type or x.dtype == self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0,
-                                         self.eps, activation=activation, act_param=act_param, slope=slope,
-                                         post_add=post_add)
-        output = self._normfuse_stock.forward(self, x)
-        if post_add is not None:
-            output = output + post_add
-        return apply(output, choice(activation, act_param, slope=slope))
+                                         self.eps, **fused)
+        return _followed(self, self._normfuse_stock.forward(self, x), **fused)
 
 
 class _FrozenOfInputType(_Frozen):
     _normfuse_of_input_type = True
 
 
-class _FrozenWithOwnActivation(_WithOwnActivation, _Frozen):
-    _normfuse_base = _Frozen
-
-
 class _ComfyGroupNorm(_Foreign, modules.GroupNorm):
     """Casts its parameters to the input's type and device, and patches them, in each call."""
 
-    def forward(self, x: Tensor, *, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
-                shift: Optional[Tensor] = None, activation: Optional[str] = None,
-                act_param: Optional[float] = None, slope: Optional[Tensor] = None) -> Tensor:
-        fused = {"post_add": post_add, "scale": scale, "shift": shift, "activation": activation,
-                 "act_param": act_param, "slope": slope}
+    def forward(self, x: Tensor, **fused: Any) -> Tensor:
         if is_traced(self, x):
             return leaf(self, x, **fused)
         ops = sys.modules["comfy.ops"]
@@ -175,17 +161,23 @@ class _OfChannels(_Foreign, _Activated):
         if is_traced(self, x):
             return leaf(self, x, post_add=post_add, scale=scale, shift=shift, activation=activation,
                         act_param=act_param, slope=slope)
-        activation, act_param, slope = self._of_this_call(activation, act_param, slope)
         how = None if others or named else self._normfuse_words(x)
         if how is not None:
             return functional.channel_norm(x, **how, post_add=post_add, scale=scale, shift=shift, activation=activation,
                                            act_param=act_param, slope=slope)
-        output = self._normfuse_stock.forward(self, x, *others, **named)
-        if scale is not None:
-            output = output * (1 + _spread(scale, output, self)) + _spread(shift, output, self)
-        if post_add is not None:
-            output = output + post_add
-        return apply(output, choice(activation, act_param, slope=slope))
+        return _followed(self, self._normfuse_stock.forward(self, x, *others, **named), post_add, scale, shift,
+                         **choice(activation, act_param, slope=slope))
+
+
+def _followed(layer: nn.Module, output: Tensor, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
+              shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None,
+              slope: Optional[Tensor] = None) -> Tensor:
+    """The output of a class's own forward, and after it what is folded into the layer's call."""
+    if scale is not None:
+        output = output * (1 + _spread(scale, output, layer)) + _spread(shift, output, layer)
+    if post_add is not None:
+        output = output + post_add
+    return apply(output, choice(activation, act_param, slope=slope))
 
 
 def _is_held(x: Tensor, axis: int) -> bool:
@@ -233,13 +225,14 @@ def takes_modulation(kind: type) -> bool:
     return issubclass(kind, (modules.GroupNorm, _OfChannels, modules._ChannelNorm))
 
 
+def _wider(dtype: torch.dtype, *parameters: Any) -> torch.dtype:
+    """The type of arithmetic with a tensor of this type and what is given."""
+    return functools.reduce(torch.promote_types, [p.dtype for p in parameters if isinstance(p, Tensor)], dtype)
+
+
 def _promoted(x: Tensor, *parameters: Any) -> torch.dtype:
-    """The type of arithmetic with x and what is given. Under autocast such classes compute some steps in f32."""
-    dtype = functional._result_type(x, None) or x.dtype
-    for parameter in parameters:
-        if isinstance(parameter, Tensor):
-            dtype = torch.promote_types(dtype, parameter.dtype)
-    return dtype
+    """The same with x. Under autocast such classes compute some steps in f32."""
+    return _wider(functional._result_type(x, None) or x.dtype, *parameters)
 
 
 def _wan_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
@@ -247,13 +240,9 @@ def _wan_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     gamma, bias = self.gamma, self.bias
     if self.scale != gamma.numel() ** 0.5 or not isinstance(bias, Tensor) and bias not in (0, None):
         return None
-    dtype = x.dtype
-    for parameter in (gamma, bias):
-        if isinstance(parameter, Tensor):
-            dtype = torch.promote_types(dtype, parameter.dtype)
     return {"weight": gamma.reshape(-1), "bias": bias.reshape(-1) if isinstance(bias, Tensor) else None,
             "statistics": "mean_square", "eps": 1e-12, "eps_kind": "of_norm", "dim": 1 if self.channel_first else -1,
-            "dtype": dtype}
+            "dtype": _wider(x.dtype, gamma, bias)}
 
 
 def _comfy_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
@@ -271,15 +260,12 @@ def _diffusers_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
     weight, bias = self.weight, self.bias
     if len(self.dim) != 1 or "torch_npu" in sys.modules:
         return None
-    dtype = x.dtype
-    if weight is not None and weight.dtype in (torch.float16, torch.bfloat16):
-        dtype = weight.dtype
-    elif weight is not None:
-        dtype = torch.promote_types(torch.promote_types(dtype, torch.float32), weight.dtype)
-    if weight is not None and bias is not None:
-        dtype = torch.promote_types(dtype, bias.dtype)
-    return {"weight": weight, "bias": bias if weight is not None else None, "statistics": "mean_square",
-            "eps": self.eps, "dim": -1, "dtype": dtype}
+    how = {"statistics": "mean_square", "eps": self.eps, "dim": -1, "dtype": x.dtype}
+    if weight is not None:
+        narrow = weight.dtype in (torch.float16, torch.bfloat16)
+        dtype = weight.dtype if narrow else torch.promote_types(x.dtype, torch.float32)
+        how |= {"weight": weight, "bias": bias, "dtype": _wider(dtype, weight, bias)}
+    return how
 
 
 def _per_channel_rms_norm(self: nn.Module, x: Tensor) -> Optional[_Keywords]:
@@ -350,61 +336,46 @@ class _ByRule(_Foreign):
         return type(self)._normfuse_rule(self, x, **fused)
 
 
-# Attributes that must be false for the class to be what is said here.
-_SWITCHES = {("timm.layers.norm", "GroupNorm"): ("fast_norm", "_fast_norm"),
-             ("timm.layers.norm_act", "GroupNormAct"): ("_fast_norm",),
-             ("timm.layers.norm", "LayerNorm"): ("_fast_norm",),
-             ("timm.layers.norm", "LayerNorm2d"): ("_fast_norm",),
-             ("timm.layers.norm", "RmsNorm2d"): ("_fast_norm",)}
-# Their forward is the stock class's. They become layers of the stock class's replacement itself.
-_SAME_AS_STOCK: dict[tuple[str, str], type] = {("timm.layers.norm", "GroupNorm"): nn.GroupNorm}
-# Their forward is the stock class's, then their children drop and act.
-_WITH_OWN_ACTIVATION: dict[tuple[str, str], type] = {("timm.layers.norm_act", "BatchNormAct2d"): nn.BatchNorm2d,
-                                                     ("timm.layers.norm_act", "SyncBatchNormAct"): nn.SyncBatchNorm,
-                                                     ("timm.layers.norm_act", "GroupNormAct"): nn.GroupNorm}
-# Mixins of what their layers become, or how functional.channel_norm computes the same: its keywords for a layer and an
-# input; None where it does not.
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("comfy.ldm.wan.vae", "RMS_norm"): _comfy_rms_norm,
-    ("comfy.ldm.genmo.vae.model", "GroupNormSpatial"): _ComfyGroupNormSpatial,
-    ("comfy.ops", "disable_weight_init.GroupNorm"): _ComfyGroupNorm,
-    ("comfy.ops", "manual_cast.GroupNorm"): _ComfyGroupNorm,
-    ("detectron2.layers.batch_norm", "FrozenBatchNorm2d"): _FrozenOfInputType,
-    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanimage_refiner", "HunyuanImageRefinerRMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15", "HunyuanVideo15RMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "PerChannelRMSNorm"): _per_channel_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage", "QwenImageRMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_qwenimage21", "QwenImage21RMS_norm"): _wan_rms_norm,
-    ("diffusers.models.autoencoders.autoencoder_kl_wan", "WanRMS_norm"): _wan_rms_norm,
-    ("diffusers.models.normalization", "RMSNorm"): _diffusers_rms_norm,
-    ("sam2.modeling.sam2_utils", "LayerNorm2d"): _written_out,
-    ("segment_anything.modeling.common", "LayerNorm2d"): _written_out,
-    ("timm.layers.norm", "LayerNorm2d"): _layer_norm_2d,
-    ("timm.layers.norm", "RmsNorm2d"): _rms_norm_2d,
-    ("timm.layers.norm_act", "FrozenBatchNormAct2d"): _FrozenWithOwnActivation,
-    ("torchvision.models.convnext", "LayerNorm2d"): _layer_norm_2d,
-    ("torchvision.ops.misc", "FrozenBatchNorm2d"): _Frozen,
-    ("transformers.models.bit.modeling_bit", "BitGroupNormActivation"): _BitGroupNorm,
+# timm's attributes that must be false for a class to be what is said here.
+_SWITCHES = ("fast_norm", "_fast_norm")
+# Patterns of modules and names -> the class of ours that their layers become, bases of a class for them, or how
+# functional.channel_norm computes the same: its keywords for a layer and an input; None where it does not.
+_KNOWN: dict[str, Any] = {
+    r"comfy.ldm.wan.vae.RMS_norm": _comfy_rms_norm,
+    r"comfy.ldm.genmo.vae.model.GroupNormSpatial": (_ComfyGroupNormSpatial,),
+    r"comfy.ops.(disable_weight_init|manual_cast).GroupNorm": (_ComfyGroupNorm,),
+    r"detectron2.layers.batch_norm.FrozenBatchNorm2d": (_FrozenOfInputType,),
+    r"diffusers.models.autoencoders.autoencoder_kl_ltx2.PerChannelRMSNorm": _per_channel_rms_norm,
+    r"diffusers.models.autoencoders.autoencoder_kl_\w+."
+    r"(HunyuanImageRefiner|HunyuanVideo15|QwenImage|QwenImage21|Wan)RMS_norm": _wan_rms_norm,
+    r"diffusers.models.normalization.RMSNorm": _diffusers_rms_norm,
+    r"(sam2.modeling.sam2_utils|segment_anything.modeling.common).LayerNorm2d": _written_out,
+    r"timm.layers.norm.GroupNorm": modules.GroupNorm,
+    r"timm.layers.norm.LayerNorm2d|torchvision.models.convnext.LayerNorm2d": _layer_norm_2d,
+    r"timm.layers.norm.RmsNorm2d": _rms_norm_2d,
+    r"timm.layers.norm_act.BatchNormAct2d": (_WithOwnActivation, modules.BatchNorm2d),
+    r"timm.layers.norm_act.FrozenBatchNormAct2d": (_WithOwnActivation, _Frozen),
+    r"timm.layers.norm_act.GroupNormAct": (_WithOwnActivation, modules.GroupNorm),
+    r"timm.layers.norm_act.SyncBatchNormAct": (_WithOwnActivation, modules.SyncBatchNorm),
+    r"torchvision.ops.misc.FrozenBatchNorm2d": (_Frozen,),
+    r"transformers.models.bit.modeling_bit.BitGroupNormActivation": (_BitGroupNorm,),
+    # DetrFrozenBatchNorm2d and its copies in a dozen models, all with the same code and a constant for eps.
+    r"transformers.models.(\w+.)*\w*FrozenBatchNorm2d": (_Frozen,),
+    r"transformers.models.(\w+.)*((Sam|Sam2|SamHQ|EdgeTam)LayerNorm|ConvNext(V2)?LayerNorm)": _layer_norm_of_format,
 }
 # Layer norms over the last axis, which are those of channels in the blocks below alone.
-_OF_TOKENS = {("timm.layers.norm", "LayerNorm"), ("torch.nn.modules.normalization", "LayerNorm")}
-_LTX_BLOCKS = [("diffusers.models.autoencoders.autoencoder_kl_ltx", "LTXVideoResnetBlock3d"),
-               ("diffusers.models.autoencoders.autoencoder_kl_ltx2", "LTX2VideoResnetBlock3d")]
-_LAYER_NORMS_OF_FORMAT = ("SamLayerNorm", "Sam2LayerNorm", "SamHQLayerNorm", "EdgeTamLayerNorm", "ConvNextLayerNorm",
-                          "ConvNextV2LayerNorm")
+_OF_TOKENS = ("timm.layers.norm.LayerNorm", "torch.nn.modules.normalization.LayerNorm")
+
+_LTX_BLOCK = r"diffusers.models.autoencoders.autoencoder_kl_(ltx.LTXVideo|ltx2.LTX2Video)ResnetBlock3d"
 
 
-def _name(kind: type) -> tuple[str, str]:
-    return kind.__module__, kind.__qualname__
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
+@functools.lru_cache(maxsize=1024)
 def _known(kind: type) -> Any:
-    # DetrFrozenBatchNorm2d and its copies in a dozen models, all with the same code and a constant for eps.
-    if kind.__module__.startswith("transformers.models.") and kind.__qualname__.endswith("FrozenBatchNorm2d"):
-        return _Frozen
-    if kind.__module__.startswith("transformers.models.") and kind.__qualname__ in _LAYER_NORMS_OF_FORMAT:
-        return _layer_norm_of_format
-    return _KNOWN.get(_name(kind))
+    return next((what for pattern, what in _KNOWN.items() if re.fullmatch(pattern, _name(kind))), None)
 
 
 def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
@@ -412,16 +383,12 @@ def norms_of_tokens(model: nn.Module) -> set[nn.Module]:
     found = set()
     for module in model.modules():
         name = _name(plain_class(type(module)))
-        if name == ("torchvision.models.convnext", "CNBlock") and \
-                isinstance(module._modules.get("block"), nn.Sequential):
-            before = None
-            for child in module.block:
-                if _name(type(before)) == ("torchvision.ops.misc", "Permute") and before.dims == [0, 2, 3, 1]:
-                    found.add(child)
-                before = child
-        elif name == ("timm.models.convnext", "ConvNeXtBlock") and not module.use_conv_mlp:
+        if name == "torchvision.models.convnext.CNBlock" and isinstance(module._modules.get("block"), nn.Sequential):
+            found |= {child for before, child in zip(module.block, list(module.block)[1:])
+                      if _name(type(before)) == "torchvision.ops.misc.Permute" and before.dims == [0, 2, 3, 1]}
+        elif name == "timm.models.convnext.ConvNeXtBlock" and not module.use_conv_mlp:
             found.add(module.norm)
-        elif name in _LTX_BLOCKS and module.norm3 is not None:
+        elif re.fullmatch(_LTX_BLOCK, name) and module.norm3 is not None:
             found.add(module.norm3)
     return {layer for layer in found if _name(plain_class(type(layer))) in _OF_TOKENS}
 
@@ -437,13 +404,10 @@ def _foreign_class(stock: type, rule: Optional[Rule] = None) -> type:
     elif rule is not None:
         members["_normfuse_rule"] = staticmethod(rule)
         bases = (_ByRule,)
-    elif _name(stock) in _WITH_OWN_ACTIVATION:
-        bases = (_WithOwnActivation, REPLACEMENTS[_WITH_OWN_ACTIVATION[_name(stock)]])
-        members["_normfuse_base"] = bases[1]
     else:
         known = _layer_norm_of_tokens if _name(stock) in _OF_TOKENS else _known(stock)
-        bases = (known,) if isinstance(known, type) else (_OfChannels,)
-        members |= {} if isinstance(known, type) else {"_normfuse_how": known}
+        bases = known if isinstance(known, tuple) else (_OfChannels,)
+        members |= {} if isinstance(known, tuple) else {"_normfuse_how": known}
     made = type(stock.__name__, (*bases, stock), members)
     if takes_activation(made):
         KINDS[made] = NORM
@@ -459,7 +423,7 @@ def synchronized_class(kind: type, plain: type) -> Optional[type]:
     """The class that SyncBatchNorm.convert_sync_batchnorm makes of a batch norm of this class: `plain`, or a subclass
     of ours that keeps what the class does after the norm. None where the class has code that no other has."""
     stock = plain_class(kind)
-    if _WITH_OWN_ACTIVATION.get(_name(stock)) in (nn.BatchNorm2d, nn.SyncBatchNorm):
+    if _known(stock) in ((_WithOwnActivation, base) for base in (modules.BatchNorm2d, modules.SyncBatchNorm)):
         return _foreign_class(getattr(importlib.import_module(stock.__module__), "SyncBatchNormAct"))
     known = (nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm, *OURS)
     return plain if kind.forward in [base.forward for base in known] else None
@@ -501,22 +465,20 @@ def convert_layer(module: nn.Module, rules: Mapping[type, Rule],
         return True, *_own(module)
     if "_normfuse_converted_from" in module.__dict__:
         return True, (), "its class was replaced after it was converted"
-    name, rule = _name(kind), rules.get(kind)
-    on = [switch for switch in _SWITCHES.get(name, ()) if rule is None and getattr(module, switch, False)]
+    rule, known = rules.get(kind), REPLACEMENTS.get(kind) or _known(kind)
+    on = [switch for switch in _SWITCHES if rule is None and kind.__module__.startswith("timm.")
+          and getattr(module, switch, False)]
     if on:
         return False, (), f"its {on[0]} is on"
-    if rule is not None or of_tokens or name in _WITH_OWN_ACTIVATION or _known(kind) is not None:
-        ours = functools.partial(_foreign_class, kind, rule)
-    elif kind in REPLACEMENTS or name in _SAME_AS_STOCK:
-        ours = functools.partial(REPLACEMENTS.get, _SAME_AS_STOCK.get(name, kind))
+    if rule is not None or of_tokens or known is not None:
+        ours = known if known in OURS and rule is None else _foreign_class(kind, rule)
     elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return False, (), "it is lazy: convert after the first forward"
     else:
-        return False, (), (f"{kind.__module__}.{kind.__qualname__} is a subclass, whose code may differ: convert takes "
-                           "rules for such")
+        return False, (), f"{_name(kind)} is a subclass, whose code may differ: convert takes rules for such"
     if "forward" in module.__dict__:
         return False, (), "its forward was replaced on the object"
-    module.__class__ = ours()
+    module.__class__ = ours
     module.__dict__["_normfuse_converted_from"] = kind
     return True, *_own(module)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections.abc
 import operator
 import types
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -35,7 +36,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "tensor": lambda v: v is None,
     "settled": lambda v: False,
 }
-# Functions of which the survey knows the results, where it knows the arguments.
+# Functions of which the results are known where the arguments are.
 _COMPUTED = (isinstance, hasattr, len, enumerate, zip, reversed, list, tuple)
 _DEPTH = 80
 NOTHING = "what reads its output is no activation"
@@ -76,13 +77,13 @@ class Survey:
         self.moved: set[nn.Module] = set()
         self.kept: set[nn.Module] = set()
         self.visited: dict[nn.Module, Any] = {}
-        self.closed: dict[Waiting, str] = {}
+        self.open: set[Waiting] = set()
         self.env: dict[str, Any] = {}
         self.globals: dict[str, Any] = {}
         self.block: Optional[nn.Module] = None
-        self.depth, self.waiting = 0, set()
         self.returned: list[Any] = []
         self.lines = ""  # of the file
+        self.depth = 0
         self.reader = NOTHING  # why what is read is not fused, where nothing else is known
 
     # ---- functions ----
@@ -91,8 +92,7 @@ class Survey:
         """Follows a block's forward. Gives its value."""
         plain = not any(isinstance(v, Waiting) for v in given)
         if plain and block in self.visited:
-            for waiting in self.visited[block]:
-                self.closed.pop(waiting, None)
+            self.open.update(v for v in self.visited[block] if isinstance(v, Waiting))
             return self.visited[block]
         self.visited.setdefault(block, UNKNOWN)
         value = self.function(type(block)._normfuse_tree, type(block)._normfuse_globals, block, given)
@@ -106,30 +106,19 @@ class Survey:
         before = self.env, self.globals, self.block, self.returned, self.lines
         names = [a.arg for a in tree.args.args if a.arg != FRAME]
         self.env = {a.arg: UNKNOWN for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
-        self.env[FRAME] = (Known(_FRAME),)
-        if me is not None:
-            self.env[names.pop(0)] = (Known(me),)
-        if names:
-            self.env[names[0]] = first
+        self.env |= {FRAME: (Known(_FRAME),), **dict(zip(names, [(Known(me),), first] if me is not None else [first]))}
         self.globals, self.block, self.returned, self.lines = scope, me or self.block, [], tree.lines
         self.depth += 1
         try:
             self.run(tree.body)
-            self.returned.append((UNKNOWN, self.closed, self.waiting))
+            self.returned.append((UNKNOWN, self.open))
         except _Jump:
             pass
         found = self.returned
         self.env, self.globals, self.block, self.returned, self.lines = before
         self.depth -= 1
-        if found:
-            self.join(found)
-        return _joined([value for value, _, _ in found]) if found else UNKNOWN
-
-    def join(self, ends: list[Any]) -> None:
-        """Goes on from several places: what is closed wherever it was opened is closed."""
-        self.closed = {v: why for _, closed, _ in ends for v, why in closed.items()
-                       if all(v in other or v not in waiting for _, other, waiting in ends)}
-        self.waiting = set().union(*(waiting for _, _, waiting in ends))
+        self.open = set().union(*(still for _, still in found)) if found else self.open
+        return _joined(value for value, _ in found) if found else UNKNOWN
 
     # ---- statements ----
 
@@ -139,20 +128,20 @@ class Survey:
 
     def fork(self, *ways: list[ast.stmt]) -> None:
         """Follows each of several lists of statements from here, and joins what they leave."""
-        env, closed, waiting, ends = self.env, self.closed, self.waiting, []
+        env, still, ends = self.env, self.open, []
         for way in ways:
             if way and isinstance(way[-1], ast.Raise):
                 continue
-            self.env, self.closed, self.waiting = dict(env), dict(closed), set(waiting)
+            self.env, self.open = dict(env), set(still)
             try:
                 self.run(way)
-                ends.append((self.env, self.closed, self.waiting))
+                ends.append((self.env, self.open))
             except _Jump:
                 pass
         if not ends:
             raise _Jump
-        self.join(ends)
-        self.env = {name: _joined([e[name] for e, _, _ in ends if name in e]) for e, _, _ in ends for name in e}
+        self.env = {name: _joined(end[name] for end, _ in ends if name in end) for end, _ in ends for name in end}
+        self.open = set().union(*(left for _, left in ends))
 
     def statement(self, s: ast.stmt) -> None:
         if isinstance(s, ast.Expr):
@@ -170,21 +159,20 @@ class Survey:
             self.value(s.value)
             self.store(s.target, UNKNOWN)
         elif isinstance(s, ast.Return):
-            self.returned.append((UNKNOWN if s.value is None else self.value(s.value), self.closed, self.waiting))
+            self.returned.append((UNKNOWN if s.value is None else self.value(s.value), self.open))
             raise _Jump
         elif isinstance(s, (ast.Raise, ast.Break, ast.Continue)):
             raise _Jump
         elif isinstance(s, ast.If):
-            truth = self.truth(s.test)
-            self.fork(*([s.body] if truth else [s.orelse] if truth is False else [s.body, s.orelse]))
+            self.fork(*self.ways(s.test, s.body, s.orelse))
         elif isinstance(s, ast.For):
-            items = self.items(s.iter)
+            items = self.items(self.value(s.iter))
             for item in [UNKNOWN, UNKNOWN] if items is None else items:
                 self.store(s.target, item)
                 self.fork(s.body, *([] if items is not None and not _jumps(s.body) else [[]]))
         elif isinstance(s, ast.While):
             for _ in range(2):
-                self.truth(s.test)
+                self.value(s.test)
                 self.fork(s.body, [])
         elif isinstance(s, ast.With):
             for item in s.items:
@@ -198,58 +186,20 @@ class Survey:
         if isinstance(target, ast.Name):
             self.env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
-            known = value[0].value if len(value) == 1 and isinstance(value[0], Known) else None
+            known = _object(value)
             parts = known if type(known) is tuple and len(known) == len(target.elts) else None
             for i, part in enumerate(target.elts):
                 self.store(part, UNKNOWN if parts is None else (Known(parts[i]),))
 
-    def items(self, node: ast.expr) -> Optional[list[Any]]:
+    def items(self, value: Any) -> Optional[list[Any]]:
         """The values that a loop goes over, where they are known."""
-        node = _plain(node)
-        if isinstance(node, (ast.Tuple, ast.List)) and not any(isinstance(e, ast.Starred) for e in node.elts):
-            return [self.force(self.value(e)) for e in node.elts]
-        value = _listed(self.only(node))
-        return [(Known(v),) for v in value] if type(value) in (list, tuple, range, dict) else None
+        listed = _listed(_object(value))
+        return [(Known(v),) for v in listed] if type(listed) in (list, tuple, range, dict) else None
 
-    # ---- questions ----
-
-    def only(self, node: ast.expr) -> Any:
-        """The object that an expression stands for, where that is one that is known."""
-        value = self.value(node)
-        return value[0].value if len(value) == 1 and isinstance(value[0], Known) else None
-
-    def truth(self, node: ast.expr) -> Optional[bool]:
-        node = _plain(node)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            truth = self.truth(node.operand)
-            return None if truth is None else not truth
-        if isinstance(node, ast.BoolOp):
-            ends = isinstance(node.op, ast.Or)
-            found = []
-            for v in node.values:
-                found.append(self.truth(v))
-                if found[-1] is ends:
-                    return ends if None not in found else None
-            return None if None in found else not ends
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = (self.value(_plain(n)) for n in (node.left, node.comparators[0]))
-            if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and right == (Known(None),):
-                answers = {None if v is None else isinstance(v, Known) and v.value is None for v in left}
-                answer = answers.pop() if len(answers) == 1 else None
-                return answer if answer is None or isinstance(node.ops[0], ast.Is) else not answer
-            both = [v[0].value for v in (left, right) if len(v) == 1 and isinstance(v[0], Known)]
-            if len(both) == 2 and all(type(v) in PLAIN for v in both) and type(node.ops[0]) in _COMPARISONS:
-                try:
-                    return bool(_COMPARISONS[type(node.ops[0])](*both))
-                except Exception:
-                    return None
-            return None
-        value = self.value(node)
-        answers = {bool(v.value) if isinstance(v, Known) and type(v.value) in PLAIN
-                   else True if isinstance(v, Known) and isinstance(v.value, nn.Module)
-                   and "__len__" not in dir(v.value)
-                   else None for v in value}
-        return answers.pop() if len(answers) == 1 else None
+    def ways(self, test: ast.expr, yes: Any, no: Any) -> list[Any]:
+        """Returns which of the two may be gone."""
+        truths = _truths(self.value(test))
+        return [way for way, truth in ((yes, True), (no, False)) if truth in truths]
 
     # ---- expressions ----
 
@@ -259,27 +209,17 @@ class Survey:
         if isinstance(node, ast.Name):
             if node.id in self.env:
                 return self.env[node.id]
-            found = self.globals.get(node.id, getattr(builtins, node.id, None))
-            return UNKNOWN if found is None or isinstance(found, torch.Tensor) else (Known(found),)
+            return _known(self.globals.get(node.id, getattr(builtins, node.id, None)))
         if isinstance(node, ast.Attribute):
-            return _joined([_attribute(v.value, node.attr) if isinstance(v, Known) else UNKNOWN
-                            for v in self.value(node.value)])
+            return _joined(_attribute(v.value, node.attr) if isinstance(v, Known) else UNKNOWN
+                           for v in self.value(node.value))
         if isinstance(node, ast.Subscript):
             if isinstance(node.value, ast.Tuple) and done(node.value.elts[0]) == "settle":
                 self.settle(node.value.elts[1])
                 return self.value(node.value.elts[1])
-            base, index = _listed(self.only(node.value)), self.only(node.slice)
-            self.force(self.value(node.value))
-            if type(base) in (list, tuple, dict) and type(index) in (int, str):
-                try:
-                    return (Known(base[index]),)
-                except LookupError:
-                    return UNKNOWN
-            return UNKNOWN
+            return _computed(operator.getitem, self.force(self.value(node.value)), self.value(node.slice))
         if isinstance(node, ast.IfExp):
-            truth = self.truth(node.test)
-            return _joined([self.value(way) for way in ([node.body] if truth else [node.orelse] if truth is False
-                                                        else [node.body, node.orelse])])
+            return _joined([self.value(way) for way in self.ways(node.test, node.body, node.orelse)])
         if isinstance(node, ast.Call):
             what = done(node)
             if what in _CHECKS:
@@ -288,69 +228,71 @@ class Survey:
         if isinstance(node, ast.NamedExpr):
             value = self.env[node.target.id] = self.value(node.value)
             return value
-        if not isinstance(node, SCOPES):
-            before = self.reader
-            if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
-                self.reader = f"its output is put into a {type(node).__name__.lower()}"
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
-                    self.force(self.value(child))
-            self.reader = before
-        return UNKNOWN
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return tuple(Known(not truth) for truth in _truths(self.value(node.operand)))
+        if isinstance(node, ast.BoolOp):
+            ends, found = isinstance(node.op, ast.Or), []
+            for part in node.values:
+                found.append(self.value(part))
+                if _truths(found[-1]) == {ends}:
+                    break
+                if _truths(found[-1]) == {not ends} and part is not node.values[-1]:
+                    found.pop()
+            return _joined(found)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = self.value(node.left), self.value(node.comparators[0])
+            if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and right == (Known(None),):
+                return tuple(v and Known((v == Known(None)) is isinstance(node.ops[0], ast.Is)) for v in left)
+            return _computed(_COMPARISONS.get(type(node.ops[0])), self.force(left), self.force(right))
+        before, found = self.reader, []
+        if isinstance(node, (ast.Tuple, ast.List, ast.Dict)):
+            self.reader = f"its output is put into a {type(node).__name__.lower()}"
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr) and not isinstance(node, SCOPES):
+                found.append(self.force(self.value(child)))
+        self.reader = before
+        known = isinstance(node, (ast.Tuple, ast.List)) and all(isinstance(_only(v), Known) for v in found)
+        return (Known(tuple(_only(v).value for v in found)),) if known else UNKNOWN
 
     def called(self, node: ast.Call) -> Any:
         """A call that is made as it is."""
-        fs = self.value(node.func)
-        for argument in [*node.args, *(k.value for k in node.keywords)]:
-            self.force(self.value(argument.value if isinstance(argument, ast.Starred) else argument))
-        for f in fs:
-            if isinstance(f, Known) and isinstance(f.value, nn.Module) and KINDS.get(type(f.value)) == BLOCK:
-                self.force(self.visit(f.value))
-        f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
-        arguments = [self.only(_plain(a)) for a in node.args]
-        try:
-            if f in (isinstance, hasattr) and (isinstance(arguments[0], nn.Module) and arguments[1] is not None):
-                return (Known(f(*arguments)),)
-            listed = list(map(_listed, arguments))
-            if f in _COMPUTED and not node.keywords and all(type(a) in PLAIN and a is not None for a in listed):
-                found = f(*listed)
-                return (Known(found if type(found) in PLAIN else list(found)),)
-            if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not arguments:
-                base = _listed(self.only(_plain(node.func.value)))
-                return (Known(list(getattr(base, node.func.attr)())),) if type(base) is dict else UNKNOWN
-        except Exception:
-            pass
-        return UNKNOWN
+        fs, given = self.value(node.func), [*node.args, *(k.value for k in node.keywords)]
+        values = [self.force(self.value(argument)) for argument in given]
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("items", "values", "keys") and not given:
+            return _computed(getattr(dict, node.func.attr), self.value(node.func.value))
+        return _computed(_object(fs), *values) if not node.keywords and _object(fs) in _COMPUTED else UNKNOWN
 
     # ---- what is pending ----
 
-    def force(self, value: Any, why: Optional[str] = None) -> Any:
+    def force(self, value: Iterable[Any], why: Optional[str] = None) -> Any:
         for v in value:
-            if isinstance(v, Waiting) and v is not _ONE_PLUS:
-                self.close(v, why or self.reader)
+            self.close(v, why or self.reader)
         return tuple(None if isinstance(v, Waiting) else v for v in value)
 
-    def close(self, v: Waiting, why: str) -> None:
-        if v not in self.closed:
-            self.closed[v] = why
+    def close(self, v: Any, why: str) -> None:
+        """Something but what may take it reads v."""
+        if self.is_open(v):
+            self.open.discard(v)
             self.kept |= v.convolutions
-            if v.site:
-                if v.what == "scale + shift" or v.what == "add" and is_channel_norm(type(v.layer)):
-                    self.note(v, v.what)
-                else:
-                    self.why.setdefault(v.layer, {}).setdefault(v.site, why)
+            if v.what == "scale + shift" or v.what == "add" and is_channel_norm(type(v.layer)):
+                self.note(v, v.what)
+            elif v.site:
+                self.why.setdefault(v.layer, {}).setdefault(v.site, why)
 
     def note(self, v: Waiting, what: str) -> None:
         self.fused.setdefault(v.layer, {}).setdefault(v.site, set()).add(what)
-        self.closed[v] = ""
+        self.open.discard(v)
+
+    def opened(self, v: Waiting, instead: Any = None) -> Waiting:
+        self.open.discard(instead)
+        self.open.add(v)
+        return v
 
     def settle(self, node: ast.AST) -> None:
-        if any(v not in self.closed for v in self.waiting):
-            why = self.reader if done(node) == "settle" else (
-                f"`{self.text(node)}` runs between it and what reads its output")
-            for v in self.waiting:
-                self.close(v, why)
-        self.waiting.clear()
+        why = self.reader if done(node) == "settle" else (
+            f"`{self.text(node)}` runs between it and what reads its output") if self.open else ""
+        for v in list(self.open):
+            self.close(v, why)
 
     def text(self, node: ast.AST) -> str:
         """The text that an expression was rewritten from, shortened."""
@@ -371,20 +313,20 @@ class Survey:
         self.settle(node)
         return UNKNOWN
 
+    def _type(self, node: ast.Call, argument: ast.expr) -> Any:
+        self.value(argument)
+        return UNKNOWN
+
     def _in_place(self, node: ast.Call, argument: ast.expr, method: Any, callee: ast.expr, *rest: ast.expr) -> Any:
-        x, f = self.value(argument), self.only(callee)
+        x, f = self.value(argument), _object(self.value(callee))
         others = [self.force(self.value(other)) for other in [*rest, *(k.value for k in node.keywords)]]
-        if not any(isinstance(v, Waiting) and v.site and v not in self.closed for v in x):
+        if not any(map(self.is_norm, x)):
             return self.unknown(node, x)
         if method.value == "add_":
             return self.sum(x, *others, True)
         if method.value or isinstance(f, CALLABLES) and f in ACTIVATIONS:
             return self.activation(x, _activations.choice("relu"))
         return self.activation(x, f if getattr(f, "inplace", False) is True else None)
-
-    def _type(self, node: ast.Call, argument: ast.expr) -> Any:
-        self.value(argument)
-        return UNKNOWN
 
     # ---- calls ----
 
@@ -395,7 +337,7 @@ class Survey:
         if inner is not None:
             return self.function(inner._normfuse_tree, inner.__globals__, me,
                                  x if inner._normfuse_takes else self.force(x))
-        f = fs[0].value if len(fs) == 1 and isinstance(fs[0], Known) else None
+        f = _object(fs)
         if isinstance(f, CALLABLES) and f in ACTIVATIONS:
             if ACTIVATIONS[f] == "prelu":
                 return self.activation(x, _PRELU)
@@ -404,7 +346,7 @@ class Survey:
                 k.arg: v for k, v in zip(node.keywords, known[len(given) - 1:])}))
         if len(given) != 1 or node.keywords:
             return self.unknown(callee, x)
-        return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
+        return self.modules(node, callee, fs, x)
 
     _go = _above = _call
 
@@ -413,21 +355,21 @@ class Survey:
         me = None
         if isinstance(callee, ast.Attribute):
             of_super = isinstance(callee.value, ast.Call)
-            me = self.block if of_super else self.only(callee.value)
+            me = self.block if of_super else _object(self.value(callee.value))
             inners = getattr(type(me), "_normfuse_inner", {})
             static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
             if of_super:
                 static = next((f for f in inners if f.__name__ == callee.attr and f is not static), None)
             if static in inners:
                 return me, inners[static]
-        f = self.only(callee)
-        return None, None if f is None else INNER_FUNCTIONS.get(f) if isinstance(f, CALLABLES) else None
+        f = _object(self.value(callee))
+        return None, INNER_FUNCTIONS.get(f) if isinstance(f, CALLABLES) else None
 
     def _run(self, node: ast.Call, fs: ast.expr, argument: ast.expr) -> Any:
-        x, items = self.value(argument), self.items(fs)
+        x, items = self.value(argument), self.items(self.value(fs))
         for item in [UNKNOWN, UNKNOWN] if items is None else items:
             before = x
-            x = _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(fs, x) for f in item])
+            x = self.modules(node, fs, item, x)
             if items is None:
                 x = _joined([before, x])
         return x
@@ -436,6 +378,10 @@ class Survey:
         self.force(x)
         self.settle(node)
         return UNKNOWN
+
+    def modules(self, node: ast.Call, callee: ast.expr, fs: Any, x: Any) -> Any:
+        """f(x), for each alternative f."""
+        return _joined([self.module(node, f.value, x) if isinstance(f, Known) else self.unknown(callee, x) for f in fs])
 
     def module(self, node: ast.Call, f: Any, x: Any) -> Any:
         kind = KINDS.get(type(f))
@@ -453,10 +399,8 @@ class Survey:
             value = self.visit(f, x if inner is not None and inner._normfuse_takes else self.force(x))
             return value if inner is not None else self.force(value)
         if kind == NORM:
-            for v in x:
-                if isinstance(v, Waiting) and v.convolutions and type(f) in OURS and v not in self.closed:
-                    self.moved |= v.convolutions
-                    self.closed[v] = ""
+            if type(f) in OURS:
+                self.move(x)
             self.force(x)
             return UNKNOWN if has_own_activation(f) else (self.opened(Waiting(f, (id(node), self.block))),)
         if type(f) is nn.Identity:
@@ -468,17 +412,23 @@ class Survey:
             return (self.opened(Waiting(None, 0, str(id(node)), convolutions=frozenset({f}))),)
         return self.activation(x, f)
 
-    def opened(self, v: Waiting, instead: Any = None) -> Waiting:
-        if instead is not None:
-            self.closed[instead] = ""
-        self.closed.pop(v, None)
-        self.waiting.add(v)
-        return v
+    def move(self, value: Any) -> None:
+        """Biases of convolutions are added by what reads these."""
+        for v in value:
+            if self.is_open(v) and v.convolutions:
+                self.moved |= v.convolutions
+                self.open.discard(v)
+
+    def is_open(self, v: Any) -> bool:
+        return isinstance(v, Waiting) and v in self.open
+
+    def is_norm(self, v: Any) -> bool:
+        return self.is_open(v) and bool(v.site)
 
     def dropped(self, v: Any, f: nn.Module) -> Any:
         if not isinstance(v, Waiting) or v.site and (f.p == 0 or v.what == "scale"):
             return v
-        if not v.site or v.dropout or v in self.closed:
+        if not self.is_norm(v) or v.dropout:
             self.close(v, NOTHING)
             return None
         return self.opened(v._replace(dropout=True, inplace=f.inplace), v)
@@ -486,69 +436,53 @@ class Survey:
     def activation(self, x: Any, f: Any) -> Any:
         """f of x, where f may be an activation: a module, or what a function computes."""
         chosen = _activations.of_module(f) if isinstance(f, nn.Module) else f
-        for v in x:
-            if isinstance(v, Waiting) and v.site and chosen is not None:
+        if chosen is not None:
+            for v in filter(self.is_norm, x):
                 name = chosen["activation"]
-                if self.closed.get(v):
-                    self.why.setdefault(v.layer, {})[v.site] = self.closed[v]
-                elif v.dropout and (name not in SCALING or v.inplace and v.what):
+                if v.dropout and (name not in SCALING or v.inplace and v.what):
                     self.close(v, "a dropout stands between it and its activation")
                 elif "slope" in chosen and not takes_activation(type(v.layer), chosen):
                     self.close(v, "its rule takes no slope")
-                elif v.what != "scale" and v not in self.closed:
+                elif v.what != "scale":
                     self.note(v, f"{v.what} + {name}" if v.what else name)
         self.force(x)
         return UNKNOWN
 
     # ---- arithmetic ----
 
-    def sum(self, a: Any, b: Any, in_place: bool) -> Any:
-        norms = [[v for v in side if isinstance(v, Waiting) and v.site and v not in self.closed and not v.dropout
-                  and v.what in ("", "scale")] for side in (a, b)]
-        for mine, other in ((norms[0], b), ([] if in_place else norms[1], a)):
-            if mine and not any(isinstance(v, Known) for v in other):
+    def sum(self, a: Any, b: Any, in_place: bool = False) -> Any:
+        for side, other in ((a, b),) if in_place else ((a, b), (b, a)):
+            norms = [v for v in side if self.is_norm(v) and not v.dropout and v.what in ("", "scale")]
+            if norms and not any(isinstance(v, Known) for v in other):
                 self.force(other)
-                made = tuple(self.opened(v._replace(what="add" if not v.what else "scale + shift"), v) for v in mine)
-                self.force(tuple(v for v in (a if other is b else b) if v not in mine))
+                made = tuple(self.opened(v._replace(what="scale + shift" if v.what else "add"), v) for v in norms)
+                self.force(side)
                 return made
-        convolutions = frozenset().union(*(v.convolutions for v in (*a, *b) if isinstance(v, Waiting)
-                                           and v not in self.closed))
-        if convolutions and not any(isinstance(v, Known) for v in (*a, *b)):
-            self.moved |= convolutions
-            for v in (*a, *b):
-                if isinstance(v, Waiting) and v.convolutions:
-                    self.closed[v] = ""
-            self.force(a), self.force(b)
-            return UNKNOWN
-        for side in (a, b):
-            for v in side:
-                if isinstance(v, Waiting) and v.site and self.closed.get(v):
-                    self.why.setdefault(v.layer, {})[v.site] = self.closed[v]
+        if not any(isinstance(v, Known) for v in (*a, *b)):
+            self.move((*a, *b))
         self.force(a), self.force(b)
         return UNKNOWN
 
-    def _iadd(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
-        return self.sum(self.value(a), self.value(b), True)
-
     def product(self, a: Any, b: Any) -> Any:
         for x, factor in ((a, b), (b, a)):
-            norms = [v for v in x if isinstance(v, Waiting) and v.site and takes_modulation(type(v.layer))
-                     and v not in self.closed and not v.what and not v.dropout]
+            norms = [v for v in x if self.is_norm(v) and takes_modulation(type(v.layer)) and not v.what
+                     and not v.dropout]
             if norms and _ONE_PLUS in factor:
                 return tuple(self.opened(v._replace(what="scale"), v) for v in norms)
         self.force(a), self.force(b)
         return UNKNOWN
 
     def combined(self, what: Optional[str], a: Any, b: Any, in_place: bool = False) -> Any:
-        if what == "add":
-            return self.sum(a, b, in_place)
-        if what == "multiply":
-            return self.product(a, b)
+        if what in ("add", "multiply"):
+            return self.sum(a, b, in_place) if what == "add" else self.product(a, b)
         self.force(a), self.force(b)
         return UNKNOWN
 
+    def _iadd(self, node: ast.Call, a: ast.expr, b: ast.expr) -> Any:
+        return self.sum(self.value(a), self.value(b), True)
+
     def _arithmetic(self, node: ast.Call, reader: ast.expr, callee: ast.expr, a: ast.expr, b: ast.expr) -> Any:
-        x, y, what = self.value(a), self.value(b), ARITHMETIC.get(self.only(callee))
+        x, y, what = self.value(a), self.value(b), ARITHMETIC.get(_object(self.value(callee)))
         if what == "add" and reader.value == "factor":  # type: ignore[attr-defined]
             self.force(x), self.force(y)
             return (_ONE_PLUS,)
@@ -561,26 +495,33 @@ class Survey:
             return self.activation(x, _PRELU if name == "prelu" else _activations.choice("relu"))
         if name in ARITHMETIC_METHODS:
             return self.combined(ARITHMETIC_METHODS[name], x, *others, name == "add_")
-        if name in VIEWS:
-            for value in others:
-                self.force(value)
-            waits = tuple(v for v in x if isinstance(v, Waiting) and v.site and not v.what and not v.dropout
-                          and v not in self.closed and is_channel_norm(type(v.layer)))
-            return (*waits, *self.force(tuple(v for v in x if v not in waits)))
-        for value in (x, *others):
+        for value in others:
             self.force(value)
-        return UNKNOWN
+        waits = tuple(v for v in x if self.is_norm(v) and not v.what and not v.dropout
+                      and is_channel_norm(type(v.layer))) if name in VIEWS else ()
+        return (*waits, *self.force(tuple(v for v in x if v not in waits)))
 
 
-def _plain(node: ast.expr) -> ast.expr:
-    """The expression without the checks around it."""
-    while True:
-        if isinstance(node, ast.IfExp) and done(ast.Call(node.test, [], [])) == "open":
-            node = node.orelse
-        elif done(node) in _CHECKS:
-            node = node.args[0]  # type: ignore[attr-defined]
-        else:
-            return node
+def _only(value: Any) -> Any:
+    """The alternative, where there is one."""
+    return value[0] if len(value) == 1 else None
+
+
+def _object(value: Any) -> Any:
+    """The object that an expression stands for, where that is one that is known."""
+    only = _only(value)
+    return only.value if isinstance(only, Known) else None
+
+
+def _known(found: Any) -> Any:
+    return UNKNOWN if found is None or isinstance(found, torch.Tensor) else (Known(found),)
+
+
+def _truths(value: Any) -> set[bool]:
+    answers = {bool(v.value) if isinstance(v, Known) and type(v.value) in PLAIN
+               else True if isinstance(v, Known) and isinstance(v.value, nn.Module) and "__len__" not in dir(v.value)
+               else None for v in value}
+    return {True, False} if None in answers else answers
 
 
 def _listed(value: Any) -> Any:
@@ -590,29 +531,41 @@ def _listed(value: Any) -> Any:
     return list(value._modules.values()) if isinstance(value, (nn.ModuleList, nn.Sequential)) else value
 
 
+def _computed(f: Any, *operands: Any) -> Any:
+    """f of values, where they are known and that runs no code of the model's."""
+    given = [v.value if isinstance(v := _only(operand), Known) else UNKNOWN for operand in operands]
+    if not (f in (isinstance, hasattr) and isinstance(given[0], nn.Module)):
+        given = list(map(_listed, given))
+        if f is None or UNKNOWN in given or not all(type(v) in PLAIN for v in given):
+            return UNKNOWN
+    try:
+        found = f(*given)
+    except Exception:
+        return UNKNOWN
+    if isinstance(found, (collections.abc.Iterator, collections.abc.MappingView)):
+        found = list(found)
+    return UNKNOWN if isinstance(found, torch.Tensor) else (Known(found),)
+
+
 def _jumps(statements: list[ast.stmt]) -> bool:
     return any(isinstance(node, (ast.Break, ast.Continue)) for s in statements for node in ast.walk(s))
 
 
-def _joined(values: list[Any]) -> Any:
+def _joined(values: Iterable[Any]) -> Any:
     return tuple({id(v) if isinstance(v, Known) and not isinstance(v.value, nn.Module) else
                   (id(v.value),) if isinstance(v, Known) else v: v for value in values for v in value}.values())
 
 
 def _attribute(base: Any, name: str) -> Any:
     """An attribute that can be read without running code of the model's, and that no call changes."""
-    if name == "training":
-        return UNKNOWN
-    if isinstance(base, types.ModuleType):
-        found = getattr(base, name, None)
-    elif isinstance(base, nn.Module):
+    if isinstance(base, nn.Module) and name != "training":
         for place in (base.__dict__, base._modules):
             if name in place:
                 found = place[name]
                 return UNKNOWN if isinstance(found, torch.Tensor) else (Known(found),)
         found = next((vars(kind)[name] for kind in type(base).__mro__ if name in vars(kind)), None)
-        if found is None or hasattr(type(found), "__get__"):
-            return UNKNOWN
-    else:
-        found = getattr(base, "__dict__", {}).get(name) if not isinstance(base, (type, torch.Tensor)) else None
-    return UNKNOWN if found is None or isinstance(found, torch.Tensor) else (Known(found),)
+        return UNKNOWN if hasattr(type(found), "__get__") else _known(found)
+    if name == "training" or isinstance(base, (type, torch.Tensor)):
+        return UNKNOWN
+    return _known(getattr(base, name, None) if isinstance(base, types.ModuleType) else
+                  getattr(base, "__dict__", {}).get(name))
