@@ -91,6 +91,12 @@ class _Rewriter:
         self.reads: collections.Counter[str] = collections.Counter()
         self.kept: set[str] = set()
         self.inside = 0  # contexts and tries
+        self.readers: dict[str, str] = {}  # of variables: "factor" or "dividend", as below
+        for node in ast.walk(tree):
+            what, operands = self._arithmetic(node)
+            for operand in operands[:1 if what == "divide" else 2]:
+                if what in _READERS and isinstance(operand, ast.Name) and self.readers.get(operand.id) != "factor":
+                    self.readers[operand.id] = _READERS[what]
         # The reader of the expression that is rewritten: "factor", "dividend" or nothing known. raw: may it be pending?
         self.role, self.raw = "", False
 
@@ -475,7 +481,7 @@ class _Rewriter:
         self._begin(s, s.value, *targets, kills=kills)
         if len(targets) == 1 and kills and unseen:
             name = kills[0]
-            s.value = self.of(s.value, name in self.tracked)
+            s.value = self.of(s.value, name in self.tracked, self.readers.get(name, ""))
             waits = self._may_wait(s.value)  # before: it may be of the name itself
             self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]
