@@ -328,7 +328,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
         const int64_t groups = plan->sample_bundles;
-        if (plan->small_sets && !sums) {
+        if (plan->small_sets && !sums && plan->threads > 1) {
             plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
             plan->blocks = divide_up(p->n, plan->block_samples);
         }
