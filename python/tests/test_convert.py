@@ -710,6 +710,9 @@ def test_changed_attributes():
     assert close(model(x, t, double=True), stock(x, t, double=True))
     model.act = stock.act = nn.ReLU()
     assert close(model(x, t), stock(x, t))
+    for m in (model, stock):  # which Python finds before the module of that name
+        m.__dict__["act"] = nn.Tanh()
+    assert close(model(x, t), stock(x, t))
 
 
 def test_a_layer_in_a_list_is_of_the_code_above():
