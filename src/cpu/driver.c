@@ -171,7 +171,7 @@ size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const 
         return 0;
     struct plan plan;
     normfuse_plan_make(&plan, problem, exec);
-    return normfuse_plan_lay_out(&plan, NULL);
+    return normfuse_plan_lay_out(&plan, NULL, 0);
 }
 
 normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfuse_exec *exec)
@@ -183,23 +183,21 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
         return NORMFUSE_OK;
     }
     normfuse_plan_make(&plan, p, exec);
-    const size_t bytes = normfuse_plan_lay_out(&plan, NULL);
+    _Alignas(ALIGNMENT) char stack[STACK_BYTES];
+    const bool given = exec && exec->scratch;
+    const size_t room = given ? exec->scratch_bytes : sizeof stack;
+    const size_t bytes = normfuse_plan_lay_out(&plan, given ? exec->scratch : stack, room);
     if (bytes == SIZE_MAX)
         return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: the bytes of scratch overflow", p->name);
-    _Alignas(ALIGNMENT) char stack[STACK_BYTES];
-    char *allocated = NULL, *base = exec ? exec->scratch : NULL;
-    if (base) {
-        if (exec->scratch_bytes < bytes)
-            return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, %zu are needed", p->name,
-                                   exec->scratch_bytes, bytes);
-    } else if (bytes <= sizeof stack) {
-        base = stack;
-    } else {
-        base = allocated = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-        if (!base)
+    if (given && bytes > room)
+        return normfuse_refuse(NORMFUSE_SCRATCH, "%s: exec.scratch_bytes is %zu, %zu are needed", p->name, room, bytes);
+    char *allocated = NULL;
+    if (bytes > room) {
+        allocated = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+        if (!allocated)
             return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for %zu bytes of scratch", p->name, bytes);
+        normfuse_plan_lay_out(&plan, allocated, bytes);
     }
-    normfuse_plan_lay_out(&plan, base);
 
     const struct normfuse_machine *machine = normfuse_machine_known();
     if (machine->verbose_dispatch)

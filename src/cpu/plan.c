@@ -190,7 +190,7 @@ static bool may_hold(struct plan *plan, size_t bytes, int share)
     const int64_t held = values_of_bundle(plan) * (int64_t)bytes * (plan->teams_of_one ? plan->threads : 1);
     const double most =
         SCRATCH_BYTES + (double)(p->n * p->c * p->s * (p->columns ? plan->spread : 1)) * (double)plan->type_bytes / 16;
-    const double left = most / share - (double)normfuse_plan_lay_out(plan, NULL) - 2 * COLOUR * plan->threads;
+    const double left = most / share - (double)normfuse_plan_lay_out(plan, NULL, 0) - 2 * COLOUR * plan->threads;
     return held <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)held <= left;
 }
 
@@ -328,7 +328,7 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
     } else {
         /* a task is a block of samples and a range of groups, so that it alone owns their entries of sample_sums */
         const int64_t groups = plan->sample_bundles;
-        if (plan->small_sets && !sums) {
+        if (plan->small_sets && !sums && plan->threads > 1) {
             plan->block_samples = smaller(plan->block_samples, power_of_two_below(larger(1, p->n / (4 * plan->threads))));
             plan->blocks = divide_up(p->n, plan->block_samples);
         }
@@ -375,6 +375,8 @@ void *normfuse_take(struct arena *arena, int64_t count, size_t bytes)
     arena->overflows |= __builtin_mul_overflow((size_t)count, bytes, &all) || all > SIZE_MAX - ALIGNMENT - COLOUR;
     all = (all + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + (all >= 1024 ? COLOUR : 0); /* whole vectors, for columns.inl */
     arena->overflows |= __builtin_add_overflow(at, all, &arena->used);
+    if (arena->overflows || arena->used > arena->room)
+        arena->base = NULL;
     return arena->base ? arena->base + at : NULL;
 }
 
@@ -434,9 +436,9 @@ static void lay_out_small_worker(const struct plan *plan, struct small_worker *w
     w->bases = normfuse_take(arena, plan->p->pre_bias.data ? sets : 0, 8);
 }
 
-size_t normfuse_plan_lay_out(struct plan *plan, char *base)
+size_t normfuse_plan_lay_out(struct plan *plan, char *base, size_t room)
 {
-    struct arena arena = {base, 0, false};
+    struct arena arena = {room < ALIGNMENT ? NULL : base, room - ALIGNMENT, 0, false};
     const struct normfuse_problem *p = plan->p;
     const int64_t columns = p->columns ? plan->bundle_channels * plan->spread : 0, width = columns * plan->folded;
     plan->weight = normfuse_take(&arena, p->weight.batch ? 0 : p->c, 8);
@@ -446,7 +448,7 @@ size_t normfuse_plan_lay_out(struct plan *plan, char *base)
     plan->slope_sums = normfuse_take(&arena, plan->sums_slopes ? (plan->batch ? 1 : plan->blocks) * p->c : 0, 8);
     plan->workers = normfuse_take(&arena, plan->threads, sizeof *plan->workers);
     for (int32_t i = 0; i < plan->threads; i++) {
-        struct worker local, *worker = base ? &plan->workers[i] : &local;
+        struct worker local, *worker = arena.base ? &plan->workers[i] : &local;
         memset(worker, 0, sizeof *worker);
         if (plan->channel) {
             normfuse_channels_lay_out(plan, &worker->small, &arena);

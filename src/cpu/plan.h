@@ -61,7 +61,7 @@ enum {
     SMALL_SET_SAMPLE = 8192,  /* values of a sample that are taken at once, */
     SMALL_SET_LINE = 32,      /* of which whole multiples of so many values are taken at once */
     SCRATCH_BYTES = 1048576,  /* and 1/16 of the tensor's bytes: as much scratch as dy' may be kept in */
-    STACK_BYTES = 12288,      /* scratch of small problems */
+    STACK_BYTES = 20480,      /* scratch of small problems */
     ALIGNMENT = 64,
     COLOUR = 1344 /* between arrays: a store and a load that agree in the low 12 bits of their addresses wait for each
                      other, and arrays of 1024 channels would all agree (moments_columns: 4.3 against 2.9 ns for 16) */
@@ -372,7 +372,8 @@ static inline void repeat_folded(const struct plan *plan, void *array, int64_t c
 /* plan.c */
 /* Hands out aligned pieces of one block; with base NULL only counts. */
 struct arena {
-    char *base;
+    char *base; /* NULL: nothing is placed (any more), but counted */
+    size_t room; /* bytes at base */
     size_t used;
     bool overflows;
 };
@@ -383,8 +384,9 @@ int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes);
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread);
 /* All of it; the problem is not empty. */
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);
-/* Lays everything out in scratch; with base NULL only counts. Returns the bytes, SIZE_MAX where they overflow. */
-size_t normfuse_plan_lay_out(struct plan *plan, char *base);
+/* Lays everything out in `room` bytes of scratch; with base NULL only counts. Returns the bytes that it takes, SIZE_MAX
+ * where they overflow. Where they are more than `room`, nothing is to be read there. */
+size_t normfuse_plan_lay_out(struct plan *plan, char *base, size_t room);
 
 /* pieces.c */
 /* n elements of `bytes` bytes; strides in elements. */
