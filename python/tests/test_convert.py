@@ -654,9 +654,12 @@ def test_changed_attributes():
     assert close(model(x, t, double=True), stock(x, t, double=True))
     model.act = stock.act = nn.ReLU()
     assert close(model(x, t), stock(x, t))
-    for m in (model, stock):  # which Python finds before the module of that name
+    type(stock).act = nn.Sigmoid()  # Python finds it before the module of that name
+    assert close(model(x, t), stock(x, t))
+    for m in (model, stock):
         m.__dict__["act"] = nn.Tanh()
     assert close(model(x, t), stock(x, t))
+    del type(stock).act
 
 
 def test_a_dict_of_modules_may_have_code():

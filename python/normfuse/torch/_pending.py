@@ -380,7 +380,12 @@ class Frame:
         """owner.name, which is likely a module: torch.nn.Module's search would take 0.7 us."""
         own = owner.__dict__
         found = None if self.compiling or name in own else own["_modules"].get(name)
-        return getattr(owner, name) if found is None else found
+        if found is None:
+            return getattr(owner, name)
+        for of_class in type(owner)._normfuse_names:
+            if name in of_class:
+                return getattr(owner, name)
+        return found
 
     def call(self, f: Any, x: Any) -> Any:
         """f(x). x may be pending, and then nothing else reads it; what this gives may be."""

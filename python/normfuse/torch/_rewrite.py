@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import types
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 from torch import nn
@@ -769,6 +769,7 @@ class _Maker:
             "_normfuse_inner": {f: inner for f, inner in self.inners.items() if inner is not None}})
         kind.forward = _decorated(forward, function, _outer(
             function, inner, {"original": original, "function": forward, "class": kind}))
+        kind._normfuse_names = [vars(base) for base in kind.__mro__ if base not in (nn.Module, object)]
         KINDS[kind] = BLOCK
         if original in PLAIN:
             PLAIN.add(kind)
@@ -780,6 +781,7 @@ class Rewritten:
 
     _normfuse_original: type
     _normfuse_inner: dict[types.FunctionType, types.FunctionType]  # of the forward and of methods that it calls
+    _normfuse_names: list[Mapping[str, Any]]  # of its classes, as they change
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Code that makes another one of its class, such as the slices of nn.Sequential, gets one that is not rewritten.
