@@ -160,18 +160,16 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
     const V zero = C(0.0), one = C(1.0);
     V other;
     switch (activation) {
-    case NORMFUSE_RELU: return OP(select_lt)(z, zero, zero, z);
+    case NORMFUSE_RELU: return OP(max)(zero, z);
     case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_PRELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
-    case NORMFUSE_RELU6: return OP(select_lt)(z, zero, zero, OP(select_lt)(C(6.0), z, C(6.0), z));
+    case NORMFUSE_RELU6: return OP(max)(zero, OP(min)(C(6.0), z));
     case NORMFUSE_SILU: return OP(div)(z, OP(sigmoid_divisor)(z, &other));
     case NORMFUSE_GELU: return OP(mul)(z, OP(phi)(z, &other));
     case NORMFUSE_GELU_TANH: return OP(div)(z, OP(sigmoid_divisor)(OP(gelu_tanh_argument)(z), &other));
     case NORMFUSE_HARDSWISH: {
-        V gate = OP(fma)(z, C(1.0 / 6.0), C(0.5));
-        gate = OP(select_lt)(gate, zero, zero, gate);
-        gate = OP(select_lt)(one, gate, one, gate);
-        return OP(mul)(z, gate);
+        const V gate = OP(max)(zero, OP(fma)(z, C(1.0 / 6.0), C(0.5)));
+        return OP(mul)(z, OP(min)(one, gate));
     }
     case NORMFUSE_ELU: return OP(select_le)(z, zero, OP(mul)(param, OP(expm1)(z)), z);
     case NORMFUSE_MISH: {
