@@ -200,31 +200,39 @@ static bool is_per_sample(const struct normfuse_problem *p)
     return p->scale.data || p->shift.data || has_sample_parameters(p);
 }
 
+/* `count` values for each of their channel's `repeat` values of a row. */
+static void store_repeated(const struct plan *plan, void *to, const double *values, int64_t count)
+{
+    const int64_t repeat = plan->small_repeat;
+    double *wide = to;
+    float *narrow = to;
+    for (int64_t c = 0; c < count; c++, wide += repeat, narrow += repeat)
+        for (int64_t i = 0; i < repeat; i++)
+            if (plan->is_double)
+                wide[i] = values[c];
+            else
+                narrow[i] = (float)values[c];
+}
+
 static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
 {
+    enum { AT_ONCE = 128 };
     const struct normfuse_problem *p = plan->p;
-    const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels,
-                  count = t->sets * plan->group_channels;
-    for (int64_t i = 0; p->slope.data && i < count * repeat; i++)
-        store_real(plan, w->prelu_slope, i, load_parameter(&p->slope, 0, c0 + i / repeat, 0));
-    if (!plan->is_double && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data &&
-        !p->shift.data) {
-        float *weight = w->weight, *bias = w->bias;
-        for (int64_t c = 0; c < count; c++)
-            for (int64_t i = 0; i < repeat; i++) {
-                *weight++ = (float)plan->weight[c0 + c];
-                *bias++ = (float)plan->bias[c0 + c];
-            }
-        return;
-    }
-    for (int64_t c = 0; c < count; c++) {
-        const double gain = 1 + load_parameter(&p->scale, t->n, c0 + c, 0);
-        const double weight = weight_of(plan, t->n, c0 + c) * gain;
-        const double bias = bias_of(plan, t->n, c0 + c) * gain + load_parameter(&p->shift, t->n, c0 + c, 0);
-        for (int64_t i = c * repeat; i < (c + 1) * repeat; i++) {
-            store_real(plan, w->weight, i, weight);
-            store_real(plan, w->bias, i, bias);
+    const int64_t c0 = t->first * plan->group_channels, channels = t->sets * plan->group_channels;
+    for (int64_t c = 0, count; c < channels; c += count) {
+        double weight[AT_ONCE], bias[AT_ONCE], slope[AT_ONCE];
+        count = smaller(AT_ONCE, channels - c);
+        for (int64_t i = 0; i < count; i++) {
+            const double gain = 1 + load_parameter(&p->scale, t->n, c0 + c + i, 0);
+            weight[i] = weight_of(plan, t->n, c0 + c + i) * gain;
+            bias[i] = bias_of(plan, t->n, c0 + c + i) * gain + load_parameter(&p->shift, t->n, c0 + c + i, 0);
+            slope[i] = load_parameter(&p->slope, 0, c0 + c + i, 0);
         }
+        const size_t at = (size_t)(c * plan->small_repeat) * plan->real_bytes;
+        store_repeated(plan, (char *)w->weight + at, weight, count);
+        store_repeated(plan, (char *)w->bias + at, bias, count);
+        if (p->slope.data)
+            store_repeated(plan, (char *)w->prelu_slope + at, slope, count);
     }
 }
 

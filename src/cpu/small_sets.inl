@@ -104,6 +104,15 @@ BODY double REAL(sum_of_columns)(const R *x, const R *weight, size_t n)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+/* The same of each of several sets. */
+static __attribute__((noinline)) void REAL(sums_of_sets)(const R *x, const R *weight, size_t sets, size_t n, R *to)
+{
+    for (size_t j = 0; n == 1 && j < sets; j += W)
+        STORE_R(to + j, weight ? OP(mul)(LOAD_R(x + j), LOAD_R(weight + j)) : LOAD_R(x + j));
+    for (size_t j = 0; n > 1 && j < sets; j++)
+        to[j] = (R)REAL(sum_of_columns)(x + j * n, weight ? weight + j * n : NULL, n);
+}
+
 /* Sets of several rows, each narrower than a vector. */
 BODY bool REAL(share_vectors)(const struct normfuse_small_sets *s)
 {
@@ -127,7 +136,7 @@ static __attribute__((noinline)) const R *REAL(of_columns)(const struct normfuse
 static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sample)
 {
     const size_t columns = s->sets * s->n;
-    const double inverse = 1 / (double)(s->rows * s->n);
+    const V inverse = OP(set1)((R)(1 / (double)(s->rows * s->n)));
     const R *u = (const R *)s->u + sample * s->rows * columns;
     R *shift = (R *)s->shift + sample * s->sets, *sum = (R *)s->sum + sample * s->sets,
       *square = (R *)s->square + sample * s->sets;
@@ -138,9 +147,10 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
             all = OP(add)(all, LOAD_R(u + r * columns + c));
         STORE_R(sums + c, all);
     }
-    for (size_t j = 0; j < s->sets; j++) {
-        const R mean = (R)(REAL(sum_of_columns)(sums + j * s->n, NULL, s->n) * inverse);
-        shift[j] = mean - mean == 0 ? mean : 0;
+    REAL(sums_of_sets)(sums, NULL, s->sets, s->n, sum);
+    for (size_t j = 0; j < s->sets; j += W) {
+        const V mean = OP(mul)(LOAD_R(sum + j), inverse), zero = OP(set1)(0);
+        STORE_R(shift + j, OP(select_le)(OP(sub)(mean, mean), zero, mean, zero)); /* 0 where a mean is none */
     }
     const bool by_set = !REAL(share_vectors)(s);
     const R *k = by_set ? NULL : REAL(of_columns)(s, s->shift, sample, s->columns[2]);
@@ -156,10 +166,8 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
             STORE_R(sums + c, all);
             STORE_R(squares + c, products);
         }
-    for (size_t j = 0; j < s->sets; j++) {
-        sum[j] = (R)REAL(sum_of_columns)(sums + j * s->n, NULL, s->n);
-        square[j] = (R)REAL(sum_of_columns)(squares + j * s->n, NULL, s->n);
-    }
+    REAL(sums_of_sets)(sums, NULL, s->sets, s->n, sum);
+    REAL(sums_of_sets)(squares, NULL, s->sets, s->n, square);
 }
 
 static void REAL(normalize_rows)(const struct normfuse_small_sets *s, size_t sample)
@@ -197,10 +205,8 @@ static void REAL(sums_of_rows)(const struct normfuse_small_sets *s, size_t sampl
         STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), sum));
         STORE_R(sum_weight + c, OP(add)(LOAD_R(sum_weight + c), product));
     }
-    for (size_t j = 0, at = sample * s->sets; j < s->sets; j++, at++) {
-        ((R *)s->sum)[at] = (R)REAL(sum_of_columns)(sums + j * s->n, weight + j * s->n, s->n);
-        ((R *)s->square)[at] = (R)REAL(sum_of_columns)(products + j * s->n, weight + j * s->n, s->n);
-    }
+    REAL(sums_of_sets)(sums, weight, s->sets, s->n, (R *)s->sum + sample * s->sets);
+    REAL(sums_of_sets)(products, weight, s->sets, s->n, (R *)s->square + sample * s->sets);
 }
 
 /* ---- what the table has ---- */
