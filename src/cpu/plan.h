@@ -172,6 +172,7 @@ struct plan {
     int64_t block_samples, blocks;
     int64_t small_rows, small_width;   /* of a small set: rows, values of each */
     int64_t small_repeat;              /* values of a row that one channel has */
+    int64_t small_summed;              /* of these, as many as have one sum of a backward: one, or all where they fill a vector */
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
     int64_t positions;        /* norm over channels: most of a tile, */

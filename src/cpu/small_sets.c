@@ -26,14 +26,14 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     const int32_t whole = plan->backward ? NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce ||
-        values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
+        values > SMALL_SET_CHANNEL_VALUES)
         return false;
     /* A costly activation of rows that end inside vectors is made in a stage; rows of whole vectors need no entry for each value. */
     const bool is_costly = p->activation > NORMFUSE_LEAKY_RELU;
     const bool is_ragged = is_costly && p->s % SPREAD_MOMENTS != 0 && (plan->backward || values <= 2 * SMALL_SET_FEW);
     const bool is_row = !is_costly && plan->backward && d == 1 && p->s == SMALL_SET_LONG_WIDTH;
     const int64_t width = is_ragged || (values <= SMALL_SET_FEW && !is_row) ? SMALL_SET_LONG_WIDTH : SMALL_SET_WIDTH;
-    if (p->s > (p->columns ? SMALL_SET_ROWS : width))
+    if (p->s > (p->columns ? SMALL_SET_ROWS : width) || (p->s > 1 && !is_ragged && values > SMALL_SET_VALUES))
         return false;
     plan->staged = plan->add;
     for (size_t i = 0; i < count; i++)
@@ -41,6 +41,7 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     plan->small_rows = p->columns ? p->s : 1;
     plan->small_width = p->columns ? d : values;
     plan->small_repeat = p->columns ? 1 : p->s;
+    plan->small_summed = plan->small_repeat >= SPREAD_MOMENTS ? p->s : 1;
     plan->small_at_once = larger(1, smaller(plan->groups, (p->columns ? SMALL_SET_SAMPLE : SMALL_SET_TILE) / values));
     if (plan->small_rows > 1 && plan->small_at_once < plan->groups) { /* whole cache lines of a row */
         int64_t line = 1;
@@ -248,14 +249,15 @@ static void store_gradients(const struct plan *plan, const struct small_worker *
     const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
     double *dbias = plan->sums_samples ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) : NULL,
            *dweight = dbias ? dbias + p->c : NULL;
+    const int64_t sums = plan->small_repeat / plan->small_summed; /* of a channel */
     const bool is_plain = dbias && !p->scale.data && !p->dscale.data && !p->dshift.data && !plan->sums_slopes;
     for (int64_t c = 0; is_plain && c < count; c++) {
-        dbias[c0 + c] += sum_of_channel(w->bias_so_far, c, plan->small_repeat);
-        dweight[c0 + c] += sum_of_channel(w->weight_so_far, c, plan->small_repeat);
+        dbias[c0 + c] += sum_of_channel(w->bias_so_far, c, sums);
+        dweight[c0 + c] += sum_of_channel(w->weight_so_far, c, sums);
     }
     for (int64_t c = c0; !is_plain && c < c0 + count; c++) {
-        const double all = sum_of_channel(w->bias_so_far, c - c0, plan->small_repeat);
-        const double centred = sum_of_channel(w->weight_so_far, c - c0, plan->small_repeat);
+        const double all = sum_of_channel(w->bias_so_far, c - c0, sums);
+        const double centred = sum_of_channel(w->weight_so_far, c - c0, sums);
         if (dbias) {
             const double gain = 1 + load_parameter(&p->scale, t->n, c, 0);
             dbias[c] += gain * all;
@@ -282,6 +284,7 @@ static struct normfuse_small_sets sets_of(const struct plan *plan, const struct 
                                         .rows = (size_t)plan->small_rows,
                                         .sets = (size_t)t->sets,
                                         .n = (size_t)plan->small_width,
+                                        .summed = (size_t)plan->small_summed,
                                         .u = w->u,
                                         .weight = w->weight,
                                         .bias = w->bias,
@@ -468,17 +471,18 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
 static void walk_block(const struct plan *plan, struct small_worker *w, struct small_tile t, int64_t end)
 {
     const int64_t columns = t.sets * plan->small_width, chunk = larger(1, CHUNK_ROWS / plan->small_rows);
+    const int64_t sums = columns / plan->small_summed;
     const struct small_tile block = t;
     if (plan->backward) {
-        memset(w->bias_so_far, 0, (size_t)columns * 8);
-        memset(w->weight_so_far, 0, (size_t)columns * 8);
+        memset(w->bias_so_far, 0, (size_t)sums * 8);
+        memset(w->weight_so_far, 0, (size_t)sums * 8);
         if (plan->sums_slopes)
             memset(w->slope_so_far, 0, (size_t)columns * 8);
     }
     for (int64_t n = t.n; n < end; n += chunk) {
         if (plan->backward) {
-            memset(w->sum_bias, 0, (size_t)columns * plan->real_bytes);
-            memset(w->sum_weight, 0, (size_t)columns * plan->real_bytes);
+            memset(w->sum_bias, 0, (size_t)sums * plan->real_bytes);
+            memset(w->sum_weight, 0, (size_t)sums * plan->real_bytes);
             if (plan->sums_slopes)
                 memset(w->sum_slope, 0, (size_t)columns * plan->real_bytes);
         }
@@ -487,8 +491,8 @@ static void walk_block(const struct plan *plan, struct small_worker *w, struct s
             (plan->backward ? backward_tile : forward_tile)(plan, w, &t);
         }
         if (plan->backward) {
-            plan->column->accumulate(w->sum_bias, w->bias_so_far, (size_t)columns, 1);
-            plan->column->accumulate(w->sum_weight, w->weight_so_far, (size_t)columns, 1);
+            plan->column->accumulate(w->sum_bias, w->bias_so_far, (size_t)sums, 1);
+            plan->column->accumulate(w->sum_weight, w->weight_so_far, (size_t)sums, 1);
             if (plan->sums_slopes)
                 plan->column->accumulate(w->sum_slope, w->slope_so_far, (size_t)columns, 1);
         }

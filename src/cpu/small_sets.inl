@@ -269,12 +269,52 @@ BODY void REAL(add_products)(const R *g, const R *weight, const R *h, size_t n, 
     *square = OP(fma)(scaled, normalized, *square);
 }
 
+/* Onto the sums of gradients and of their products with normalized values: n values. */
+BODY void REAL(add_gradients)(const R *g, const R *h, size_t n, V *sum, V *product)
+{
+    const V gradient = OP(leading)(LOAD_R(g), n);
+    *sum = OP(add)(*sum, gradient);
+    *product = OP(fma)(gradient, OP(leading)(LOAD_R(h), n), *product);
+}
+
+/* Sums of a sample whose channels are `summed` values of a row each: those of a set are of its channels'. */
+static __attribute__((noinline)) void REAL(sums_of_channels)(const struct normfuse_small_sets *s, size_t sample)
+{
+    const size_t channels = s->n / s->summed, start = sample * s->sets * s->n;
+    const R *g = (const R *)s->gradient + start, *h = (const R *)s->normalized + start, *weight = s->weight;
+    R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
+    for (size_t j = sample * s->sets; j < (sample + 1) * s->sets; j++) {
+        double all = 0, products = 0;
+        for (size_t c = 0; c < channels; c++, g += s->summed, h += s->summed, weight += s->summed) {
+            struct REAL(lanes) l;
+            REAL(clear)(&l);
+            for (size_t i = 0, n; i < s->summed; i += 2 * W) {
+                n = s->summed - i;
+                REAL(add_gradients)(g + i, h + i, n, &l.sum[0], &l.square[0]);
+                if (n > W)
+                    REAL(add_gradients)(g + i + W, h + i + W, n - W, &l.sum[1], &l.square[1]);
+            }
+            const R sum = OP(hsum)(OP(add)(l.sum[0], l.sum[1])), product = OP(hsum)(OP(add)(l.square[0], l.square[1]));
+            *sum_bias++ += sum;
+            *sum_weight++ += product;
+            all += (double)*weight * (double)sum;
+            products += (double)*weight * (double)product;
+        }
+        ((R *)s->sum)[j] = (R)all;
+        ((R *)s->square)[j] = (R)products;
+    }
+}
+
 static void REAL(sums)(const struct normfuse_small_sets *s)
 {
     const size_t columns = s->sets * s->n;
     for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
         if (s->rows > 1) {
             REAL(sums_of_rows)(s, sample);
+            continue;
+        }
+        if (s->summed > 1) {
+            REAL(sums_of_channels)(s, sample);
             continue;
         }
         const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns,
