@@ -5,9 +5,9 @@
  * coefficients per channel of pieces.c and bundles.c (docs/decisions/0014). */
 #include "cpu/plan.h"
 
-/* `sets` groups from `first` on, of samples [n, n + samples). */
+/* `sets` groups from `first` on, of samples [n, n + samples). Tiles of samples [begin, end) follow one another, then the next groups'. */
 struct small_tile {
-    int64_t n, samples, first, sets;
+    int64_t n, samples, first, sets, begin, end;
 };
 
 /* A row of a tile follows itself in memory. */
@@ -41,7 +41,7 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     plan->small_rows = p->columns ? p->s : 1;
     plan->small_width = p->columns ? d : values;
     plan->small_repeat = p->columns ? 1 : p->s;
-    plan->small_summed = plan->small_repeat >= SPREAD_MOMENTS ? p->s : 1;
+    plan->small_summed = plan->small_repeat > SPREAD_MOMENTS ? p->s : 1;
     plan->small_at_once = larger(1, smaller(plan->groups, (p->columns ? SMALL_SET_SAMPLE : SMALL_SET_TILE) / values));
     if (plan->small_rows > 1 && plan->small_at_once < plan->groups) { /* whole cache lines of a row */
         int64_t line = 1;
@@ -102,7 +102,10 @@ static void load(const struct plan *plan, const struct small_worker *w, const st
     const bool staged = !is_adjacent(plan, v);
     const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
                   all = values_of(plan, t);
-    const ptrdiff_t ahead = staged ? 0 : t->samples * v->batch * (ptrdiff_t)plan->type_bytes; /* the samples after these */
+    /* bytes to the next tile */
+    const int64_t samples = t->n + t->samples < t->end ? t->samples : t->begin - t->n;
+    const int64_t channels = samples > 0 ? 0 : t->sets * plan->group_channels;
+    const ptrdiff_t ahead = staged ? 0 : (samples * v->batch + channels * v->channel) * (ptrdiff_t)plan->type_bytes;
     for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
         if (staged)
@@ -201,18 +204,23 @@ static bool is_per_sample(const struct normfuse_problem *p)
     return p->scale.data || p->shift.data || has_sample_parameters(p);
 }
 
-/* `count` values for each of their channel's `repeat` values of a row. */
-static void store_repeated(const struct plan *plan, void *to, const double *values, int64_t count)
+/* `count` values for each of their channel's `repeat` values of a row, from value `at` on. */
+static void store_repeated(const struct plan *plan, void *to, int64_t at, const double *values, int64_t count)
 {
     const int64_t repeat = plan->small_repeat;
-    double *wide = to;
-    float *narrow = to;
-    for (int64_t c = 0; c < count; c++, wide += repeat, narrow += repeat)
+    if (plan->is_double) {
+        double *out = (double *)to + at;
+        for (int64_t c = 0; c < count; c++)
+            for (int64_t i = 0; i < repeat; i++)
+                *out++ = values[c];
+        return;
+    }
+    float *out = (float *)to + at;
+    for (int64_t c = 0; repeat == 1 && c < count; c++) /* by vectors */
+        out[c] = (float)values[c];
+    for (int64_t c = 0; repeat > 1 && c < count; c++)
         for (int64_t i = 0; i < repeat; i++)
-            if (plan->is_double)
-                wide[i] = values[c];
-            else
-                narrow[i] = (float)values[c];
+            *out++ = (float)values[c];
 }
 
 static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
@@ -220,20 +228,26 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, con
     enum { AT_ONCE = 128 };
     const struct normfuse_problem *p = plan->p;
     const int64_t c0 = t->first * plan->group_channels, channels = t->sets * plan->group_channels;
-    for (int64_t c = 0, count; c < channels; c += count) {
+    const bool is_plain = !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
+    if (is_plain) {
+        store_repeated(plan, w->weight, 0, plan->weight + c0, channels);
+        store_repeated(plan, w->bias, 0, plan->bias + c0, channels);
+    }
+    for (int64_t c = 0, count; c < channels && (!is_plain || p->slope.data); c += count) {
         double weight[AT_ONCE], bias[AT_ONCE], slope[AT_ONCE];
         count = smaller(AT_ONCE, channels - c);
-        for (int64_t i = 0; i < count; i++) {
-            const double gain = 1 + load_parameter(&p->scale, t->n, c0 + c + i, 0);
-            weight[i] = weight_of(plan, t->n, c0 + c + i) * gain;
-            bias[i] = bias_of(plan, t->n, c0 + c + i) * gain + load_parameter(&p->shift, t->n, c0 + c + i, 0);
-            slope[i] = load_parameter(&p->slope, 0, c0 + c + i, 0);
+        for (int64_t i = 0, of = c0 + c; i < count; i++, of++) {
+            slope[i] = load_parameter(&p->slope, 0, of, 0);
+            const double gain = 1 + load_parameter(&p->scale, t->n, of, 0);
+            weight[i] = weight_of(plan, t->n, of) * gain;
+            bias[i] = bias_of(plan, t->n, of) * gain + load_parameter(&p->shift, t->n, of, 0);
         }
-        const size_t at = (size_t)(c * plan->small_repeat) * plan->real_bytes;
-        store_repeated(plan, (char *)w->weight + at, weight, count);
-        store_repeated(plan, (char *)w->bias + at, bias, count);
         if (p->slope.data)
-            store_repeated(plan, (char *)w->prelu_slope + at, slope, count);
+            store_repeated(plan, w->prelu_slope, c * plan->small_repeat, slope, count);
+        if (is_plain)
+            continue;
+        store_repeated(plan, w->weight, c * plan->small_repeat, weight, count);
+        store_repeated(plan, w->bias, c * plan->small_repeat, bias, count);
     }
 }
 
@@ -508,7 +522,8 @@ void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, in
     const bool per_sample = is_per_sample(plan->p);
     const int64_t step = per_sample ? 1 : plan->block_samples;
     for (int64_t g = first; g < last; g += plan->small_at_once) {
-        struct small_tile t = {.first = g, .sets = smaller(plan->small_at_once, last - g)};
+        struct small_tile t = {
+            .first = g, .sets = smaller(plan->small_at_once, last - g), .begin = begin, .end = end};
         for (t.n = begin; t.n < end; t.n += step) {
             if (per_sample || t.n == begin)
                 fill_parameters(plan, w, &t);
