@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * activation.inl - the activations and their derivatives on vectors, written once for every instruction set and both
- * compute types. Included after a vec_<isa>.h with R, V and OP as passes.inl has them, and OF_DOUBLE where R is double;
- * a second time by activate.inl, for pairs of vectors.
+ * compute types. Included after a vec_<isa>.h with R, V and OP as passes.inl has them, and OF_DOUBLE where R is double.
  * Bounds: docs/numerics.md, "activations". Polynomials in f32 are minimax fits of our own (Lawson's iteration on
  * Chebyshev nodes, then rounded to f32); in f64 e^r is Taylor's, of degree 13. */
 
@@ -105,7 +104,7 @@ FORMULA V OP(sigmoid_divisor)(V z, V *e)
 
 /* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2). In f64 by libm's
  * erfc, value by value. In f32 Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below
- * 2.3 * 2^-24. The rounding of z^2 is carried along, or it would cost x^2/2 ulp. */
+ * 2.3 * 2^-24. The rounding of z^2 is carried along, or it would cost x^2/2 ulp. From GELU_FAR on e^(-x^2/2) is 0. */
 #if defined(OF_DOUBLE)
 static __attribute__((noinline)) V OP(phi)(V z, V *density)
 {
@@ -118,14 +117,25 @@ static __attribute__((noinline)) V OP(phi)(V z, V *density)
     *density = OP(load_f64)(densities);
     return OP(load_f64)(lanes);
 }
-#else
-FORMULA V OP(phi)(V z, V *density)
+FORMULA V OP(gelu)(V z)
 {
-    const V x = OP(abs)(z), half = C(-0.5);
-    const V square = OP(mul)(x, x), rest = OP(fma)(x, x, OP(neg)(square));
-    const V e0 = OP(exp)(OP(mul)(half, square));
-    /* past 88 e0 is 0 and rest may be inf - inf */
-    const V e = OP(select_lt)(x, C(14.0), OP(fma)(OP(mul)(half, rest), e0, e0), e0);
+    V density;
+    return OP(mul)(z, OP(phi)(z, &density));
+}
+#else
+#define GELU_FAR 13.25
+/* Phi(-x), 0 <= x <= GELU_FAR. e^(-x^2/2) = 2^n * e^(r/2), -x^2 = square - rest. */
+FORMULA V OP(phi_tail)(V x, V *density)
+{
+    const V square = OP(mul)(x, OP(neg)(x)), rest = OP(fma)(x, x, square);
+    const V scale = OP(fma)(square, C(0.5f * LOG2_E), C(MAGIC)), n = OP(sub)(scale, C(MAGIC));
+    const V r = OP(sub)(OP(fma)(n, C(-2 * LN2_LOW), OP(fma)(n, C(-2 * LN2_HIGH), square)), rest);
+    V e = OP(fma)(r, C(0x1.6a21aap-16f), C(0x1.123b6cp-12f)); /* exp_polynomial of r/2 */
+    e = OP(fma)(e, r, C(0x1.5558fcp-9f));
+    e = OP(fma)(e, r, C(0x1.555490p-6f));
+    e = OP(fma)(e, r, C(0x1.fffffcp-4f));
+    e = OP(fma)(e, r, C(0.5));
+    e = OP(mul)(OP(fma)(e, r, C(1.0)), OP(pow2)(scale));
     const V t = OP(div)(C(1.0), OP(fma)(x, C(0.35), C(1.0)));
     V p = OP(fma)(t, C(-0x1.dd8614p-6f), C(0x1.26da32p-3f));
     p = OP(fma)(p, t, C(-0x1.05d990p-2f));
@@ -135,11 +145,22 @@ FORMULA V OP(phi)(V z, V *density)
     p = OP(fma)(p, t, C(0x1.ead5eep-4f));
     p = OP(fma)(p, t, C(0x1.1e6fe6p-3f));
     p = OP(fma)(p, t, C(0x1.1df1d4p-3f));
-    const V tail = OP(mul)(OP(mul)(p, t), e);
     *density = e;
+    return OP(mul)(OP(mul)(p, t), e);
+}
+FORMULA V OP(phi)(V z, V *density)
+{
+    const V tail = OP(phi_tail)(OP(min)(C(GELU_FAR), OP(abs)(z)), density);
     return OP(select_lt)(z, C(0.0), tail, OP(sub)(C(1.0), tail));
 }
-
+/* z*Phi(z) = max(0, z) - x*Phi(-x), x = |z| */
+FORMULA V OP(gelu)(V z)
+{
+    V density;
+    const V x = OP(min)(C(GELU_FAR), OP(abs)(z));
+    return OP(fma)(OP(neg)(x), OP(phi_tail)(x, &density), OP(max)(C(0.0), z));
+}
+#undef GELU_FAR
 #endif
 
 /* 2u of gelu_tanh = z*sigmoid(2u), u = sqrt(2/pi)*(z + 0.044715*z^3), since (1 + tanh(u))/2 = sigmoid(2u). */
@@ -165,7 +186,7 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
     case NORMFUSE_PRELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
     case NORMFUSE_RELU6: return OP(max)(zero, OP(min)(C(6.0), z));
     case NORMFUSE_SILU: return OP(div)(z, OP(sigmoid_divisor)(z, &other));
-    case NORMFUSE_GELU: return OP(mul)(z, OP(phi)(z, &other));
+    case NORMFUSE_GELU: return OP(gelu)(z);
     case NORMFUSE_GELU_TANH: return OP(div)(z, OP(sigmoid_divisor)(OP(gelu_tanh_argument)(z), &other));
     case NORMFUSE_HARDSWISH: {
         const V gate = OP(max)(zero, OP(fma)(z, C(1.0 / 6.0), C(0.5)));

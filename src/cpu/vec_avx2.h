@@ -14,7 +14,6 @@
 /* Parts of vectors are called for: in every loop they would be 145 KB of code. */
 #define VF_CALLED static __attribute__((noinline))
 
-#define VF_IN_PAIRS
 enum { VF_HAS_MASKS = 0, VF_ROUNDS_BF16 = 1 };
 
 typedef struct { __m256 lo, hi; } vf;
