@@ -129,13 +129,15 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
-/* Asks for the cache lines of an output that is not streamed, while there is something to compute. */
-static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
+/* Asks for cache lines `first`, `first + step`... of an output that is not streamed, while there is something to compute: all of
+ * them at once wait for one another. */
+static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, int64_t first,
+                     int64_t step)
 {
     const int64_t row = t->sets * plan->small_width, stretch = adjacent_values(plan, v, t), all = values_of(plan, t);
     for (int64_t i = 0; i < all && v->data && !plan->stream && is_adjacent(plan, v); i += stretch) {
         const char *const at = address_of(plan, v, t, i / row);
-        for (int64_t line = 0; line < stretch * (int64_t)plan->type_bytes; line += ALIGNMENT)
+        for (int64_t line = first * ALIGNMENT; line < stretch * (int64_t)plan->type_bytes; line += step * ALIGNMENT)
             __builtin_prefetch(at + line, 1, 3);
     }
 }
@@ -419,8 +421,9 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
     load_u(plan, w, t, false);
-    prefetch(plan, &p->y, t);
+    prefetch(plan, &p->y, t, 0, 3);
     plan->small->moments(&s);
+    prefetch(plan, &p->y, t, 1, 3);
     finish_sets(plan, w, t);
     if (!p->y.data) /* u alone is requested */
         return;
@@ -429,6 +432,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
         normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     }
     s.z = w->z;
+    prefetch(plan, &p->y, t, 2, 3);
     plan->small->normalize(&s);
     if (p->post_add.data)
         load(plan, w, &p->post_add, t, w->z, true);
@@ -447,7 +451,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     load_u(plan, w, t, true);
-    prefetch(plan, &p->dx, t);
+    prefetch(plan, &p->dx, t, 0, 1);
     normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
