@@ -38,13 +38,14 @@ VALUE(normalized)(V v, OP(normalization) of) { return OP(fma)(OP(sub)(v, of.k), 
 
 #define LOAD_R(p) CAT(OP(load_), RT)(p)
 #define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
-static __attribute__((noinline)) void OP(activate)(int32_t activation, R parameter, R *z, size_t n)
+static __attribute__((noinline)) void OP(activate)(int32_t activation, double parameter, void *values, size_t n)
 {
+    R *const z = values;
     switch (activation) {
 #define CASE(name)                                                                                           \
     case name:                                                                                               \
         for (size_t i = 0; i < n; i += W)                                                                    \
-            STORE_R(z + i, OP(activation)(name, OP(set1)(parameter), LOAD_R(z + i)));                        \
+            STORE_R(z + i, OP(activation)(name, OP(set1)((R)parameter), LOAD_R(z + i)));                     \
         break;
         FOR_EACH_ACTIVATION(CASE)
 #undef CASE
@@ -52,14 +53,16 @@ static __attribute__((noinline)) void OP(activate)(int32_t activation, R paramet
     }
 }
 
-static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, R parameter, R *dy, const R *z,
-                                                            size_t n)
+static __attribute__((noinline)) void OP(activate_gradient)(int32_t activation, double parameter, void *gradient,
+                                                            const void *values, size_t n)
 {
+    R *const dy = gradient;
+    const R *const z = values;
     switch (activation) {
 #define CASE(name)                                                                                                      \
     case name:                                                                                                          \
         for (size_t i = 0; i < n; i += W)                                                                               \
-            STORE_R(dy + i, OP(activation_gradient)(name, OP(set1)(parameter), LOAD_R(dy + i), LOAD_R(z + i)));         \
+            STORE_R(dy + i, OP(activation_gradient)(name, OP(set1)((R)parameter), LOAD_R(dy + i), LOAD_R(z + i)));      \
         break;
         FOR_EACH_ACTIVATION(CASE)
 #undef CASE

@@ -15,7 +15,7 @@
 
 /* ln2 in two parts, the first with zeros at its end. MAGIC + n has n in its low bits. Below EXP_LEAST e^z would be
  * subnormal and is 0; at SIGMOID_LEAST e^-z is infinite, and 1/(1 + e^-z) is normal above SIGMOID_FAR; tanh(log(1 + e^z))
- * is 1 from MISH_FAR on. */
+ * is 1 from MISH_FAR on, and e^(-x^2/2) is 0 from GELU_FAR on. */
 #if defined(OF_DOUBLE)
 #define MAGIC 0x1.8p52
 #define LOG2_E 0x1.71547652b82fep+0
@@ -26,6 +26,7 @@
 #define SIGMOID_MOST 708
 #define SIGMOID_FAR (-707)
 #define MISH_FAR 40
+#define GELU_FAR 40
 #else
 #define MAGIC 0x1.8p23f
 #define LOG2_E 0x1.715476p+0f
@@ -36,6 +37,7 @@
 #define SIGMOID_MOST 88
 #define SIGMOID_FAR (-87)
 #define MISH_FAR 20
+#define GELU_FAR 13.25
 #endif
 
 /* P of e^r = 1 + r + r^2*P(r), |r| <= ln2/2; error of P in f32: below 0.06 * 2^-24, in f64 2^-58. */
@@ -102,29 +104,22 @@ FORMULA V OP(sigmoid_divisor)(V z, V *e)
     return OP(add)(C(1), *e);
 }
 
-/* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2). In f64 by libm's
- * erfc, value by value. In f32 Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below
- * 2.3 * 2^-24. The rounding of z^2 is carried along, or it would cost x^2/2 ulp. From GELU_FAR on e^(-x^2/2) is 0. */
+/* Phi(-x), 0 <= x <= GELU_FAR, of the normal distribution, with a small relative error, and *density = e^(-x^2/2). In f64 by
+ * libm's erfc, value by value. In f32 it is e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x): relative error of t*P(t) below
+ * 2.3 * 2^-24. The rounding of x^2 is carried along, or it would cost x^2/2 ulp: -x^2 = square - rest. */
 #if defined(OF_DOUBLE)
-static __attribute__((noinline)) V OP(phi)(V z, V *density)
+static __attribute__((noinline)) V OP(phi_tail)(V x, V *density)
 {
     double lanes[sizeof(V) / sizeof(double)], densities[sizeof(V) / sizeof(double)];
-    OP(store_f64)(lanes, z);
+    OP(store_f64)(lanes, x);
     for (size_t i = 0; i < sizeof(V) / sizeof(double); i++) {
         densities[i] = exp(-0.5 * lanes[i] * lanes[i]);
-        lanes[i] = 0.5 * erfc(-lanes[i] * 0.70710678118654752440);
+        lanes[i] = 0.5 * erfc(lanes[i] * 0.70710678118654752440);
     }
     *density = OP(load_f64)(densities);
     return OP(load_f64)(lanes);
 }
-FORMULA V OP(gelu)(V z)
-{
-    V density;
-    return OP(mul)(z, OP(phi)(z, &density));
-}
 #else
-#define GELU_FAR 13.25
-/* Phi(-x), 0 <= x <= GELU_FAR. e^(-x^2/2) = 2^n * e^(r/2), -x^2 = square - rest. */
 FORMULA V OP(phi_tail)(V x, V *density)
 {
     const V square = OP(mul)(x, OP(neg)(x)), rest = OP(fma)(x, x, square);
@@ -148,19 +143,6 @@ FORMULA V OP(phi_tail)(V x, V *density)
     *density = e;
     return OP(mul)(OP(mul)(p, t), e);
 }
-FORMULA V OP(phi)(V z, V *density)
-{
-    const V tail = OP(phi_tail)(OP(min)(C(GELU_FAR), OP(abs)(z)), density);
-    return OP(select_lt)(z, C(0.0), tail, OP(sub)(C(1.0), tail));
-}
-/* z*Phi(z) = max(0, z) - x*Phi(-x), x = |z| */
-FORMULA V OP(gelu)(V z)
-{
-    V density;
-    const V x = OP(min)(C(GELU_FAR), OP(abs)(z));
-    return OP(fma)(OP(neg)(x), OP(phi_tail)(x, &density), OP(max)(C(0.0), z));
-}
-#undef GELU_FAR
 #endif
 
 /* 2u of gelu_tanh = z*sigmoid(2u), u = sqrt(2/pi)*(z + 0.044715*z^3), since (1 + tanh(u))/2 = sigmoid(2u). */
@@ -186,7 +168,10 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
     case NORMFUSE_PRELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
     case NORMFUSE_RELU6: return OP(max)(zero, OP(min)(C(6.0), z));
     case NORMFUSE_SILU: return OP(div)(z, OP(sigmoid_divisor)(z, &other));
-    case NORMFUSE_GELU: return OP(gelu)(z);
+    case NORMFUSE_GELU: { /* z*Phi(z) = max(0, z) - x*Phi(-x) */
+        const V x = OP(min)(C(GELU_FAR), OP(abs)(z));
+        return OP(fma)(OP(neg)(x), OP(phi_tail)(x, &other), OP(max)(zero, z));
+    }
     case NORMFUSE_GELU_TANH: return OP(div)(z, OP(sigmoid_divisor)(OP(gelu_tanh_argument)(z), &other));
     case NORMFUSE_HARDSWISH: {
         const V gate = OP(max)(zero, OP(fma)(z, C(1.0 / 6.0), C(0.5)));
@@ -219,7 +204,9 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
         return OP(mul)(dy, OP(mul)(s, OP(fma)(z, complement, one)));
     }
     case NORMFUSE_GELU: {
-        const V phi = OP(phi)(z, &other); /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
+        /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
+        const V tail = OP(phi_tail)(OP(min)(C(GELU_FAR), OP(abs)(z)), &other);
+        const V phi = OP(select_lt)(z, zero, tail, OP(sub)(one, tail));
         return OP(mul)(dy, OP(fma)(OP(mul)(z, C(0.39894228040143267794)), other, phi));
     }
     case NORMFUSE_GELU_TANH: {
@@ -265,3 +252,4 @@ FORMULA V OP(slope_gradient)(V dy, V z)
 #undef SIGMOID_MOST
 #undef SIGMOID_FAR
 #undef MISH_FAR
+#undef GELU_FAR

@@ -392,9 +392,9 @@ BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block)
     STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
     STORE_R(g + values, OP(set1)(0));
     if (pass == AFFINE)
-        OP(activate)(s->activation, (R)s->act_param, z, whole);
+        OP(activate)(s->activation, s->act_param, z, whole);
     else
-        OP(activate_gradient)(s->activation, (R)s->act_param, g, z, whole);
+        OP(activate_gradient)(s->activation, s->act_param, g, z, whole);
     return pass == AFFINE ? z : g;
 }
 

@@ -58,7 +58,7 @@ enum {
     SMALL_SET_LONG_WIDTH = 64, /* or so many where a set has at most */
     SMALL_SET_FEW = 256,      /* values; columns: */
     SMALL_SET_ROWS = 16,      /* most rows, */
-    SMALL_SET_SAMPLE = 8192,  /* values of a sample that are taken at once, */
+    SMALL_SET_SAMPLE = 4096,  /* values of a sample that are taken at once, in a forward, */
     SMALL_SET_LINE = 32,      /* of which whole multiples of so many values are taken at once */
     SCRATCH_BYTES = 1048576,  /* and 1/16 of the tensor's bytes: as much scratch as dy' may be kept in */
     STACK_BYTES = 12288,      /* scratch of small problems */

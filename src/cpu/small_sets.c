@@ -5,7 +5,7 @@
  * coefficients per channel of pieces.c and bundles.c (docs/decisions/0014). */
 #include "cpu/plan.h"
 
-/* `sets` groups from `first` on, of samples [n, n + samples). Tiles of samples [begin, end) follow one another, then the next groups'. */
+/* `sets` groups from `first` on, of samples [n, n + samples): tiles of samples [begin, end), then the next groups. */
 struct small_tile {
     int64_t n, samples, first, sets, begin, end;
 };
@@ -42,7 +42,8 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     plan->small_width = p->columns ? d : values;
     plan->small_repeat = p->columns ? 1 : p->s;
     plan->small_summed = plan->small_repeat > SPREAD_MOMENTS ? p->s : 1;
-    plan->small_at_once = larger(1, smaller(plan->groups, (p->columns ? SMALL_SET_SAMPLE : SMALL_SET_TILE) / values));
+    const int64_t most = p->columns && !plan->backward ? SMALL_SET_SAMPLE : SMALL_SET_TILE;
+    plan->small_at_once = larger(1, smaller(plan->groups, most / values));
     if (plan->small_rows > 1 && plan->small_at_once < plan->groups) { /* whole cache lines of a row */
         int64_t line = 1;
         while (line * d % SMALL_SET_LINE != 0)
@@ -102,8 +103,7 @@ static void load(const struct plan *plan, const struct small_worker *w, const st
     const bool staged = !is_adjacent(plan, v);
     const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
                   all = values_of(plan, t);
-    /* bytes to the next tile */
-    const int64_t samples = t->n + t->samples < t->end ? t->samples : t->begin - t->n;
+    const int64_t samples = t->n + t->samples < t->end ? t->samples : t->begin - t->n; /* to the next tile */
     const int64_t channels = samples > 0 ? 0 : t->sets * plan->group_channels;
     const ptrdiff_t ahead = staged ? 0 : (samples * v->batch + channels * v->channel) * (ptrdiff_t)plan->type_bytes;
     for (int64_t i = 0; i < all; i += stretch) {
@@ -207,22 +207,14 @@ static bool is_per_sample(const struct normfuse_problem *p)
 }
 
 /* `count` values for each of their channel's `repeat` values of a row, from value `at` on. */
-static void store_repeated(const struct plan *plan, void *to, int64_t at, const double *values, int64_t count)
+static void store_repeated(const struct plan *plan, void *restrict to, int64_t at, const double *values, int64_t count)
 {
-    const int64_t repeat = plan->small_repeat;
-    if (plan->is_double) {
-        double *out = (double *)to + at;
-        for (int64_t c = 0; c < count; c++)
-            for (int64_t i = 0; i < repeat; i++)
-                *out++ = values[c];
-        return;
-    }
-    float *out = (float *)to + at;
-    for (int64_t c = 0; repeat == 1 && c < count; c++) /* by vectors */
-        out[c] = (float)values[c];
-    for (int64_t c = 0; repeat > 1 && c < count; c++)
-        for (int64_t i = 0; i < repeat; i++)
-            *out++ = (float)values[c];
+    const bool is_plain = plan->small_repeat == 1 && !plan->is_double;
+    for (int64_t c = 0; is_plain && c < count; c++) /* by vectors */
+        ((float *)to)[at + c] = (float)values[c];
+    for (int64_t c = is_plain ? count : 0; c < count; c++)
+        for (int64_t i = 0; i < plan->small_repeat; i++)
+            store_real(plan, to, at++, values[c]);
 }
 
 static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
@@ -526,8 +518,7 @@ void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, in
     const bool per_sample = is_per_sample(plan->p);
     const int64_t step = per_sample ? 1 : plan->block_samples;
     for (int64_t g = first; g < last; g += plan->small_at_once) {
-        struct small_tile t = {
-            .first = g, .sets = smaller(plan->small_at_once, last - g), .begin = begin, .end = end};
+        struct small_tile t = {.first = g, .sets = smaller(plan->small_at_once, last - g), .begin = begin, .end = end};
         for (t.n = begin; t.n < end; t.n += step) {
             if (per_sample || t.n == begin)
                 fill_parameters(plan, w, &t);

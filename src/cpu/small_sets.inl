@@ -5,7 +5,7 @@
  *
  * Rows lie in memory without gaps. Vectors are whole: what is read behind a set counts as 0, and what is written behind one is
  * written again by the next one, since sets are walked in the order of memory. A set of one row is summed by itself: its value i
- * belongs to lane i % (2*W). Sets of several rows are summed column by column, and the columns of a set then in double. */
+ * belongs to lane i % (2*W). Sets of several rows are summed column by column, and the columns of a set then alike. */
 #define REAL(name) CAT3(small_##name, RT, ISA)
 #define LOAD_R(p) CAT(OP(load_), RT)(p)
 #define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
@@ -78,39 +78,19 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
 
 /* ---- several rows ---- */
 
-/* The sum of x or of x*weight over the columns of a set: value i in lane i % (2*W). */
-static __attribute__((noinline)) double REAL(sum_of_vectors)(const R *x, const R *weight, size_t n)
-{
-    V sum[2] = {OP(set1)(0), OP(set1)(0)};
-    for (size_t i = 0; i < n; i += W) {
-        const V v = weight ? OP(mul)(LOAD_R(x + i), LOAD_R(weight + i)) : LOAD_R(x + i);
-        sum[i / W % 2] = OP(add)(sum[i / W % 2], OP(leading)(v, n - i));
-    }
-    return (double)OP(hsum)(OP(add)(sum[0], sum[1]));
-}
-
-/* The same of any width: value i of less than a vector is in sum i % 4, of doubles. */
-BODY double REAL(sum_of_columns)(const R *x, const R *weight, size_t n)
-{
-    double sum[4] = {0, 0, 0, 0};
-    if (n >= W)
-        return REAL(sum_of_vectors)(x, weight, n);
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (size_t j = 0; j < 4; j++)
-            sum[j] += weight ? (double)weight[i + j] * (double)x[i + j] : (double)x[i + j];
-    for (size_t j = 0; i + j < n; j++)
-        sum[j] += weight ? (double)weight[i + j] * (double)x[i + j] : (double)x[i + j];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-/* The same of each of several sets. */
+/* Sums of x or of x*weight over the n columns of each set: value i in lane i % (2*W). */
 static __attribute__((noinline)) void REAL(sums_of_sets)(const R *x, const R *weight, size_t sets, size_t n, R *to)
 {
     for (size_t j = 0; n == 1 && j < sets; j += W)
         STORE_R(to + j, weight ? OP(mul)(LOAD_R(x + j), LOAD_R(weight + j)) : LOAD_R(x + j));
-    for (size_t j = 0; n > 1 && j < sets; j++)
-        to[j] = (R)REAL(sum_of_columns)(x + j * n, weight ? weight + j * n : NULL, n);
+    for (size_t j = 0, at = 0; n > 1 && j < sets; j++, at += n) {
+        V sum[2] = {OP(set1)(0), OP(set1)(0)};
+        for (size_t i = 0; i < n; i += W) {
+            const V v = weight ? OP(mul)(LOAD_R(x + at + i), LOAD_R(weight + at + i)) : LOAD_R(x + at + i);
+            sum[i / W % 2] = OP(add)(sum[i / W % 2], OP(leading)(v, n - i));
+        }
+        to[j] = OP(hsum)(OP(add)(sum[0], sum[1]));
+    }
 }
 
 /* Sets of several rows, each narrower than a vector. */
@@ -309,12 +289,8 @@ static void REAL(sums)(const struct normfuse_small_sets *s)
 {
     const size_t columns = s->sets * s->n;
     for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
-        if (s->rows > 1) {
-            REAL(sums_of_rows)(s, sample);
-            continue;
-        }
-        if (s->summed > 1) {
-            REAL(sums_of_channels)(s, sample);
+        if (s->rows > 1 || s->summed > 1) {
+            (s->rows > 1 ? REAL(sums_of_rows) : REAL(sums_of_channels))(s, sample);
             continue;
         }
         const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns,
@@ -378,16 +354,6 @@ static void REAL(dx)(const struct normfuse_small_sets *s)
                                                      rstd, slope, offset));
             }
     }
-}
-
-static void REAL(activate)(int32_t activation, double parameter, void *z, size_t n)
-{
-    OP(activate)(activation, (R)parameter, z, n);
-}
-
-static void REAL(activate_gradient)(int32_t activation, double parameter, void *gradient, const void *z, size_t n)
-{
-    OP(activate_gradient)(activation, (R)parameter, gradient, z, n);
 }
 
 static void REAL(prelu)(const void *slope, void *z, void *gradient, void *sum_slope, size_t rows, size_t n)
