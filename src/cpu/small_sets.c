@@ -33,7 +33,8 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     const bool is_ragged = is_costly && p->s % SPREAD_MOMENTS != 0 && (plan->backward || values <= 2 * SMALL_SET_FEW);
     const bool is_row = !is_costly && plan->backward && d == 1 && p->s == SMALL_SET_LONG_WIDTH;
     const int64_t width = is_ragged || (values <= SMALL_SET_FEW && !is_row) ? SMALL_SET_LONG_WIDTH : SMALL_SET_WIDTH;
-    if (p->s > (p->columns ? SMALL_SET_ROWS : width) || (p->s > 1 && !is_ragged && values > SMALL_SET_VALUES))
+    const bool is_summed = is_ragged && p->s > SPREAD_MOMENTS && !plan->is_double; /* has few sums beside its values */
+    if (p->s > (p->columns ? SMALL_SET_ROWS : width) || (p->s > 1 && !is_summed && values > SMALL_SET_VALUES))
         return false;
     plan->staged = plan->add;
     for (size_t i = 0; i < count; i++)

@@ -24,17 +24,17 @@ struct REAL(lanes) {
     V sum[2], square[2];
 };
 
-BODY void REAL(clear)(struct REAL(lanes) *l)
+BODY struct REAL(lanes) REAL(cleared)(void)
 {
     const V zero = OP(set1)(0);
-    *l = (struct REAL(lanes)){{zero, zero}, {zero, zero}};
+    return (struct REAL(lanes)){{zero, zero}, {zero, zero}};
 }
 
 BODY void REAL(collect)(struct REAL(lanes) *l, double *sum, double *square)
 {
     *sum += (double)OP(hsum)(OP(add)(l->sum[0], l->sum[1]));
     *square += (double)OP(hsum)(OP(add)(l->square[0], l->square[1]));
-    REAL(clear)(l);
+    *l = REAL(cleared)();
 }
 
 /* A row's chunk that begins at value i ends there. */
@@ -60,8 +60,7 @@ BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *
 BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, double *sum, double *square)
 {
     const V k = OP(set1)(shift);
-    struct REAL(lanes) l;
-    REAL(clear)(&l);
+    struct REAL(lanes) l = REAL(cleared)();
     *sum = *square = 0;
     for (size_t i = 0, end; i < s->n;) {
         for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
@@ -266,8 +265,7 @@ static __attribute__((noinline)) void REAL(sums_of_channels)(const struct normfu
     for (size_t j = sample * s->sets; j < (sample + 1) * s->sets; j++) {
         double all = 0, products = 0;
         for (size_t c = 0; c < channels; c++, g += s->summed, h += s->summed, weight += s->summed) {
-            struct REAL(lanes) l;
-            REAL(clear)(&l);
+            struct REAL(lanes) l = REAL(cleared)();
             for (size_t i = 0, n; i < s->summed; i += 2 * W) {
                 n = s->summed - i;
                 REAL(add_gradients)(g + i, h + i, n, &l.sum[0], &l.square[0]);
@@ -304,8 +302,7 @@ static void REAL(sums)(const struct normfuse_small_sets *s)
         }
         for (size_t j = 0; j < s->sets; j++, at++, g += s->n, h += s->n, weight += s->n) {
             double sum = 0, square = 0;
-            struct REAL(lanes) l;
-            REAL(clear)(&l);
+            struct REAL(lanes) l = REAL(cleared)();
             for (size_t i = 0, end; i < s->n;) {
                 for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
                     REAL(add_products)(g + i, weight + i, h + i, end - i, &l.sum[0], &l.square[0]);
