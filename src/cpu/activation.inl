@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * activation.inl - the activations and their derivatives on vectors, written once for every instruction set and both
- * compute types. Included after a vec_<isa>.h with R, V and OP as passes.inl has them, and OF_DOUBLE where R is double;
- * a second time by activate.inl, for pairs of vectors.
+ * compute types. Included after a vec_<isa>.h with R, V and OP as passes.inl has them, and OF_DOUBLE where R is double.
  * Bounds: docs/numerics.md, "activations". Polynomials in f32 are minimax fits of our own (Lawson's iteration on
  * Chebyshev nodes, then rounded to f32); in f64 e^r is Taylor's, of degree 13. */
 
@@ -16,7 +15,7 @@
 
 /* ln2 in two parts, the first with zeros at its end. MAGIC + n has n in its low bits. Below EXP_LEAST e^z would be
  * subnormal and is 0; at SIGMOID_LEAST e^-z is infinite, and 1/(1 + e^-z) is normal above SIGMOID_FAR; tanh(log(1 + e^z))
- * is 1 from MISH_FAR on. */
+ * is 1 from MISH_FAR on, and e^(-x^2/2) is 0 from GELU_FAR on. */
 #if defined(OF_DOUBLE)
 #define MAGIC 0x1.8p52
 #define LOG2_E 0x1.71547652b82fep+0
@@ -27,6 +26,7 @@
 #define SIGMOID_MOST 708
 #define SIGMOID_FAR (-707)
 #define MISH_FAR 40
+#define GELU_FAR 40
 #else
 #define MAGIC 0x1.8p23f
 #define LOG2_E 0x1.715476p+0f
@@ -37,6 +37,7 @@
 #define SIGMOID_MOST 88
 #define SIGMOID_FAR (-87)
 #define MISH_FAR 20
+#define GELU_FAR 13.25
 #endif
 
 /* P of e^r = 1 + r + r^2*P(r), |r| <= ln2/2; error of P in f32: below 0.06 * 2^-24, in f64 2^-58. */
@@ -103,29 +104,33 @@ FORMULA V OP(sigmoid_divisor)(V z, V *e)
     return OP(add)(C(1), *e);
 }
 
-/* Phi(z), the normal distribution, with a small relative error in both tails, and *density = e^(-z^2/2). In f64 by libm's
- * erfc, value by value. In f32 Phi(-x) = e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x), x >= 0: relative error of t*P(t) below
- * 2.3 * 2^-24. The rounding of z^2 is carried along, or it would cost x^2/2 ulp. */
+/* Phi(-x), 0 <= x <= GELU_FAR, of the normal distribution, with a small relative error, and *density = e^(-x^2/2). In f64 by
+ * libm's erfc, value by value. In f32 it is e^(-x^2/2) * t*P(t), t = 1/(1 + 0.35*x): relative error of t*P(t) below
+ * 2.3 * 2^-24. The rounding of x^2 is carried along, or it would cost x^2/2 ulp: -x^2 = square - rest. */
 #if defined(OF_DOUBLE)
-static __attribute__((noinline)) V OP(phi)(V z, V *density)
+static __attribute__((noinline)) V OP(phi_tail)(V x, V *density)
 {
     double lanes[sizeof(V) / sizeof(double)], densities[sizeof(V) / sizeof(double)];
-    OP(store_f64)(lanes, z);
+    OP(store_f64)(lanes, x);
     for (size_t i = 0; i < sizeof(V) / sizeof(double); i++) {
         densities[i] = exp(-0.5 * lanes[i] * lanes[i]);
-        lanes[i] = 0.5 * erfc(-lanes[i] * 0.70710678118654752440);
+        lanes[i] = 0.5 * erfc(lanes[i] * 0.70710678118654752440);
     }
     *density = OP(load_f64)(densities);
     return OP(load_f64)(lanes);
 }
 #else
-FORMULA V OP(phi)(V z, V *density)
+FORMULA V OP(phi_tail)(V x, V *density)
 {
-    const V x = OP(abs)(z), half = C(-0.5);
-    const V square = OP(mul)(x, x), rest = OP(fma)(x, x, OP(neg)(square));
-    const V e0 = OP(exp)(OP(mul)(half, square));
-    /* past 88 e0 is 0 and rest may be inf - inf */
-    const V e = OP(select_lt)(x, C(14.0), OP(fma)(OP(mul)(half, rest), e0, e0), e0);
+    const V square = OP(mul)(x, OP(neg)(x)), rest = OP(fma)(x, x, square);
+    const V scale = OP(fma)(square, C(0.5f * LOG2_E), C(MAGIC)), n = OP(sub)(scale, C(MAGIC));
+    const V r = OP(sub)(OP(fma)(n, C(-2 * LN2_LOW), OP(fma)(n, C(-2 * LN2_HIGH), square)), rest);
+    V e = OP(fma)(r, C(0x1.6a21aap-16f), C(0x1.123b6cp-12f)); /* exp_polynomial of r/2 */
+    e = OP(fma)(e, r, C(0x1.5558fcp-9f));
+    e = OP(fma)(e, r, C(0x1.555490p-6f));
+    e = OP(fma)(e, r, C(0x1.fffffcp-4f));
+    e = OP(fma)(e, r, C(0.5));
+    e = OP(mul)(OP(fma)(e, r, C(1.0)), OP(pow2)(scale));
     const V t = OP(div)(C(1.0), OP(fma)(x, C(0.35), C(1.0)));
     V p = OP(fma)(t, C(-0x1.dd8614p-6f), C(0x1.26da32p-3f));
     p = OP(fma)(p, t, C(-0x1.05d990p-2f));
@@ -135,11 +140,9 @@ FORMULA V OP(phi)(V z, V *density)
     p = OP(fma)(p, t, C(0x1.ead5eep-4f));
     p = OP(fma)(p, t, C(0x1.1e6fe6p-3f));
     p = OP(fma)(p, t, C(0x1.1df1d4p-3f));
-    const V tail = OP(mul)(OP(mul)(p, t), e);
     *density = e;
-    return OP(select_lt)(z, C(0.0), tail, OP(sub)(C(1.0), tail));
+    return OP(mul)(OP(mul)(p, t), e);
 }
-
 #endif
 
 /* 2u of gelu_tanh = z*sigmoid(2u), u = sqrt(2/pi)*(z + 0.044715*z^3), since (1 + tanh(u))/2 = sigmoid(2u). */
@@ -160,18 +163,19 @@ FORMULA V OP(activation)(int32_t activation, V param, V z)
     const V zero = C(0.0), one = C(1.0);
     V other;
     switch (activation) {
-    case NORMFUSE_RELU: return OP(select_lt)(z, zero, zero, z);
+    case NORMFUSE_RELU: return OP(max)(zero, z);
     case NORMFUSE_LEAKY_RELU:
     case NORMFUSE_PRELU: return OP(select_le)(z, zero, OP(mul)(z, param), z);
-    case NORMFUSE_RELU6: return OP(select_lt)(z, zero, zero, OP(select_lt)(C(6.0), z, C(6.0), z));
+    case NORMFUSE_RELU6: return OP(max)(zero, OP(min)(C(6.0), z));
     case NORMFUSE_SILU: return OP(div)(z, OP(sigmoid_divisor)(z, &other));
-    case NORMFUSE_GELU: return OP(mul)(z, OP(phi)(z, &other));
+    case NORMFUSE_GELU: { /* z*Phi(z) = max(0, z) - x*Phi(-x) */
+        const V x = OP(min)(C(GELU_FAR), OP(abs)(z));
+        return OP(fma)(OP(neg)(x), OP(phi_tail)(x, &other), OP(max)(zero, z));
+    }
     case NORMFUSE_GELU_TANH: return OP(div)(z, OP(sigmoid_divisor)(OP(gelu_tanh_argument)(z), &other));
     case NORMFUSE_HARDSWISH: {
-        V gate = OP(fma)(z, C(1.0 / 6.0), C(0.5));
-        gate = OP(select_lt)(gate, zero, zero, gate);
-        gate = OP(select_lt)(one, gate, one, gate);
-        return OP(mul)(z, gate);
+        const V gate = OP(max)(zero, OP(fma)(z, C(1.0 / 6.0), C(0.5)));
+        return OP(mul)(z, OP(min)(one, gate));
     }
     case NORMFUSE_ELU: return OP(select_le)(z, zero, OP(mul)(param, OP(expm1)(z)), z);
     case NORMFUSE_MISH: {
@@ -200,7 +204,9 @@ FORMULA V OP(activation_gradient)(int32_t activation, V param, V dy, V z)
         return OP(mul)(dy, OP(mul)(s, OP(fma)(z, complement, one)));
     }
     case NORMFUSE_GELU: {
-        const V phi = OP(phi)(z, &other); /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
+        /* Phi(z) + z*e^(-z^2/2)/sqrt(2*pi) */
+        const V tail = OP(phi_tail)(OP(min)(C(GELU_FAR), OP(abs)(z)), &other);
+        const V phi = OP(select_lt)(z, zero, tail, OP(sub)(one, tail));
         return OP(mul)(dy, OP(fma)(OP(mul)(z, C(0.39894228040143267794)), other, phi));
     }
     case NORMFUSE_GELU_TANH: {
@@ -246,3 +252,4 @@ FORMULA V OP(slope_gradient)(V dy, V z)
 #undef SIGMOID_MOST
 #undef SIGMOID_FAR
 #undef MISH_FAR
+#undef GELU_FAR

@@ -12,15 +12,16 @@ static void add_parameter(const struct normfuse_problem *p, const struct normfus
     store_parameter(q, 0, c, p->accumulate ? load_parameter(q, 0, c, 0) + v : v);
 }
 
-/* A parameter per channel as doubles. */
-static void to_double(const struct normfuse_parameter *q, double *out, int64_t count, double absent)
+/* Entries (n, first) to (n, first + count) of a parameter as doubles. */
+static void to_double(const struct normfuse_parameter *q, int64_t n, int64_t first, double *restrict out, int64_t count,
+                      double absent)
 {
     if (!q->data || q->type != NORMFUSE_F32 || q->channel != 1) {
         for (int64_t c = 0; c < count; c++)
-            out[c] = load_parameter(q, 0, c, absent);
+            out[c] = load_parameter(q, n, first + c, absent);
         return;
     }
-    const float *in = (const float *)(const void *)q->data;
+    const float *in = (const float *)(const void *)q->data + n * q->batch + first;
     for (int64_t c = 0; c < count; c++)
         out[c] = (double)in[c];
 }
@@ -29,9 +30,9 @@ void normfuse_read_parameters(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
     if (!p->weight.batch)
-        to_double(&p->weight, plan->weight, p->c, 1);
+        to_double(&p->weight, 0, 0, plan->weight, p->c, 1);
     if (!p->bias.batch)
-        to_double(&p->bias, plan->bias, p->c, 0);
+        to_double(&p->bias, 0, 0, plan->bias, p->c, 0);
 }
 
 /* ---- per bundle: coefficients before, results after -------------------------------------------------------------- */
@@ -137,6 +138,28 @@ static void store_group(const struct plan *plan, const struct team *team, struct
     }
 }
 
+/* Given statistics of a bundle's channels. */
+static void store_given(const struct plan *plan, const struct team *team, struct coefficients *co,
+                        const struct extent *e)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (e->d > 1 || p->pre_bias.data || !(plan->none ? p->evaluate : plan->backward)) {
+        for (int64_t j = 0; j < e->groups; j++)
+            store_group(plan, team, co, e, j, given_statistics(plan, e->n, e->first + j * e->d));
+        return;
+    }
+    double *restrict rstd = team->rstd, *restrict rest = team->rest; /* plain loops, which are vectorized */
+    to_double(plan->none ? &p->running_mean : &p->mean, e->n, e->first, rest, e->count, 0);
+    to_double(plan->none ? &p->running_var : &p->rstd, e->n, e->first, rstd, e->count, 1);
+    for (int64_t i = 0; plan->none && i < e->count; i++)
+        rstd[i] = 1 / sqrt(rstd[i] + p->eps);
+    for (int64_t i = 0; i < e->count; i++) {
+        const double mean = rest[i], k = plan->is_double ? mean : (double)(float)mean;
+        store_real(plan, co->k, i, k);
+        rest[i] = k - mean;
+    }
+}
+
 /* a, b of a bundle's channels: z = (x - k)*a + b. */
 static void store_forward(const struct plan *plan, const struct team *team, struct coefficients *co,
                           const struct extent *e)
@@ -216,8 +239,7 @@ void normfuse_prepare_bundle(const struct plan *plan, const struct team *team, s
     if (!plan->backward && plan->reduce)
         return;
     const struct extent e = extent_of(plan, bundle);
-    for (int64_t j = 0; j < e.groups; j++)
-        store_group(plan, team, &state->c, &e, j, given_statistics(plan, e.n, e.first + j * e.d));
+    store_given(plan, team, &state->c, &e);
     store_forward(plan, team, &state->c, &e);
     if (plan->backward)
         memcpy(state->c.p, state->c.a, (size_t)e.count * plan->real_bytes);

@@ -117,10 +117,10 @@ const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
     {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)},
     {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
 #define SMALL(name, rt) CAT3(small_##name, rt, ISA)
-#define SMALL_SETS(rt)                                                                                                 \
-    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), SMALL(activate, rt),                     \
-     SMALL(activate_gradient, rt), SMALL(prelu, rt)}
-const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32), SMALL_SETS(f64)};
+#define SMALL_SETS(rt, v)                                                                                             \
+    {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), v##_activate, v##_activate_gradient,    \
+     SMALL(prelu, rt)}
+const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32, vf), SMALL_SETS(f64, vd)};
 #define CHANNELS(rt) {CAT3(channels_moments, rt, ISA), CAT3(channels_sums, rt, ISA)}
 const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {CHANNELS(f32), CHANNELS(f64)};
 #define NORMFUSE_REST_OF ISA

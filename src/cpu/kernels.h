@@ -120,11 +120,11 @@ struct normfuse_passes {
  * adjacent values; a set has n values of each row of a sample. Every array has room for a vector behind its end, and none that is
  * written is another's, but dx may be u. */
 struct normfuse_small_sets {
-    size_t samples, rows, sets, n;
+    size_t samples, rows, sets, n, summed;
     const void *u, *gradient;                 /* per value */
     void *normalized, *z, *dx;
     const void *weight, *bias;                /* per value of a row, the same for all rows and samples */
-    void *sum_bias, *sum_weight;
+    void *sum_bias, *sum_weight;              /* per `summed` values of a row */
     void *shift, *sum, *square;               /* per set, sample by sample */
     const void *rstd, *rest, *slope, *offset;
     void *columns[3];                         /* several rows: room per value of a row */

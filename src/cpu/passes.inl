@@ -392,9 +392,9 @@ BODY const R *FN(stage_of)(const struct normfuse_pass *s, const struct FN(block)
     STORE_R(z + values, OP(set1)(0)); /* whole vectors go through the activation */
     STORE_R(g + values, OP(set1)(0));
     if (pass == AFFINE)
-        OP(activate)(s->activation, (R)s->act_param, z, whole);
+        OP(activate)(s->activation, s->act_param, z, whole);
     else
-        OP(activate_gradient)(s->activation, (R)s->act_param, g, z, whole);
+        OP(activate_gradient)(s->activation, s->act_param, g, z, whole);
     return pass == AFFINE ? z : g;
 }
 
@@ -870,6 +870,8 @@ static void FN(add)(const struct normfuse_pass *s)
     for (size_t r = 0; r < s->rows; r++)
         for (size_t i = 0; i < s->n; i += W) {
             const size_t m = s->n - i < W ? s->n - i : W;
+            FN(prefetch)(ROW(const T *, x, r) + i, W);
+            FN(prefetch)(ROW(const T *, dy, r) + i, W);
             FN(store_values)(ROW(T *, y, r) + i,
                              OP(add)(FN(load_values)(ROW(const T *, x, r) + i, m, zero),
                                      FN(load_values)(ROW(const T *, dy, r) + i, m, zero)), m);

@@ -58,7 +58,7 @@ enum {
     SMALL_SET_LONG_WIDTH = 64, /* or so many where a set has at most */
     SMALL_SET_FEW = 256,      /* values; columns: */
     SMALL_SET_ROWS = 16,      /* most rows, */
-    SMALL_SET_SAMPLE = 8192,  /* values of a sample that are taken at once, */
+    SMALL_SET_SAMPLE = 4096,  /* values of a sample that are taken at once, in a forward, */
     SMALL_SET_LINE = 32,      /* of which whole multiples of so many values are taken at once */
     SCRATCH_BYTES = 1048576,  /* and 1/16 of the tensor's bytes: as much scratch as dy' may be kept in */
     STACK_BYTES = 20480,      /* scratch of small problems */
@@ -172,6 +172,7 @@ struct plan {
     int64_t block_samples, blocks;
     int64_t small_rows, small_width;   /* of a small set: rows, values of each */
     int64_t small_repeat;              /* values of a row that one channel has */
+    int64_t small_summed;              /* of these, as many as have one sum of a backward: one, or all where they fill a vector */
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
     int64_t positions;        /* norm over channels: most of a tile, */

@@ -5,9 +5,9 @@
  * coefficients per channel of pieces.c and bundles.c (docs/decisions/0014). */
 #include "cpu/plan.h"
 
-/* `sets` groups from `first` on, of samples [n, n + samples). */
+/* `sets` groups from `first` on, of samples [n, n + samples): tiles of samples [begin, end), then the next groups. */
 struct small_tile {
-    int64_t n, samples, first, sets;
+    int64_t n, samples, first, sets, begin, end;
 };
 
 /* A row of a tile follows itself in memory. */
@@ -26,14 +26,15 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     const int32_t whole = plan->backward ? NORMFUSE_PHASE_BACKWARD_SUMS | NORMFUSE_PHASE_BACKWARD_APPLY
                                          : NORMFUSE_PHASE_STATISTICS | NORMFUSE_PHASE_APPLY;
     if (p->sets != NORMFUSE_SETS_GROUP || p->phases != whole || p->stats || p->sums || !plan->reduce ||
-        values > (p->s == 1 ? SMALL_SET_CHANNEL_VALUES : SMALL_SET_VALUES))
+        values > SMALL_SET_CHANNEL_VALUES)
         return false;
     /* A costly activation of rows that end inside vectors is made in a stage; rows of whole vectors need no entry for each value. */
     const bool is_costly = p->activation > NORMFUSE_LEAKY_RELU;
     const bool is_ragged = is_costly && p->s % SPREAD_MOMENTS != 0 && (plan->backward || values <= 2 * SMALL_SET_FEW);
     const bool is_row = !is_costly && plan->backward && d == 1 && p->s == SMALL_SET_LONG_WIDTH;
     const int64_t width = is_ragged || (values <= SMALL_SET_FEW && !is_row) ? SMALL_SET_LONG_WIDTH : SMALL_SET_WIDTH;
-    if (p->s > (p->columns ? SMALL_SET_ROWS : width))
+    const bool is_summed = is_ragged && p->s > SPREAD_MOMENTS && !plan->is_double; /* has few sums beside its values */
+    if (p->s > (p->columns ? SMALL_SET_ROWS : width) || (p->s > 1 && !is_summed && values > SMALL_SET_VALUES))
         return false;
     plan->staged = plan->add;
     for (size_t i = 0; i < count; i++)
@@ -41,7 +42,9 @@ bool normfuse_small_sets_plan(struct plan *plan, const struct normfuse_view *con
     plan->small_rows = p->columns ? p->s : 1;
     plan->small_width = p->columns ? d : values;
     plan->small_repeat = p->columns ? 1 : p->s;
-    plan->small_at_once = larger(1, smaller(plan->groups, (p->columns ? SMALL_SET_SAMPLE : SMALL_SET_TILE) / values));
+    plan->small_summed = plan->small_repeat > SPREAD_MOMENTS ? p->s : 1;
+    const int64_t most = p->columns && !plan->backward ? SMALL_SET_SAMPLE : SMALL_SET_TILE;
+    plan->small_at_once = larger(1, smaller(plan->groups, most / values));
     if (plan->small_rows > 1 && plan->small_at_once < plan->groups) { /* whole cache lines of a row */
         int64_t line = 1;
         while (line * d % SMALL_SET_LINE != 0)
@@ -101,7 +104,9 @@ static void load(const struct plan *plan, const struct small_worker *w, const st
     const bool staged = !is_adjacent(plan, v);
     const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
                   all = values_of(plan, t);
-    const ptrdiff_t ahead = staged ? 0 : t->samples * v->batch * (ptrdiff_t)plan->type_bytes; /* the samples after these */
+    const int64_t samples = t->n + t->samples < t->end ? t->samples : t->begin - t->n; /* to the next tile */
+    const int64_t channels = samples > 0 ? 0 : t->sets * plan->group_channels;
+    const ptrdiff_t ahead = staged ? 0 : (samples * v->batch + channels * v->channel) * (ptrdiff_t)plan->type_bytes;
     for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
         if (staged)
@@ -125,13 +130,15 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
-/* Asks for the cache lines of an output that is not streamed, while there is something to compute. */
-static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
+/* Asks for cache lines `first`, `first + step`... of an output that is not streamed, while there is something to compute: all of
+ * them at once wait for one another. */
+static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, int64_t first,
+                     int64_t step)
 {
     const int64_t row = t->sets * plan->small_width, stretch = adjacent_values(plan, v, t), all = values_of(plan, t);
     for (int64_t i = 0; i < all && v->data && !plan->stream && is_adjacent(plan, v); i += stretch) {
         const char *const at = address_of(plan, v, t, i / row);
-        for (int64_t line = 0; line < stretch * (int64_t)plan->type_bytes; line += ALIGNMENT)
+        for (int64_t line = first * ALIGNMENT; line < stretch * (int64_t)plan->type_bytes; line += step * ALIGNMENT)
             __builtin_prefetch(at + line, 1, 3);
     }
 }
@@ -200,31 +207,42 @@ static bool is_per_sample(const struct normfuse_problem *p)
     return p->scale.data || p->shift.data || has_sample_parameters(p);
 }
 
+/* `count` values for each of their channel's `repeat` values of a row, from value `at` on. */
+static void store_repeated(const struct plan *plan, void *restrict to, int64_t at, const double *values, int64_t count)
+{
+    const bool is_plain = plan->small_repeat == 1 && !plan->is_double;
+    for (int64_t c = 0; is_plain && c < count; c++) /* by vectors */
+        ((float *)to)[at + c] = (float)values[c];
+    for (int64_t c = is_plain ? count : 0; c < count; c++)
+        for (int64_t i = 0; i < plan->small_repeat; i++)
+            store_real(plan, to, at++, values[c]);
+}
+
 static void fill_parameters(const struct plan *plan, struct small_worker *w, const struct small_tile *t)
 {
+    enum { AT_ONCE = 128 };
     const struct normfuse_problem *p = plan->p;
-    const int64_t repeat = plan->small_repeat, c0 = t->first * plan->group_channels,
-                  count = t->sets * plan->group_channels;
-    for (int64_t i = 0; p->slope.data && i < count * repeat; i++)
-        store_real(plan, w->prelu_slope, i, load_parameter(&p->slope, 0, c0 + i / repeat, 0));
-    if (!plan->is_double && plan->weight && plan->bias && !p->weight.batch && !p->bias.batch && !p->scale.data &&
-        !p->shift.data) {
-        float *weight = w->weight, *bias = w->bias;
-        for (int64_t c = 0; c < count; c++)
-            for (int64_t i = 0; i < repeat; i++) {
-                *weight++ = (float)plan->weight[c0 + c];
-                *bias++ = (float)plan->bias[c0 + c];
-            }
-        return;
+    const int64_t c0 = t->first * plan->group_channels, channels = t->sets * plan->group_channels;
+    const bool is_plain = !p->weight.batch && !p->bias.batch && !p->scale.data && !p->shift.data;
+    if (is_plain) {
+        store_repeated(plan, w->weight, 0, plan->weight + c0, channels);
+        store_repeated(plan, w->bias, 0, plan->bias + c0, channels);
     }
-    for (int64_t c = 0; c < count; c++) {
-        const double gain = 1 + load_parameter(&p->scale, t->n, c0 + c, 0);
-        const double weight = weight_of(plan, t->n, c0 + c) * gain;
-        const double bias = bias_of(plan, t->n, c0 + c) * gain + load_parameter(&p->shift, t->n, c0 + c, 0);
-        for (int64_t i = c * repeat; i < (c + 1) * repeat; i++) {
-            store_real(plan, w->weight, i, weight);
-            store_real(plan, w->bias, i, bias);
+    for (int64_t c = 0, count; c < channels && (!is_plain || p->slope.data); c += count) {
+        double weight[AT_ONCE], bias[AT_ONCE], slope[AT_ONCE];
+        count = smaller(AT_ONCE, channels - c);
+        for (int64_t i = 0, of = c0 + c; i < count; i++, of++) {
+            slope[i] = load_parameter(&p->slope, 0, of, 0);
+            const double gain = 1 + load_parameter(&p->scale, t->n, of, 0);
+            weight[i] = weight_of(plan, t->n, of) * gain;
+            bias[i] = bias_of(plan, t->n, of) * gain + load_parameter(&p->shift, t->n, of, 0);
         }
+        if (p->slope.data)
+            store_repeated(plan, w->prelu_slope, c * plan->small_repeat, slope, count);
+        if (is_plain)
+            continue;
+        store_repeated(plan, w->weight, c * plan->small_repeat, weight, count);
+        store_repeated(plan, w->bias, c * plan->small_repeat, bias, count);
     }
 }
 
@@ -240,14 +258,15 @@ static void store_gradients(const struct plan *plan, const struct small_worker *
     const int64_t c0 = t->first * plan->group_channels, count = t->sets * plan->group_channels;
     double *dbias = plan->sums_samples ? plan->sample_sums + 2 * (t->n / plan->block_samples * p->c) : NULL,
            *dweight = dbias ? dbias + p->c : NULL;
+    const int64_t sums = plan->small_repeat / plan->small_summed; /* of a channel */
     const bool is_plain = dbias && !p->scale.data && !p->dscale.data && !p->dshift.data && !plan->sums_slopes;
     for (int64_t c = 0; is_plain && c < count; c++) {
-        dbias[c0 + c] += sum_of_channel(w->bias_so_far, c, plan->small_repeat);
-        dweight[c0 + c] += sum_of_channel(w->weight_so_far, c, plan->small_repeat);
+        dbias[c0 + c] += sum_of_channel(w->bias_so_far, c, sums);
+        dweight[c0 + c] += sum_of_channel(w->weight_so_far, c, sums);
     }
     for (int64_t c = c0; !is_plain && c < c0 + count; c++) {
-        const double all = sum_of_channel(w->bias_so_far, c - c0, plan->small_repeat);
-        const double centred = sum_of_channel(w->weight_so_far, c - c0, plan->small_repeat);
+        const double all = sum_of_channel(w->bias_so_far, c - c0, sums);
+        const double centred = sum_of_channel(w->weight_so_far, c - c0, sums);
         if (dbias) {
             const double gain = 1 + load_parameter(&p->scale, t->n, c, 0);
             dbias[c] += gain * all;
@@ -274,6 +293,7 @@ static struct normfuse_small_sets sets_of(const struct plan *plan, const struct 
                                         .rows = (size_t)plan->small_rows,
                                         .sets = (size_t)t->sets,
                                         .n = (size_t)plan->small_width,
+                                        .summed = (size_t)plan->small_summed,
                                         .u = w->u,
                                         .weight = w->weight,
                                         .bias = w->bias,
@@ -394,8 +414,9 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
     load_u(plan, w, t, false);
-    prefetch(plan, &p->y, t);
+    prefetch(plan, &p->y, t, 0, 3);
     plan->small->moments(&s);
+    prefetch(plan, &p->y, t, 1, 3);
     finish_sets(plan, w, t);
     if (!p->y.data) /* u alone is requested */
         return;
@@ -404,6 +425,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
         normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     }
     s.z = w->z;
+    prefetch(plan, &p->y, t, 2, 3);
     plan->small->normalize(&s);
     if (p->post_add.data)
         load(plan, w, &p->post_add, t, w->z, true);
@@ -422,7 +444,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     load_u(plan, w, t, true);
-    prefetch(plan, &p->dx, t);
+    prefetch(plan, &p->dx, t, 0, 1);
     normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
@@ -460,17 +482,18 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
 static void walk_block(const struct plan *plan, struct small_worker *w, struct small_tile t, int64_t end)
 {
     const int64_t columns = t.sets * plan->small_width, chunk = larger(1, CHUNK_ROWS / plan->small_rows);
+    const int64_t sums = columns / plan->small_summed;
     const struct small_tile block = t;
     if (plan->backward) {
-        memset(w->bias_so_far, 0, (size_t)columns * 8);
-        memset(w->weight_so_far, 0, (size_t)columns * 8);
+        memset(w->bias_so_far, 0, (size_t)sums * 8);
+        memset(w->weight_so_far, 0, (size_t)sums * 8);
         if (plan->sums_slopes)
             memset(w->slope_so_far, 0, (size_t)columns * 8);
     }
     for (int64_t n = t.n; n < end; n += chunk) {
         if (plan->backward) {
-            memset(w->sum_bias, 0, (size_t)columns * plan->real_bytes);
-            memset(w->sum_weight, 0, (size_t)columns * plan->real_bytes);
+            memset(w->sum_bias, 0, (size_t)sums * plan->real_bytes);
+            memset(w->sum_weight, 0, (size_t)sums * plan->real_bytes);
             if (plan->sums_slopes)
                 memset(w->sum_slope, 0, (size_t)columns * plan->real_bytes);
         }
@@ -479,8 +502,8 @@ static void walk_block(const struct plan *plan, struct small_worker *w, struct s
             (plan->backward ? backward_tile : forward_tile)(plan, w, &t);
         }
         if (plan->backward) {
-            plan->column->accumulate(w->sum_bias, w->bias_so_far, (size_t)columns, 1);
-            plan->column->accumulate(w->sum_weight, w->weight_so_far, (size_t)columns, 1);
+            plan->column->accumulate(w->sum_bias, w->bias_so_far, (size_t)sums, 1);
+            plan->column->accumulate(w->sum_weight, w->weight_so_far, (size_t)sums, 1);
             if (plan->sums_slopes)
                 plan->column->accumulate(w->sum_slope, w->slope_so_far, (size_t)columns, 1);
         }
@@ -496,7 +519,7 @@ void normfuse_small_sets_walk(const struct plan *plan, struct worker *worker, in
     const bool per_sample = is_per_sample(plan->p);
     const int64_t step = per_sample ? 1 : plan->block_samples;
     for (int64_t g = first; g < last; g += plan->small_at_once) {
-        struct small_tile t = {.first = g, .sets = smaller(plan->small_at_once, last - g)};
+        struct small_tile t = {.first = g, .sets = smaller(plan->small_at_once, last - g), .begin = begin, .end = end};
         for (t.n = begin; t.n < end; t.n += step) {
             if (per_sample || t.n == begin)
                 fill_parameters(plan, w, &t);

@@ -5,7 +5,7 @@
  *
  * Rows lie in memory without gaps. Vectors are whole: what is read behind a set counts as 0, and what is written behind one is
  * written again by the next one, since sets are walked in the order of memory. A set of one row is summed by itself: its value i
- * belongs to lane i % (2*W). Sets of several rows are summed column by column, and the columns of a set then in double. */
+ * belongs to lane i % (2*W). Sets of several rows are summed column by column, and the columns of a set then alike. */
 #define REAL(name) CAT3(small_##name, RT, ISA)
 #define LOAD_R(p) CAT(OP(load_), RT)(p)
 #define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
@@ -24,17 +24,17 @@ struct REAL(lanes) {
     V sum[2], square[2];
 };
 
-BODY void REAL(clear)(struct REAL(lanes) *l)
+BODY struct REAL(lanes) REAL(cleared)(void)
 {
     const V zero = OP(set1)(0);
-    *l = (struct REAL(lanes)){{zero, zero}, {zero, zero}};
+    return (struct REAL(lanes)){{zero, zero}, {zero, zero}};
 }
 
 BODY void REAL(collect)(struct REAL(lanes) *l, double *sum, double *square)
 {
     *sum += (double)OP(hsum)(OP(add)(l->sum[0], l->sum[1]));
     *square += (double)OP(hsum)(OP(add)(l->square[0], l->square[1]));
-    REAL(clear)(l);
+    *l = REAL(cleared)();
 }
 
 /* A row's chunk that begins at value i ends there. */
@@ -60,8 +60,7 @@ BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *
 BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, double *sum, double *square)
 {
     const V k = OP(set1)(shift);
-    struct REAL(lanes) l;
-    REAL(clear)(&l);
+    struct REAL(lanes) l = REAL(cleared)();
     *sum = *square = 0;
     for (size_t i = 0, end; i < s->n;) {
         for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
@@ -78,30 +77,19 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
 
 /* ---- several rows ---- */
 
-/* The sum of x or of x*weight over the columns of a set: value i in lane i % (2*W). */
-static __attribute__((noinline)) double REAL(sum_of_vectors)(const R *x, const R *weight, size_t n)
+/* Sums of x or of x*weight over the n columns of each set: value i in lane i % (2*W). */
+static __attribute__((noinline)) void REAL(sums_of_sets)(const R *x, const R *weight, size_t sets, size_t n, R *to)
 {
-    V sum[2] = {OP(set1)(0), OP(set1)(0)};
-    for (size_t i = 0; i < n; i += W) {
-        const V v = weight ? OP(mul)(LOAD_R(x + i), LOAD_R(weight + i)) : LOAD_R(x + i);
-        sum[i / W % 2] = OP(add)(sum[i / W % 2], OP(leading)(v, n - i));
+    for (size_t j = 0; n == 1 && j < sets; j += W)
+        STORE_R(to + j, weight ? OP(mul)(LOAD_R(x + j), LOAD_R(weight + j)) : LOAD_R(x + j));
+    for (size_t j = 0, at = 0; n > 1 && j < sets; j++, at += n) {
+        V sum[2] = {OP(set1)(0), OP(set1)(0)};
+        for (size_t i = 0; i < n; i += W) {
+            const V v = weight ? OP(mul)(LOAD_R(x + at + i), LOAD_R(weight + at + i)) : LOAD_R(x + at + i);
+            sum[i / W % 2] = OP(add)(sum[i / W % 2], OP(leading)(v, n - i));
+        }
+        to[j] = OP(hsum)(OP(add)(sum[0], sum[1]));
     }
-    return (double)OP(hsum)(OP(add)(sum[0], sum[1]));
-}
-
-/* The same of any width: value i of less than a vector is in sum i % 4, of doubles. */
-BODY double REAL(sum_of_columns)(const R *x, const R *weight, size_t n)
-{
-    double sum[4] = {0, 0, 0, 0};
-    if (n >= W)
-        return REAL(sum_of_vectors)(x, weight, n);
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (size_t j = 0; j < 4; j++)
-            sum[j] += weight ? (double)weight[i + j] * (double)x[i + j] : (double)x[i + j];
-    for (size_t j = 0; i + j < n; j++)
-        sum[j] += weight ? (double)weight[i + j] * (double)x[i + j] : (double)x[i + j];
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 /* Sets of several rows, each narrower than a vector. */
@@ -127,7 +115,7 @@ static __attribute__((noinline)) const R *REAL(of_columns)(const struct normfuse
 static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sample)
 {
     const size_t columns = s->sets * s->n;
-    const double inverse = 1 / (double)(s->rows * s->n);
+    const V inverse = OP(set1)((R)(1 / (double)(s->rows * s->n)));
     const R *u = (const R *)s->u + sample * s->rows * columns;
     R *shift = (R *)s->shift + sample * s->sets, *sum = (R *)s->sum + sample * s->sets,
       *square = (R *)s->square + sample * s->sets;
@@ -138,9 +126,10 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
             all = OP(add)(all, LOAD_R(u + r * columns + c));
         STORE_R(sums + c, all);
     }
-    for (size_t j = 0; j < s->sets; j++) {
-        const R mean = (R)(REAL(sum_of_columns)(sums + j * s->n, NULL, s->n) * inverse);
-        shift[j] = mean - mean == 0 ? mean : 0;
+    REAL(sums_of_sets)(sums, NULL, s->sets, s->n, sum);
+    for (size_t j = 0; j < s->sets; j += W) {
+        const V mean = OP(mul)(LOAD_R(sum + j), inverse), zero = OP(set1)(0);
+        STORE_R(shift + j, OP(select_le)(OP(sub)(mean, mean), zero, mean, zero)); /* 0 where a mean is none */
     }
     const bool by_set = !REAL(share_vectors)(s);
     const R *k = by_set ? NULL : REAL(of_columns)(s, s->shift, sample, s->columns[2]);
@@ -156,10 +145,8 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
             STORE_R(sums + c, all);
             STORE_R(squares + c, products);
         }
-    for (size_t j = 0; j < s->sets; j++) {
-        sum[j] = (R)REAL(sum_of_columns)(sums + j * s->n, NULL, s->n);
-        square[j] = (R)REAL(sum_of_columns)(squares + j * s->n, NULL, s->n);
-    }
+    REAL(sums_of_sets)(sums, NULL, s->sets, s->n, sum);
+    REAL(sums_of_sets)(squares, NULL, s->sets, s->n, square);
 }
 
 static void REAL(normalize_rows)(const struct normfuse_small_sets *s, size_t sample)
@@ -197,10 +184,8 @@ static void REAL(sums_of_rows)(const struct normfuse_small_sets *s, size_t sampl
         STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), sum));
         STORE_R(sum_weight + c, OP(add)(LOAD_R(sum_weight + c), product));
     }
-    for (size_t j = 0, at = sample * s->sets; j < s->sets; j++, at++) {
-        ((R *)s->sum)[at] = (R)REAL(sum_of_columns)(sums + j * s->n, weight + j * s->n, s->n);
-        ((R *)s->square)[at] = (R)REAL(sum_of_columns)(products + j * s->n, weight + j * s->n, s->n);
-    }
+    REAL(sums_of_sets)(sums, weight, s->sets, s->n, (R *)s->sum + sample * s->sets);
+    REAL(sums_of_sets)(products, weight, s->sets, s->n, (R *)s->square + sample * s->sets);
 }
 
 /* ---- what the table has ---- */
@@ -263,12 +248,47 @@ BODY void REAL(add_products)(const R *g, const R *weight, const R *h, size_t n, 
     *square = OP(fma)(scaled, normalized, *square);
 }
 
+/* Onto the sums of gradients and of their products with normalized values: n values. */
+BODY void REAL(add_gradients)(const R *g, const R *h, size_t n, V *sum, V *product)
+{
+    const V gradient = OP(leading)(LOAD_R(g), n);
+    *sum = OP(add)(*sum, gradient);
+    *product = OP(fma)(gradient, OP(leading)(LOAD_R(h), n), *product);
+}
+
+/* Sums of a sample whose channels are `summed` values of a row each: those of a set are of its channels'. */
+static __attribute__((noinline)) void REAL(sums_of_channels)(const struct normfuse_small_sets *s, size_t sample)
+{
+    const size_t channels = s->n / s->summed, start = sample * s->sets * s->n;
+    const R *g = (const R *)s->gradient + start, *h = (const R *)s->normalized + start, *weight = s->weight;
+    R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
+    for (size_t j = sample * s->sets; j < (sample + 1) * s->sets; j++) {
+        double all = 0, products = 0;
+        for (size_t c = 0; c < channels; c++, g += s->summed, h += s->summed, weight += s->summed) {
+            struct REAL(lanes) l = REAL(cleared)();
+            for (size_t i = 0, n; i < s->summed; i += 2 * W) {
+                n = s->summed - i;
+                REAL(add_gradients)(g + i, h + i, n, &l.sum[0], &l.square[0]);
+                if (n > W)
+                    REAL(add_gradients)(g + i + W, h + i + W, n - W, &l.sum[1], &l.square[1]);
+            }
+            const R sum = OP(hsum)(OP(add)(l.sum[0], l.sum[1])), product = OP(hsum)(OP(add)(l.square[0], l.square[1]));
+            *sum_bias++ += sum;
+            *sum_weight++ += product;
+            all += (double)*weight * (double)sum;
+            products += (double)*weight * (double)product;
+        }
+        ((R *)s->sum)[j] = (R)all;
+        ((R *)s->square)[j] = (R)products;
+    }
+}
+
 static void REAL(sums)(const struct normfuse_small_sets *s)
 {
     const size_t columns = s->sets * s->n;
     for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
-        if (s->rows > 1) {
-            REAL(sums_of_rows)(s, sample);
+        if (s->rows > 1 || s->summed > 1) {
+            (s->rows > 1 ? REAL(sums_of_rows) : REAL(sums_of_channels))(s, sample);
             continue;
         }
         const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns,
@@ -282,8 +302,7 @@ static void REAL(sums)(const struct normfuse_small_sets *s)
         }
         for (size_t j = 0; j < s->sets; j++, at++, g += s->n, h += s->n, weight += s->n) {
             double sum = 0, square = 0;
-            struct REAL(lanes) l;
-            REAL(clear)(&l);
+            struct REAL(lanes) l = REAL(cleared)();
             for (size_t i = 0, end; i < s->n;) {
                 for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
                     REAL(add_products)(g + i, weight + i, h + i, end - i, &l.sum[0], &l.square[0]);
@@ -332,16 +351,6 @@ static void REAL(dx)(const struct normfuse_small_sets *s)
                                                      rstd, slope, offset));
             }
     }
-}
-
-static void REAL(activate)(int32_t activation, double parameter, void *z, size_t n)
-{
-    OP(activate)(activation, (R)parameter, z, n);
-}
-
-static void REAL(activate_gradient)(int32_t activation, double parameter, void *gradient, const void *z, size_t n)
-{
-    OP(activate_gradient)(activation, (R)parameter, gradient, z, n);
 }
 
 static void REAL(prelu)(const void *slope, void *z, void *gradient, void *sum_slope, size_t rows, size_t n)

@@ -14,7 +14,6 @@
 /* Parts of vectors are called for: in every loop they would be 145 KB of code. */
 #define VF_CALLED static __attribute__((noinline))
 
-#define VF_IN_PAIRS
 enum { VF_HAS_MASKS = 0, VF_ROUNDS_BF16 = 1 };
 
 typedef struct { __m256 lo, hi; } vf;
@@ -92,17 +91,24 @@ VF_CALLED void vf_store_first(float *p, __m256 lo, __m256 hi, size_t n)
 static inline void vf_store_part_f32(float *p, vf v, size_t n) { vf_store_first(p, v.lo, v.hi, n); }
 
 static inline __m256 vf_widen_bf16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
-static inline __m256i vf_round_bf16(__m256 f) /* the bf16 in the low half of each 32 bits */
+static inline __m256i vf_round_bf16(__m256 f) /* the bf16 in the low half of each 32 bits; of no NaN */
 {
-    __m256i u = _mm256_castps_si256(f), upper = _mm256_srli_epi32(u, 16);
-    __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
-    __m256i r = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
-    __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
-    return _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q)));
+    const __m256i u = _mm256_castps_si256(f), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+}
+VF_CALLED __m256i vf_round_nan_bf16(__m256 f) /* of any value */
+{
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(f), 16), _mm256_set1_epi32(0x40));
+    return _mm256_blendv_epi8(vf_round_bf16(f), quiet, _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q)));
 }
 static inline __m256i vf_narrow_bf16(vf v)
 {
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(vf_round_bf16(v.lo), vf_round_bf16(v.hi)), 0xd8);
+    __m256i lo = vf_round_bf16(v.lo), hi = vf_round_bf16(v.hi);
+    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v.lo, v.hi, _CMP_UNORD_Q)) != 0, 0)) {
+        lo = vf_round_nan_bf16(v.lo);
+        hi = vf_round_nan_bf16(v.hi);
+    }
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {

@@ -10,7 +10,6 @@
  *   vf_store_part_T(p, v, n)       p[0..n)
  *   VF_HAS_MASKS                   parts cost what whole vectors do
  *   VF_ROUNDS_BF16                 rounding to bf16 takes about ten instructions
- *   VF_IN_PAIRS                    a macro: activations take two vectors in step
  *   vf_select_lt(a, b, x, y)       a < b ? x : y; vf_select_le alike: false for a NaN
  *   vf_max(a, b), vf_min(a, b)     a > b ? a : b, a < b ? a : b: b where one is NaN
  *   vf_pow2(t)                     2^n where t = 1.5 * 2^23 + n, -127 <= n <= 128 (0 for -127, inf for 128)
