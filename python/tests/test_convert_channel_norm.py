@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import normfuse.torch as nft  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from device import default_device, seeded_f64  # noqa: E402, F401
+from device import DEVICE, default_device, seeded_f64  # noqa: E402, F401
 from normfuse.torch import _rules  # noqa: E402
 from test_convert import Of, both, check_same, folded, forward_of  # noqa: E402
 from test_models import load, load_torchvision  # noqa: E402
@@ -249,7 +249,7 @@ def test_autocast(monkeypatch):
         stock = shuffled(layer).float()
         model, x = copy.deepcopy(stock), torch.randn(shape).bfloat16()
         nft.convert(model)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             want, got = stock(x), model(x)
         assert got.dtype == want.dtype, name
         torch.testing.assert_close(got, want, rtol=2.0**-6, atol=2.0**-5)

@@ -191,10 +191,10 @@ def test_a_decoder_is_one_graph(training):
 NAMES = {"group_norm", "batch_norm", "instance_norm"}
 
 
-@pytest.mark.parametrize("devices, left", [({"cpu"}, 2), (set(), 0)])
+@pytest.mark.parametrize("devices, left", [({DEVICE}, 2), (set(), 0)])
 @pytest.mark.parametrize("sequential", [True, False])
 def test_a_norm_after_an_activation_is_left_to_the_compiler(sequential, devices, left, monkeypatch):
-    """It computes both in one pass more than the norm alone; but not on the CPU, nor without a compiler."""
+    """It computes both in the passes of the norm alone. No norm is where LEFT_DEVICES has not its device, as the CPU."""
     monkeypatch.setattr(_pending, "LEFT_DEVICES", devices)
 
     class Block(torch.nn.Sequential):
