@@ -23,6 +23,7 @@ enum {
     BACKWARD_POSITIONS = 256, /* positions: partial sums, 16 bytes a channel, are 1/64 of f32 values */
     POSITION_UNIT = 16,       /* lanes of a vector, or two */
     PART_VALUES = 2048,       /* values of a part: rows, in the L1 cache */
+    FEW_POSITIONS = 6,        /* rows: of a sample, at most so many are columns: they would be few lanes of a vector */
     SHORT_ROW = 32,           /* columns: values of a norm group that has at most two vectors of f32, and */
     SHORT_TILE = 1536         /* of a tile of them: one is written while the sums of the next one are made */
 };
@@ -84,6 +85,8 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     const int64_t samples = p->n, c = p->c, values = samples * c * p->s;
     plan->channel = &plan->table->channels[plan->is_double];
     plan->by_sample = is_by_sample(p);
+    if (p->s > 1 && p->s <= FEW_POSITIONS)
+        plan->seen.columns = true;
     plan->add = p->pre_add.data || p->pre_bias.data;
     unite_samples(plan);
     const int64_t s = plan->sample_positions;
