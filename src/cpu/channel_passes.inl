@@ -66,7 +66,6 @@ void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *s
 static void FN(moments_of_positions)(const struct normfuse_channels *s)
 {
     const size_t n = s->channels;
-    const R inverse = 1 / (R)n;
     R *shift = s->shift, *sums = s->sum, *squares = s->square;
     for (size_t r = 0, at = 0; r < s->positions; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
@@ -76,7 +75,7 @@ static void FN(moments_of_positions)(const struct normfuse_channels *s)
             R k = 0;
             if (s->centred) {
                 FN(sums_of_group)(x, n, readable, 0, &sum, &square, false);
-                const R mean = (R)sum * inverse;
+                const R mean = (R)(sum / (double)n);
                 k = mean - mean == 0 ? mean : 0;
             }
             FN(sums_of_group)(x, n, readable, k, &sum, &square, true);

@@ -125,7 +125,7 @@ BODY void REAL(store_row)(R *p, V first, V second, const bool two)
 BODY void REAL(moments_of_short_rows)(const struct normfuse_channels *s, const bool two)
 {
     const size_t n = s->channels, rows = s->positions * s->groups, whole = REAL(whole_rows)(rows, n, two);
-    const V limit = OP(set1)((R)(two ? n - W : n)), inverse = OP(set1)(1 / (R)n), zero = OP(set1)(0);
+    const V limit = OP(set1)((R)(two ? n - W : n)), all = OP(set1)((R)n), zero = OP(set1)(0);
     R *shift = s->shift, *sum = s->sum, *square = s->square;
     V sums[W], squares[W];
     for (size_t at = 0; at < rows; at += W) {
@@ -137,7 +137,7 @@ BODY void REAL(moments_of_short_rows)(const struct normfuse_channels *s, const b
             v = REAL(within)(v, limit, two);
             sums[i] = two ? OP(add)(v.first, v.second) : v.first;
         }
-        const V mean = s->centred ? OP(mul)(REAL(hsums)(sums), inverse) : zero;
+        const V mean = s->centred ? OP(div)(REAL(hsums)(sums), all) : zero;
         STORE_R(shift + at, OP(select_le)(OP(sub)(mean, mean), zero, mean, zero)); /* 0 for what is not finite */
         for (size_t i = 0; i < W; i++) {
             const size_t row = i < count ? i : count - 1;
