@@ -63,37 +63,19 @@ void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *s
     }
 }
 
-/* The same of at most 2*W values about their mean, which is returned. */
-BODY R FN(sums_of_short_group)(const T *x, size_t n, size_t readable, double inverse, R *sum, R *square)
-{
-    const V zero = OP(set1)(0), x0 = OP(leading)(FN(values_at)(x, n, readable), n);
-    const V x1 = n > W ? OP(leading)(FN(values_at)(x + W, n - W, readable - W), n - W) : zero;
-    const R mean = (R)((double)OP(hsum)(OP(add)(x0, x1)) * inverse), shift = mean - mean == 0 ? mean : 0;
-    const V k = OP(set1)(shift), d0 = OP(leading)(OP(sub)(x0, k), n),
-            d1 = n > W ? OP(leading)(OP(sub)(x1, k), n - W) : zero;
-    *sum = OP(hsum)(OP(add)(d0, d1));
-    *square = OP(hsum)(OP(add)(OP(mul)(d0, d0), OP(mul)(d1, d1)));
-    return shift;
-}
-
 static void FN(moments_of_positions)(const struct normfuse_channels *s)
 {
     const size_t n = s->channels;
-    const double inverse = 1 / (double)n;
     R *shift = s->shift, *sums = s->sum, *squares = s->square;
     for (size_t r = 0, at = 0; r < s->positions; r++) {
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
         size_t readable = FN(readable_from)(s, r, s->x_stride);
         for (size_t j = 0; j < s->groups; j++, at++, x += n, readable -= n) {
             double sum = 0, square = 0;
-            if (s->centred && n <= 2 * W) {
-                shift[at] = FN(sums_of_short_group)(x, n, readable, inverse, sums + at, squares + at);
-                continue;
-            }
             R k = 0;
             if (s->centred) {
                 FN(sums_of_group)(x, n, readable, 0, &sum, &square, false);
-                const R mean = (R)(sum * inverse);
+                const R mean = (R)(sum / (double)n);
                 k = mean - mean == 0 ? mean : 0;
             }
             FN(sums_of_group)(x, n, readable, k, &sum, &square, true);

@@ -3,7 +3,7 @@
  * channels.c - norm over the channels of a position. A tile of positions goes to the compute type in the L1 or L2 cache; its
  * statistics, or sums, and what is made of them are computed there, so that tensors are read once and written once.
  *
- *   columns   a position is a row of C adjacent values: its groups are the sets of small_sets.inl
+ *   columns   a position is a row of C adjacent values; norm groups of at most 32 of them are taken 16 at a time
  *   rows      a position is a lane of rows of adjacent positions, one for each of the D channels of a group: channels.inl
  *
  * Blocks of positions are cut by shape alone. Gradients of parameters are summed tile by tile, then in double over a block, and
@@ -22,7 +22,10 @@ enum {
     BACKWARD_BLOCK = 65536,   /* so many, or */
     BACKWARD_POSITIONS = 256, /* positions: partial sums, 16 bytes a channel, are 1/64 of f32 values */
     POSITION_UNIT = 16,       /* lanes of a vector, or two */
-    PART_VALUES = 2048        /* values of a part: rows, in the L1 cache */
+    PART_VALUES = 2048,       /* values of a part: rows, in the L1 cache */
+    FEW_POSITIONS = 6,        /* rows: of a sample, at most so many are columns: they would be few lanes of a vector */
+    SHORT_ROW = 32,           /* columns: values of a norm group that has at most two vectors of f32, and */
+    SHORT_TILE = 1536         /* of a tile of them: one is written while the sums of the next one are made */
 };
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------------- */
@@ -60,7 +63,7 @@ static void unite_samples(struct plan *plan)
 static bool has_source(const struct plan *plan)
 {
     const struct normfuse_problem *p = &plan->seen;
-    return plan->add || (p->columns ? p->x.channel : p->x.position) != 1;
+    return plan->add || (!plan->short_rows && (p->columns ? p->x.channel : p->x.position) != 1);
 }
 
 /* Positions of a tile of rows: long stretches of memory. */
@@ -82,11 +85,17 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     const int64_t samples = p->n, c = p->c, values = samples * c * p->s;
     plan->channel = &plan->table->channels[plan->is_double];
     plan->by_sample = is_by_sample(p);
+    if (p->s > 1 && p->s <= FEW_POSITIONS)
+        plan->seen.columns = true;
     plan->add = p->pre_add.data || p->pre_bias.data;
     unite_samples(plan);
     const int64_t s = plan->sample_positions;
+    const bool is_short = p->columns && plan->group_channels <= SHORT_ROW;
+    plan->short_rows = is_short && plan->channel->short_moments;
     plan->positions = p->columns
-                          ? larger(1, smaller((plan->backward && p->activation ? COLUMN_TILE / 2 : COLUMN_TILE) / c,
+                          ? larger(1, smaller((is_short                             ? SHORT_TILE
+                                               : plan->backward && p->activation ? COLUMN_TILE / 2
+                                                                                 : COLUMN_TILE) / c,
                                               NORMFUSE_CHANNEL_CHUNK))
                           : positions_of_rows(plan);
     const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
@@ -121,7 +130,8 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     const int64_t type_bytes = (int64_t)normfuse_type_bytes(plan->backward ? p->type : p->y_type),
                   l2 = machine->l2_bytes ? machine->l2_bytes : 1 << 20;
     const bool is_whole = !p->columns && p->s <= plan->positions && out->position == 1 && out->channel == p->s; /* rows go as one */
-    const int64_t row_bytes = type_bytes * (p->columns ? c : is_whole ? c * p->s : p->s);
+    const bool is_one = p->columns && out->channel == 1 && out->position == c;
+    const int64_t row_bytes = type_bytes * (is_one ? c * p->s : p->columns ? c : is_whole ? c * p->s : p->s);
     plan->stream =
         values * type_bytes > 2 * l2 && !in_place && (row_bytes % ALIGNMENT == 0 || row_bytes >= SHORT_ROW_BYTES);
 }
@@ -153,7 +163,8 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->gradient};
     for (int i = 0; i < (plan->backward ? 3 : 2); i++) {
-        const bool wanted = i != 1 || !p->columns || (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
+        const bool wanted = i != 1 || !p->columns || plan->short_rows ||
+                            (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
         *of_values[i] = normfuse_take(arena,
                                       !wanted                 ? 0
                                       : i == 1 && !p->columns ? channels_of_part(plan) * pitch + room
@@ -313,6 +324,14 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
     }
 }
 
+/* True where passes read x where it lies. */
+static bool reads_x(const struct plan *plan, const struct channel_part *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    return !plan->add && is_direct(plan, &p->x, t) &&
+           (!plan->short_rows || (plan->type_bytes == plan->real_bytes && p->x.position == p->c));
+}
+
 /* Arguments of the passes over a part; x is u of the tensors' type: in place, or in w->source. One by one: a structure that is
  * copied costs as much as the passes over a short part. */
 static __attribute__((noinline)) void pass_part(const struct plan *plan, const struct small_worker *w,
@@ -321,11 +340,13 @@ static __attribute__((noinline)) void pass_part(const struct plan *plan, const s
     const struct normfuse_problem *p = plan->p;
     const int64_t first = t->group * plan->group_channels + t->first, pitch = pitch_of(plan),
                   before = values_before(plan, t);
-    const bool is_direct_x = !plan->add && is_direct(plan, &p->x, t);
+    const bool is_short = plan->short_rows, is_direct_x = reads_x(plan, t);
     s->positions = (size_t)t->count;
     s->groups = p->columns ? (size_t)plan->groups : 1;
     s->channels = (size_t)t->channels;
-    s->x = is_direct_x ? tile_at(plan, &p->x, t, p->type) : w->source + before * (ptrdiff_t)plan->type_bytes;
+    s->x = is_direct_x ? tile_at(plan, &p->x, t, p->type)
+           : is_short  ? w->u
+                       : w->source + before * (ptrdiff_t)plan->type_bytes;
     s->x_stride = is_direct_x ? outer_of(plan, &p->x) : pitch;
     s->ahead = is_direct_x ? ahead_of(plan, t, s->x_stride, (ptrdiff_t)plan->type_bytes) : 0;
     s->post_add = NULL;
@@ -362,15 +383,16 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
     const int64_t rows = rows_of(plan, t), pitch = pitch_of(plan), before = values_before(plan, t);
     const ptrdiff_t bytes = (ptrdiff_t)plan->type_bytes;
     char *const source = w->source + before * bytes;
+    void *const u = real_at(plan, w->u, before);
+    if (plan->add || (plan->short_rows && !reads_x(plan, t)))
+        load(plan, w, &p->x, t, p->type, u, pitch, false);
     if (!plan->add) {
-        for (int64_t r = 0; r < rows && !is_direct(plan, &p->x, t); r++)
+        for (int64_t r = 0; r < rows && !plan->short_rows && !is_direct(plan, &p->x, t); r++)
             normfuse_copy_strided(source + r * pitch * bytes, 1,
                                   tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
                                   inner_of(plan, &p->x), width_of(plan, t->count), (size_t)bytes);
         return;
     }
-    void *const u = real_at(plan, w->u, before);
-    load(plan, w, &p->x, t, p->type, u, pitch, false);
     if (p->pre_bias.data)
         add_bias(plan, w, t);
     if (p->pre_add.data)
@@ -380,6 +402,8 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
                           false);
     if (p->u.data)
         store(plan, w, &p->u, t, p->type, u, pitch, false);
+    if (plan->short_rows)
+        plan->pass->load(source, u, (size_t)(rows * pitch), false, 0);
 }
 
 /* True if rows of y or dx are adjacent and share cache lines: they are streamed as one. */
@@ -399,7 +423,7 @@ static int64_t z_pitch_of(const struct plan *plan, const struct normfuse_view *v
 /* True if passes write y or dx themselves: vectors of columns end with norm groups, and streams are of whole cache lines. */
 static bool writes(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t)
 {
-    if (!is_direct(plan, v, t) || is_packed(plan, v, t, plan->p->type))
+    if (plan->short_rows || !is_direct(plan, v, t) || is_packed(plan, v, t, plan->p->type))
         return false;
     const ptrdiff_t line = ALIGNMENT / (ptrdiff_t)plan->type_bytes;
     const bool has_lines = (uintptr_t)v->data % ALIGNMENT == 0 && v->position % line == 0 && v->batch % line == 0 &&
@@ -452,7 +476,7 @@ static void sum_part(const struct plan *plan, struct small_worker *w, const stru
     pass_part(plan, w, t, &s);
     const bool columns = plan->p->columns;
     if (columns) {
-        plan->pass->moments_of_positions(&s);
+        (plan->short_rows ? plan->channel->short_moments : plan->pass->moments_of_positions)(&s);
     } else {
         s.loads = s.centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
         plan->pass->load_channels(&s);
@@ -488,12 +512,14 @@ static struct moments moments_in_double(const struct plan *plan, const struct sm
     pass_part(plan, w, t, s);
     const int64_t d = plan->group_channels, step = plan->p->columns ? 1 : s->x_stride;
     const int64_t first = plan->p->columns ? i / plan->groups * s->x_stride + i % plan->groups * d : i;
-    const char *const x = (const char *)s->x + first * (ptrdiff_t)plan->type_bytes;
+    const int32_t type = plan->short_rows ? NORMFUSE_F32 : plan->p->type;
+    const ptrdiff_t bytes = (ptrdiff_t)normfuse_type_bytes(type);
+    const char *const x = (const char *)s->x + first * bytes;
     struct moments m = {(double)d, 0, 0};
     for (int sweep = s->centred ? 0 : 1; sweep < 2; sweep++) {
         double sum = 0;
         for (int64_t j = 0; j < d; j++) {
-            const double v = normfuse_load(x + j * step * (ptrdiff_t)plan->type_bytes, plan->p->type) - m.mean;
+            const double v = normfuse_load(x + j * step * bytes, type) - m.mean;
             sum += sweep ? v * v : v;
         }
         *(sweep ? &m.m2 : &m.mean) = sweep ? sum : sum / m.count;
@@ -545,50 +571,49 @@ static double rstd_of(const struct normfuse_problem *p, double count, double m2)
     return sqrt(count) / (norm < p->eps ? p->eps : norm);
 }
 
+/* The statistics of a tile where f32 cannot hold the squares of a norm group. */
+static void finish_slowly(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+{
+    const struct normfuse_problem *p = plan->p;
+    const bool is_centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
+    const double count = (double)plan->group_channels;
+    for (int64_t i = 0; i < valid_sets(plan, t); i++) {
+        const double k = is_centred ? load_real(plan, w->shift, i) : 0, sum = is_centred ? w->mean[i] : 0,
+                     square = w->m2[i];
+        struct moments m = {count, k + sum / count, square - sum * sum / count};
+        if (is_centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90))
+            m = moments_in_double(plan, w, t, i);
+        w->mean[i] = m.mean;
+        w->m2[i] = m.m2 < 0 ? 0 : m.m2;
+        w->double_rstd[i] = rstd_of(p, count, w->m2[i]);
+    }
+    clear_rest(plan, w, t);
+    normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
+}
+
 static void finish_statistics(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
     const bool is_centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
     if (!p->columns && is_centred)
         centre_tile(plan, w, t);
-    const double count = (double)plan->group_channels, inverse = 1 / count, eps = p->eps;
-    const int64_t sets = valid_sets(plan, t);
-    double *restrict const mean = w->mean, *restrict const m2 = w->m2, *restrict const rstd = w->double_rstd;
-    int64_t out = 0; /* squares that f32 may not hold: by vectors */
-    for (int64_t i = 0; !plan->is_double && i < sets; i++)
-        out |= !(m2[i] < 3e38) | !(m2[i] >= 0x1p-90);
-    const bool is_slow = out != 0, is_fast = !plan->is_double && !is_slow;
-    const float *restrict const shift = w->shift;
-    for (int64_t i = 0; is_fast && i < sets; i++) {
-        const double k = is_centred ? (double)shift[i] : 0, sum = is_centred ? mean[i] : 0,
-                     about = m2[i] - sum * sum * inverse;
-        mean[i] = k + sum * inverse;
-        m2[i] = about < 0 ? 0 : about;
-    }
-    for (int64_t i = 0; !is_fast && i < sets; i++) {
-        const double k = load_real(plan, w->shift, i), sum = mean[i], square = m2[i];
-        const bool slow = is_slow && (is_centred ? out_of_range(k, sum, square) : !(square < 3e38 && square >= 0x1p-90));
-        const double about = is_centred ? square - sum * sum * inverse : square;
-        mean[i] = is_centred ? k + sum * inverse : 0;
-        m2[i] = about < 0 ? 0 : about;
-        if (slow) {
-            const struct moments m = moments_in_double(plan, w, t, i);
-            mean[i] = m.mean;
-            m2[i] = m.m2;
-        }
-    }
-    if (p->eps_kind == NORMFUSE_EPS_ADDED)
-        for (int64_t i = 0; i < sets; i++) /* by vectors */
-            rstd[i] = 1 / sqrt(m2[i] / count + eps);
-    else
-        for (int64_t i = 0; i < sets; i++)
-            rstd[i] = rstd_of(p, count, m2[i]);
+    const struct normfuse_norm_groups s = {.shift = w->shift,
+                                           .rstd = w->rstd,
+                                           .rest = w->rest,
+                                           .mean = w->mean,
+                                           .m2 = w->m2,
+                                           .double_rstd = w->double_rstd,
+                                           .sets = (size_t)valid_sets(plan, t),
+                                           .n = (double)plan->group_channels,
+                                           .eps = p->eps,
+                                           .centred = is_centred,
+                                           .eps_added = p->eps_kind == NORMFUSE_EPS_ADDED};
+    if (!plan->column->statistics(&s))
+        finish_slowly(plan, w, t);
     if (p->mean.data)
-        move_statistics(plan, &p->mean, t, mean, false);
+        move_statistics(plan, &p->mean, t, w->mean, false);
     if (p->rstd.data)
-        move_statistics(plan, &p->rstd, t, rstd, false);
-    clear_rest(plan, w, t);
-    normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
+        move_statistics(plan, &p->rstd, t, w->double_rstd, false);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
@@ -639,6 +664,14 @@ static void activate(const struct plan *plan, const struct small_worker *w, cons
     }
 }
 
+/* The pass that normalizes. */
+static void apply(const struct plan *plan, const struct normfuse_channels *s)
+{
+    (!plan->p->columns  ? plan->pass->apply_to_channels
+     : plan->short_rows ? plan->channel->short_apply
+                        : plan->pass->apply_to_positions)(s);
+}
+
 static void apply_forward(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
@@ -655,7 +688,7 @@ static void apply_forward(const struct plan *plan, struct small_worker *w, const
         s.z = w->z;
         s.z_pitch = (size_t)z_pitch;
     }
-    (p->columns ? plan->pass->apply_to_positions : plan->pass->apply_to_channels)(&s);
+    apply(plan, &s);
     if (is_fused)
         return;
     if (p->post_add.data)
@@ -670,7 +703,7 @@ static void sum_gradients(const struct plan *plan, struct small_worker *w, const
                           const struct normfuse_channels *s)
 {
     if (plan->p->columns)
-        plan->pass->sums_of_positions(s);
+        (plan->short_rows ? plan->channel->short_sums : plan->pass->sums_of_positions)(s);
     else
         plan->channel->sums(s);
     if (ends_chunk(plan, t))
@@ -715,13 +748,15 @@ static void apply_backward(const struct plan *plan, struct small_worker *w, cons
     const int64_t z_pitch = z_pitch_of(plan, &p->dx, t, p->type);
     const bool is_fused = writes(plan, &p->dx, t) && (!p->du.data || is_direct(plan, &p->du, t));
     s->ahead = s->ahead_gradient = 0;
-    s->z = is_fused ? NULL : p->columns ? w->u : w->z;
+    s->z = is_fused ? NULL : p->columns && !plan->short_rows ? w->u : w->z;
     s->z_pitch = (size_t)z_pitch;
     if (is_fused) {
         write_to(plan, s, &p->dx, t);
         add_from(plan, s, &p->du, t);
     }
-    (p->columns ? plan->pass->dx_of_positions : plan->pass->dx_of_channels)(s);
+    (!p->columns        ? plan->pass->dx_of_channels
+     : plan->short_rows ? plan->channel->short_dx
+                        : plan->pass->dx_of_positions)(s);
     if (is_fused)
         return;
     if (p->du.data)
@@ -744,7 +779,8 @@ static void begin_backward(const struct plan *plan, struct small_worker *w, cons
 static bool activates_in_sums(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
-    return p->columns && p->activation == NORMFUSE_SILU && !p->post_add.data && !p->dpost_add.data;
+    return p->columns && !plan->short_rows && p->activation == NORMFUSE_SILU && !p->post_add.data &&
+           !p->dpost_add.data;
 }
 
 /* The same of a backward: columns read dy where it lies, if the first pass that takes it needs nothing else. */
@@ -758,7 +794,7 @@ static __attribute__((noinline)) void pass_backward(const struct plan *plan, con
     const bool activates = is_load && activates_in_sums(plan);
     s->kept = activates ? real_at(plan, w->gradient, values_before(plan, t)) : NULL;
     if (p->columns && (activates || p->activation == NORMFUSE_IDENTITY) && is_real && !p->dpost_add.data &&
-        is_direct(plan, &p->dy, t)) {
+        is_direct(plan, &p->dy, t) && (!plan->short_rows || p->dy.position == p->c)) {
         s->gradient = tile_at(plan, &p->dy, t, p->y_type);
         s->gradient_stride = p->dy.position;
         s->ahead_gradient = t->count * s->gradient_stride * (ptrdiff_t)plan->real_bytes;
@@ -780,7 +816,7 @@ static void load_backward(const struct plan *plan, struct small_worker *w, const
         s->loads = NORMFUSE_LOAD_NORMALIZED;
         plan->pass->load_channels(s);
     } else if (s->z) {
-        plan->pass->apply_to_positions(s);
+        apply(plan, s);
     }
     if (needs_z) {
         if (p->post_add.data) /* y itself where that is given */

@@ -67,6 +67,40 @@ static bool REAL(join_columns)(void *shift, const void *sum, const void *square,
     return true;
 }
 
+/* Sums of norm groups of n values become their statistics: mean and m2 hold sums of u - shift and of its square, and
+ * then the mean and the sum of squares about it; u is normalized as (u - shift)*rstd + rest. False, and nothing
+ * changed, where an f32 sum of squares overflowed or may have lost digits. */
+static bool REAL(statistics)(const struct normfuse_norm_groups *s)
+{
+    static const double lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
+    const vd zero = vd_set1(0), one = vd_set1(1), inverse = vd_set1(1 / s->n);
+    vd bad = zero;
+    for (size_t i = 0; i < s->sets && sizeof(R) == sizeof(float); i += 8) {
+        const vd square = vd_load_f64(s->m2 + i), is_large = vd_select_lt(square, vd_set1(3e38), zero, one);
+        const vd is_out = vd_select_le(vd_set1(0x1p-90), square, is_large, one);
+        bad = vd_add(bad, vd_select_lt(vd_load_f64(lanes), vd_set1((double)(s->sets - i)), is_out, zero));
+    }
+    if (vd_hsum(bad) != 0)
+        return false;
+    for (size_t i = 0; i < (s->sets + 15) / 16 * 16; i += 8) { /* and lanes of positions behind the last one */
+        const vd sum = s->centred ? vd_load_f64(s->mean + i) : zero;
+        const vd mean = s->centred ? vd_fma(sum, inverse, FROM(shift + i)) : zero;
+        vd m2 = vd_fma(vd_mul(sum, sum), vd_neg(inverse), vd_load_f64(s->m2 + i));
+        m2 = vd_select_lt(m2, zero, zero, m2);
+        const vd root = s->eps_added ? vd_sqrt(vd_fma(m2, inverse, vd_set1(s->eps)))
+                                     : vd_max(vd_set1(s->eps), vd_sqrt(m2));
+        const vd of_one = vd_div(s->eps_added ? one : vd_set1(sqrt(s->n)), root);
+        vd_store_f64(s->mean + i, mean);
+        vd_store_f64(s->m2 + i, m2);
+        vd_store_f64(s->double_rstd + i, of_one);
+        TO(shift + i, mean);
+        TO(rstd + i, of_one);
+        TO(rest + i, vd_mul(vd_sub(FROM(shift + i), mean), of_one));
+    }
+    return true;
+}
+
 #undef R
 #undef REAL
 #undef FROM

@@ -51,7 +51,11 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #include "cpu/activate.inl"
 #if !defined(NORMFUSE_REST_OF)
 #include "cpu/small_sets.inl"
+#if !defined(NORMFUSE_NO_INLINE_FORMS)
+#define NORMFUSE_SHORT_ROWS
+#endif
 #include "cpu/channels.inl"
+#undef NORMFUSE_SHORT_ROWS
 #define T float
 #define DT f32
 #define INLINE_FORMS FORMS_F32
@@ -114,15 +118,25 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
 #include "cpu/columns.inl"
 
 const struct normfuse_column_functions CAT(normfuse_columns_, ISA)[2] = {
-    {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA)},
-    {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA)}};
+    {CAT3(accumulate, f32, ISA), CAT3(join_columns, f32, ISA), CAT3(statistics, f32, ISA)},
+    {CAT3(accumulate, f64, ISA), CAT3(join_columns, f64, ISA), CAT3(statistics, f64, ISA)}};
 #define SMALL(name, rt) CAT3(small_##name, rt, ISA)
 #define SMALL_SETS(rt, v)                                                                                             \
     {SMALL(moments, rt), SMALL(normalize, rt), SMALL(sums, rt), SMALL(dx, rt), v##_activate, v##_activate_gradient,    \
      SMALL(prelu, rt)}
 const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {SMALL_SETS(f32, vf), SMALL_SETS(f64, vd)};
-#define CHANNELS(rt) {CAT3(channels_moments, rt, ISA), CAT3(channels_sums, rt, ISA)}
-const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {CHANNELS(f32), CHANNELS(f64)};
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define SHORT_PASSES
+#else
+#define SHORT_PASSES                                                  \
+    .short_moments = CAT3(channels_short_moments_of, f32, ISA),       \
+    .short_apply = CAT3(channels_short_apply_to, f32, ISA),           \
+    .short_sums = CAT3(channels_short_sums_of, f32, ISA),             \
+    .short_dx = CAT3(channels_short_dx_of, f32, ISA)
+#endif
+const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {
+    {.moments = CAT3(channels_moments, f32, ISA), .sums = CAT3(channels_sums, f32, ISA), SHORT_PASSES},
+    {.moments = CAT3(channels_moments, f64, ISA), .sums = CAT3(channels_sums, f64, ISA)}};
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {

@@ -158,6 +158,21 @@ struct normfuse_channel_functions {
     /* of a tile of normalized values and a gradient `pitch` apart: per position sum of gradient*weight, square of
      * gradient*weight*normalized; per channel sum_bias = sum of gradient, sum_weight of gradient*normalized, over the positions */
     void (*sums)(const struct normfuse_channels *);
+    /* The passes of columns, with the same bits, over norm groups of at most 32 values of f32: x and gradient have no
+     * gaps, and z is written. NULL of f64, and in plain C, which stays small. */
+    void (*short_moments)(const struct normfuse_channels *);
+    void (*short_apply)(const struct normfuse_channels *);
+    void (*short_sums)(const struct normfuse_channels *);
+    void (*short_dx)(const struct normfuse_channels *);
+};
+
+/* Norm groups of n values each; the arrays have room for a vector behind their end. */
+struct normfuse_norm_groups {
+    void *shift, *rstd, *rest; /* compute type */
+    double *mean, *m2, *double_rstd;
+    size_t sets;
+    double n, eps;
+    bool centred, eps_added;   /* eps_added: to the variance; otherwise it is the minimum of the norm */
 };
 
 /* Sums per column, from the compute type to double: columns.inl. */
@@ -165,6 +180,8 @@ struct normfuse_column_functions {
     void (*accumulate)(const void *from, double *to, size_t columns, size_t rows);
     bool (*join)(void *shift, const void *sum, const void *square, double *mean, double *m2, size_t columns,
                  size_t rows, double n, double before);
+    /* sums of norm groups to their statistics; false: f32 cannot hold one's squares, and nothing has changed */
+    bool (*statistics)(const struct normfuse_norm_groups *);
 };
 
 struct normfuse_table {

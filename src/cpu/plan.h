@@ -175,6 +175,7 @@ struct plan {
     int64_t small_summed;              /* of these, as many as have one sum of a backward: one, or all where they fill a vector */
     int64_t small_at_once;             /* sets of one sample, and */
     int64_t small_samples;             /* samples, that are taken at once */
+    bool short_rows;          /* norm over channels, columns: norm groups of at most two vectors, taken in f32 */
     int64_t positions;        /* norm over channels: most of a tile, */
     int64_t sample_positions; /* of a sample as given: blocks are block_samples samples, or each of its `parts` of `part` positions, */
     int64_t statistic_step;   /* from a position's statistics to the next one's, */

@@ -51,6 +51,24 @@ static inline float vf_hsum8(__m256 s8)
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
 }
 static inline float vf_hsum(vf a) { return vf_hsum8(_mm256_add_ps(a.lo, a.hi)); }
+/* Halves of two vectors are added, then quarters: half i of the result is of the vector i. */
+static inline __m256 vf_add_quarters(vf a, vf b)
+{
+    const __m256 c = _mm256_add_ps(a.lo, a.hi), d = _mm256_add_ps(b.lo, b.hi);
+    return _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+}
+static inline __m256 vf_add_pairs(__m256 a, __m256 b) /* of each half, first of a and then of b */
+{
+    const __m256d c = _mm256_castps_pd(a), d = _mm256_castps_pd(b);
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(c, d)), _mm256_castpd_ps(_mm256_unpackhi_pd(c, d)));
+}
+static inline __m256 vf_hsums8(const vf v[8])
+{
+    const __m256 a = vf_add_pairs(vf_add_quarters(v[0], v[4]), vf_add_quarters(v[1], v[5]));
+    const __m256 b = vf_add_pairs(vf_add_quarters(v[2], v[6]), vf_add_quarters(v[3], v[7]));
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+static inline vf vf_hsums(const vf v[16]) { return (vf){vf_hsums8(v), vf_hsums8(v + 8)}; }
 static inline void vf_fence(void) { _mm_sfence(); }
 
 static inline vf vf_load_f32(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -181,6 +199,7 @@ static inline vd vd_add(vd a, vd b) { return (vd){_mm256_add_pd(a.lo, b.lo), _mm
 static inline vd vd_sub(vd a, vd b) { return (vd){_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)}; }
 static inline vd vd_mul(vd a, vd b) { return (vd){_mm256_mul_pd(a.lo, b.lo), _mm256_mul_pd(a.hi, b.hi)}; }
 static inline vd vd_fma(vd a, vd b, vd c) { return (vd){_mm256_fmadd_pd(a.lo, b.lo, c.lo), _mm256_fmadd_pd(a.hi, b.hi, c.hi)}; }
+static inline vd vd_sqrt(vd a) { return (vd){_mm256_sqrt_pd(a.lo), _mm256_sqrt_pd(a.hi)}; }
 static inline vd vd_div(vd a, vd b) { return (vd){_mm256_div_pd(a.lo, b.lo), _mm256_div_pd(a.hi, b.hi)}; }
 static inline vd vd_max(vd a, vd b) { return (vd){_mm256_max_pd(a.lo, b.lo), _mm256_max_pd(a.hi, b.hi)}; }
 static inline vd vd_min(vd a, vd b) { return (vd){_mm256_min_pd(a.lo, b.lo), _mm256_min_pd(a.hi, b.hi)}; }

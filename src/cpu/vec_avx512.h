@@ -43,6 +43,24 @@ static inline float vf_hsum(vf a)
     __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
 }
+/* Halves of four vectors are added, then quarters: quarter i of the result is of the vector i. */
+static inline vf vf_add_quarters(vf a, vf b, vf c, vf d)
+{
+    const vf ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const vf cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+static inline vf vf_add_pairs(vf a, vf b) /* of each quarter, first of a and then of b */
+{
+    const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+}
+static inline vf vf_hsums(const vf v[16])
+{
+    const vf a = vf_add_pairs(vf_add_quarters(v[0], v[4], v[8], v[12]), vf_add_quarters(v[1], v[5], v[9], v[13]));
+    const vf b = vf_add_pairs(vf_add_quarters(v[2], v[6], v[10], v[14]), vf_add_quarters(v[3], v[7], v[11], v[15]));
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
 static inline void vf_fence(void) { _mm_sfence(); }
 
 static inline __mmask16 vf_first(size_t n) { return (__mmask16)((1u << n) - 1u); }
@@ -90,6 +108,7 @@ static inline vd vd_add(vd a, vd b) { return _mm512_add_pd(a, b); }
 static inline vd vd_sub(vd a, vd b) { return _mm512_sub_pd(a, b); }
 static inline vd vd_mul(vd a, vd b) { return _mm512_mul_pd(a, b); }
 static inline vd vd_fma(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
+static inline vd vd_sqrt(vd a) { return _mm512_sqrt_pd(a); }
 static inline vd vd_div(vd a, vd b) { return _mm512_div_pd(a, b); }
 static inline vd vd_max(vd a, vd b) { return _mm512_max_pd(a, b); }
 static inline vd vd_min(vd a, vd b) { return _mm512_min_pd(a, b); }

@@ -49,6 +49,13 @@ static inline float vf_hsum(vf a)
 static inline void vf_fence(void) {}
 
 static inline vf vf_load_f32(const float *p) { vf r; Q4(r.q[i] = vld1q_f32(p + 4 * i)); return r; }
+static inline vf vf_hsums(const vf v[16])
+{
+    float sums[16];
+    for (int i = 0; i < 16; i++)
+        sums[i] = vf_hsum(v[i]);
+    return vf_load_f32(sums);
+}
 static inline void vf_store_f32(float *p, vf v) { Q4(vst1q_f32(p + 4 * i, v.q[i])); }
 static inline vf vf_load_bf16(const uint16_t *p)
 {
@@ -96,6 +103,7 @@ static inline vd vd_add(vd a, vd b) { Q4(a.q[i] = vaddq_f64(a.q[i], b.q[i])); re
 static inline vd vd_sub(vd a, vd b) { Q4(a.q[i] = vsubq_f64(a.q[i], b.q[i])); return a; }
 static inline vd vd_mul(vd a, vd b) { Q4(a.q[i] = vmulq_f64(a.q[i], b.q[i])); return a; }
 static inline vd vd_fma(vd a, vd b, vd c) { Q4(c.q[i] = vfmaq_f64(c.q[i], a.q[i], b.q[i])); return c; }
+static inline vd vd_sqrt(vd a) { Q4(a.q[i] = vsqrtq_f64(a.q[i])); return a; }
 static inline vd vd_div(vd a, vd b) { Q4(a.q[i] = vdivq_f64(a.q[i], b.q[i])); return a; }
 static inline vd vd_max(vd a, vd b) { Q4(a.q[i] = vbslq_f64(vcgtq_f64(a.q[i], b.q[i]), a.q[i], b.q[i])); return a; }
 static inline vd vd_min(vd a, vd b) { Q4(a.q[i] = vbslq_f64(vcltq_f64(a.q[i], b.q[i]), a.q[i], b.q[i])); return a; }

@@ -8,6 +8,7 @@
  *   vf_stream_T                    the same past the cache; the address is aligned to 16 values
  *   vf_load_part_T(p, n, fill)     p[0..n), n < 16, other lanes fill; never touches p[n]
  *   vf_store_part_T(p, v, n)       p[0..n)
+ *   vf_hsums(v)                    lane i: vf_hsum(v[i]), of 16 vectors; not in plain C
  *   VF_HAS_MASKS                   parts cost what whole vectors do
  *   VF_ROUNDS_BF16                 rounding to bf16 takes about ten instructions
  *   vf_select_lt(a, b, x, y)       a < b ? x : y; vf_select_le alike: false for a NaN
@@ -121,6 +122,7 @@ static inline vd vd_fma(vd a, vd b, vd c)
         c.q[i / 2][i % 2] = fma(a.q[i / 2][i % 2], b.q[i / 2][i % 2], c.q[i / 2][i % 2]);
     return c;
 }
+static inline vd vd_sqrt(vd a) { QUARTERS(a.q[i] = ((normfuse_double2){sqrt(a.q[i][0]), sqrt(a.q[i][1])})); return a; }
 static inline vd vd_div(vd a, vd b) { QUARTERS(a.q[i] /= b.q[i]); return a; }
 static inline vd vd_max(vd a, vd b) { QUARTERS(a.q[i] = vd_choose((normfuse_bits2)(a.q[i] > b.q[i]), a.q[i], b.q[i])); return a; }
 static inline vd vd_min(vd a, vd b) { QUARTERS(a.q[i] = vd_choose((normfuse_bits2)(a.q[i] < b.q[i]), a.q[i], b.q[i])); return a; }

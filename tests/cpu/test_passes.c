@@ -353,12 +353,20 @@ struct channel_arrays {
     double per_channel[4][ROWS_MOST + 16], per_set[LANE_ARRAYS][LANES_MOST + 16];
 };
 
-/* Every pass over positions (columns: rows are channels of `groups` norm groups), or over channels (rows). */
+/* Every pass over positions (columns: rows are channels of `groups` norm groups), or over channels (rows). short_rows: those of
+ * short rows, where the table has them. */
 static void run_channels(const struct normfuse_table *table, int type, struct channel_arrays *a,
-                         struct normfuse_channels s, bool columns)
+                         struct normfuse_channels s, bool columns, bool short_rows)
 {
-    const struct normfuse_passes *const pass = table->of[type];
     const struct normfuse_channel_functions *const f = &table->channels[type == NORMFUSE_F64];
+    struct normfuse_passes passes = *table->of[type], *const pass = &passes;
+    const bool writes = !short_rows && (!columns || s.channels % 16 == 0);
+    if (short_rows && f->short_moments) {
+        pass->moments_of_positions = f->short_moments;
+        pass->apply_to_positions = f->short_apply;
+        pass->sums_of_positions = f->short_sums;
+        pass->dx_of_positions = f->short_dx;
+    }
     s.x = a->tensors[0].data;
     s.gradient = a->reals[0];
     s.tile = a->reals[1];
@@ -383,7 +391,7 @@ static void run_channels(const struct normfuse_table *table, int type, struct ch
     }
     s.y = a->tensors[2].data;
     s.post_add = s.activation == NORMFUSE_SILU ? a->tensors[1].data : NULL;
-    if (!columns || s.channels % 16 == 0) {
+    if (writes) {
         (columns ? pass->apply_to_positions : pass->apply_to_channels)(&s);
         table->fence();
     }
@@ -400,7 +408,7 @@ static void run_channels(const struct normfuse_table *table, int type, struct ch
         f->sums(&s);
     s.z = NULL;
     s.y = a->tensors[3].data;
-    if (!columns || s.channels % 16 == 0) {
+    if (writes) {
         (columns ? pass->dx_of_positions : pass->dx_of_channels)(&s);
         table->fence();
     }
@@ -416,15 +424,18 @@ static void compare_channels(const struct normfuse_table *table)
         bool columns;
     } shapes[] = {{1, 1, 1, false}, {3, 1, 5, false}, {5, 1, 16, false}, {2, 1, 17, false}, {96, 1, 48, false},
                   {7, 1, 33, false}, {128, 1, 80, false}, {130, 1, 100, false}, {4, 1, 511, false}, {3, 1, 512, false},
-                  {1, 1, 3, true}, {3, 2, 5, true}, {16, 1, 7, true}, {24, 3, 11, true}, {31, 1, 9, true},
+                  {1, 1, 3, true}, {3, 2, 5, true}, {16, 1, 7, true}, {24, 1, 37, true}, {8, 2, 20, true},
+                  {24, 3, 11, true}, {31, 1, 9, true},
                       {32, 4, 3, true},
                   {33, 1, 6, true}, {96, 1, 20, true}, {130, 1, 5, true}, {48, 2, 9, true}};
     static struct channel_arrays arrays[2];
     for (int type = 0; type < 4; type++)
-        for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
-            const size_t channels = shapes[i / 2].channels, groups = shapes[i / 2].groups,
-                                    positions = shapes[i / 2].positions;
-            const bool columns = shapes[i / 2].columns, second = i % 2;
+        for (size_t i = 0; i < 3 * sizeof shapes / sizeof *shapes; i++) {
+            const size_t channels = shapes[i / 3].channels, groups = shapes[i / 3].groups,
+                                    positions = shapes[i / 3].positions;
+            const bool columns = shapes[i / 3].columns, second = i % 3 == 1, short_rows = i % 3 == 2;
+            if (short_rows && !(columns && channels <= 32 && type == NORMFUSE_F32))
+                continue;
             const int real = type == NORMFUSE_F64 ? NORMFUSE_F64 : NORMFUSE_F32;
             const size_t bytes = type_bytes[type], real_bytes = type_bytes[real], all = channels * groups * positions;
             const size_t pitch = (positions + 15) / 16 * 16, sets = columns ? groups * positions : positions;
@@ -465,10 +476,11 @@ static void compare_channels(const struct normfuse_table *table)
                                                         .gradient_stride =
                                                             (ptrdiff_t)(columns ? channels * groups : pitch),
                                                         .pitch = pitch, .z_pitch = pitch, .width = pitch,
-                                                        .centred = !second || !columns, .stream = second && lines,
+                                                        .centred = columns ? !second && groups != 2 : true,
+                                                        .stream = second && lines,
                                                         .ahead = second ? 512 : 0,
                                                         .activation = second ? NORMFUSE_SILU : NORMFUSE_IDENTITY},
-                             columns);
+                             columns, short_rows);
             }
             for (int j = 0; j < 4; j++)
                 CHECK(memcmp(arrays[0].tensors[j].data, arrays[1].tensors[j].data, all * bytes) == 0,
