@@ -14,6 +14,7 @@
 #include "cpu/threads.h"
 
 enum {
+    ROOM = 16,                /* values behind each array, where a vector is read and written */
     COLUMN_TILE = 4096,       /* values of a tile: columns, and */
     ROW_TILE_BYTES = 393216,  /* bytes of a tile's arrays: rows, in the L2 cache, of positions that are whole multiples of */
     LONG_POSITIONS = 64,      /* 16-bit cache lines, and at most */
@@ -155,11 +156,10 @@ static int64_t sets_of(const struct plan *plan, int64_t count)
 
 void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, struct arena *arena)
 {
-    const int64_t room = 16; /* a vector is read and written behind each array */
     const struct normfuse_problem *p = plan->p;
-    const int64_t count = smaller(plan->positions, p->s), pitch = pitch_of(plan), sets = sets_of(plan, count) + room;
-    const int64_t values = (p->columns ? count : plan->group_channels) * pitch + room;
-    const int64_t channels = p->c + room;
+    const int64_t count = smaller(plan->positions, p->s), pitch = pitch_of(plan), sets = sets_of(plan, count) + ROOM;
+    const int64_t values = (p->columns ? count : plan->group_channels) * pitch + ROOM;
+    const int64_t channels = p->c + ROOM;
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->gradient};
     for (int i = 0; i < (plan->backward ? 3 : 2); i++) {
@@ -167,12 +167,12 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
                             (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
         *of_values[i] = normfuse_take(arena,
                                       !wanted                 ? 0
-                                      : i == 1 && !p->columns ? channels_of_part(plan) * pitch + room
+                                      : i == 1 && !p->columns ? channels_of_part(plan) * pitch + ROOM
                                                               : values,
                                       plan->real_bytes);
     }
     w->source = normfuse_take(arena, has_source(plan) ? values : 0, plan->type_bytes);
-    w->stage = normfuse_take(arena, plan->staged ? larger(pitch, count) + room : 0,
+    w->stage = normfuse_take(arena, plan->staged ? larger(pitch, count) + ROOM : 0,
                              plan->type_bytes > y_bytes ? plan->type_bytes : y_bytes);
     void **of_channels[] = {&w->weight, &w->bias, &w->biases, &w->sum_bias, &w->sum_weight};
     for (int i = 0; i < (plan->backward ? 5 : 3); i++)
@@ -322,6 +322,9 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
         if (p->slope.data && p->columns)
             store_real(plan, w->prelu_slope, c, load_parameter(&p->slope, 0, c, 0));
     }
+    /* Vectors read behind them, and a sum of subnormal numbers takes 150 cycles. */
+    memset(real_at(plan, w->weight, p->c), 0, ROOM * plan->real_bytes);
+    memset(real_at(plan, w->bias, p->c), 0, ROOM * plan->real_bytes);
 }
 
 /* True where passes read x where it lies. */
