@@ -31,6 +31,7 @@ _TENSORS = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 # For exactly these types truth, comparisons, attributes and items run no code of a model's.
 PLAIN = {bool, int, float, str, type(None), tuple, list, dict, torch.Size, torch.dtype, torch.device, range, slice,
          collections.OrderedDict, nn.ModuleList, nn.ModuleDict, nn.Sequential}
+CONTAINERS = frozenset({tuple, list, dict, collections.OrderedDict})
 _ITERABLE = frozenset({tuple, list, dict, range, torch.Size, collections.OrderedDict}
                       | {type(view) for d in ({}, collections.OrderedDict())
                          for view in (d.items(), d.values(), d.keys())})
@@ -329,7 +330,7 @@ class Frame:
 
     def compared(self, value: Any) -> Any:
         """Gives the value back, which is compared next: of containers that compares what is in them."""
-        if type(value) in (tuple, list, dict, collections.OrderedDict):
+        if type(value) in CONTAINERS:
             self.settle()
         return self.safe(value)
 

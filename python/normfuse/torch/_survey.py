@@ -18,7 +18,7 @@ from torch import nn
 
 from . import _activations, _calls
 from ._pending import (ACTIVATIONS, ARITHMETIC, ARITHMETIC_METHODS, CALLABLES, DROPOUTS, FUNCTIONS, INNER_FUNCTIONS,
-                       PLAIN, SCALING, VIEWS)
+                       CONTAINERS, PLAIN, SCALING, VIEWS)
 from ._rewrite import FRAME, done
 from ._rules import (BLOCK, KINDS, NORM, OURS, has_own_activation, hooked, is_channel_norm, takes_activation,
                      takes_modulation)
@@ -30,7 +30,8 @@ _COMPARISONS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt
 # Checks of the frame, and for which alternatives of a value they settle nothing.
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("force", "iter", "each", "classes"), lambda v: True),
-    **dict.fromkeys(("safe", "compared"), lambda v: v is None or type(v.value) in PLAIN),
+    "safe": lambda v: v is None or type(v.value) in PLAIN,
+    "compared": lambda v: v is None or type(v.value) in PLAIN - CONTAINERS,
     "owner": lambda v: v is None or type(v.value) in PLAIN or isinstance(v.value, nn.Module),
     "callee": lambda v: v is not None and isinstance(v.value, CALLABLES) and v.value in FUNCTIONS,
     "tensor": lambda v: v is None,
