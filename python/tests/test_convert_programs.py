@@ -444,7 +444,8 @@ class Generator:
     def hooked(self):
         y, rng = self.any(), self.rng
         if rng.random() < 0.25:
-            return [f"if {y}.requires_grad:", f"    {y}.register_hook(lambda g: g * 1.5)"]
+            # PyTorch crashes at a hook of a view that was overwritten without gradients.
+            return [f"if {y}.requires_grad and not {y}._is_view():", f"    {y}.register_hook(lambda g: g * 1.5)"]
         before, after = rng.choice([
             ("handle = self.relu.register_forward_hook(lambda m, i, o: o * 1.5)", "handle.remove()"),
             ("handle = self.bn0.register_forward_pre_hook(lambda m, i: (i[0] * 0.5,))", "handle.remove()"),
