@@ -61,8 +61,8 @@ _LEAVES = (nn.Linear, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn
 _LEAF, _CONVOLUTION = "leaf", "convolution"
 KINDS.update(dict.fromkeys(_LEAVES, _LEAF) | dict.fromkeys(_calls.CONVOLUTIONS, _CONVOLUTION))
 
-# Norms that Inductor computes with an activation before them, in fewer passes; and where it does.
-_LEFT = {ours: stock for stock, ours in REPLACEMENTS.items() if stock is not nn.SyncBatchNorm}
+# While compiling, the stock forwards of norms behind an activation, which Inductor computes in fewer passes; and where.
+_STOCK_NORMS = {ours: stock for stock, ours in REPLACEMENTS.items() if stock is not nn.SyncBatchNorm}
 LEFT_DEVICES = {"cuda"}
 
 FUSED, MOVES = "_normfuse_fused", "_normfuse_moves_bias"  # in the __dict__ of blocks and of convolutions
@@ -410,8 +410,8 @@ class Frame:
             return f(x)
         if kind is NORM:
             if _may_wait(f):
-                if x is self.activated and type(f) in _LEFT:
-                    return _LEFT[type(f)].forward(f, self.settled(x))
+                if x is self.activated and type(f) in _STOCK_NORMS:
+                    return _STOCK_NORMS[type(f)].forward(f, self.settled(x))
                 return self._wait(f, x) if self.open else Pending(self, f, x)
         elif kind is BLOCK:
             if not _watched(f):
@@ -428,6 +428,7 @@ class Frame:
         return self._leaf(f, x) if self.compiling else f(x)
 
     def _leaf(self, f: Any, x: Tensor) -> Any:
+        """f(x) while compiling, noted where f is an activation."""
         value = f(x)
         if type(f) in _activations.MODULES and x.device.type in LEFT_DEVICES:
             self.activated = value

@@ -33,6 +33,7 @@ _WAITS = frozenset({"call", "go", "above", "run", "arithmetic", "iadd", "in_plac
 _WAITING_METHODS = frozenset({"add", "add_", "contiguous", "mul", *VIEWS})
 _PENDING_METHODS = frozenset({"relu", "relu_", "prelu", "add", "add_", "contiguous", "mul", "div"})
 _OPERATORS = {ast.Add: "add", ast.Mult: "multiply", ast.Div: "divide"}
+# Names that no module is looked for under: Dynamo knows no type of a list's method.
 _OF_CONTAINERS = frozenset(name for kind in (list, dict, set) for name in vars(kind))
 _READERS = {"multiply": "factor", "divide": "dividend"}  # of what is in it
 # Contexts that let every exception pass.
