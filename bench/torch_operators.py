@@ -298,8 +298,12 @@ def main() -> int:
     # As in bench/peers.py: without it each large output is a new mapping, and its page faults are timed.
     missing = {key: value for key, value in peers.KEEP_MEMORY.items() if os.environ.get(key) != value}
     if missing:
+        # Kernels in Inductor's cache that runs with other settings had left there overwrote memory.
+        settings = f"{arguments.threads}-{os.environ.get('ATEN_CPU_CAPABILITY', 'default')}"
+        cache = pathlib.Path(__file__).resolve().parent.parent / "build" / f"inductor-{settings}"
         os.execve(sys.executable, [sys.executable, *sys.argv],
-                  {**os.environ, **missing, "OMP_NUM_THREADS": str(arguments.threads)})
+                  {"TORCHINDUCTOR_CACHE_DIR": str(cache), **os.environ, **missing,
+                   "OMP_NUM_THREADS": str(arguments.threads)})
     import torch
     from models import error_text, processor
     torch.set_num_threads(arguments.threads)
