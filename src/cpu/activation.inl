@@ -100,8 +100,9 @@ FORMULA V OP(sigmoid_divisor)(V z, V *e)
     p = OP(fma)(p, minus_r, C(-1));
     p = OP(fma)(p, minus_r, C(1));
 #endif
-    *e = OP(mul)(p, OP(pow2)(t)); /* not by fma: 2^n may be inf, and p - 1 negative */
-    return OP(add)(C(1), *e);
+    const V scale = OP(pow2)(t);
+    *e = OP(mul)(p, scale); /* exact, or inf: p itself, since p - 1 may be negative */
+    return OP(fma)(p, scale, C(1));
 }
 
 /* Phi(-x), 0 <= x <= GELU_FAR, of the normal distribution, with a small relative error, and *density = e^(-x^2/2). In f64 by

@@ -63,239 +63,305 @@ void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *s
     }
 }
 
-static void FN(moments_of_positions)(const struct normfuse_channels *s)
+/* Norm group `at` of position r, for each of positions [from, to): `c` is its first channel, `end` the one behind it. */
+#define FOR_EACH_NORM_GROUP(s)                                                                          \
+    for (size_t r = from, at = from * (s)->groups, n = (s)->channels; r < to; r++)                      \
+        for (size_t c = 0, end = n; c < (s)->groups * n; c = end, end += n, at++)
+
+/* The mean of each norm group, which its values are taken about. */
+static void FN(position_shifts)(const struct normfuse_channels *s, size_t from, size_t to)
 {
-    const size_t n = s->channels;
-    R *shift = s->shift, *sums = s->sum, *squares = s->square;
-    for (size_t r = 0, at = 0; r < s->positions; r++) {
-        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        size_t readable = FN(readable_from)(s, r, s->x_stride);
-        for (size_t j = 0; j < s->groups; j++, at++, x += n, readable -= n) {
-            double sum = 0, square = 0;
-            R k = 0;
-            if (s->centred) {
-                FN(sums_of_group)(x, n, readable, 0, &sum, &square, false);
-                const R mean = (R)(sum / (double)n);
-                k = mean - mean == 0 ? mean : 0;
-            }
-            FN(sums_of_group)(x, n, readable, k, &sum, &square, true);
-            shift[at] = k;
-            sums[at] = (R)sum;
-            squares[at] = (R)square;
-        }
+    FOR_EACH_NORM_GROUP(s)
+    {
+        double sum = 0, none;
+        if (s->centred)
+            FN(sums_of_group)((const T *)s->x + (ptrdiff_t)r * s->x_stride + c, n,
+                              FN(readable_from)(s, r, s->x_stride) - c, 0, &sum, &none, false);
+        const R mean = (R)(sum / (double)n);
+        ((R *)s->shift)[at] = mean - mean == 0 ? mean : 0;
     }
 }
 
-/* The activation is a uniform branch: loops of their own would be 40 KB of the library. */
-static void FN(apply_to_positions)(const struct normfuse_channels *arguments)
+static void FN(position_moments)(const struct normfuse_channels *s, size_t from, size_t to)
 {
-    const struct normfuse_channels local = *arguments, *s = &local;
-    const size_t n = s->channels;
-    const bool is_silu = s->activation == NORMFUSE_SILU;
-    for (size_t r = 0, at = 0; r < s->positions; r++) {
+    FOR_EACH_NORM_GROUP(s)
+    {
+        double sum, square;
+        FN(sums_of_group)((const T *)s->x + (ptrdiff_t)r * s->x_stride + c, n,
+                          FN(readable_from)(s, r, s->x_stride) - c, ((const R *)s->shift)[at], &sum, &square, true);
+        ((R *)s->sum)[at] = (R)sum;
+        ((R *)s->square)[at] = (R)square;
+    }
+}
+
+/* y, or where is_z is true z, whose norm groups may end inside a vector. */
+BODY void FN(apply_to_positions)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_z,
+                                 const bool is_silu)
+{
+    const R *weight = s->weight, *bias = s->bias;
+    const bool stream = s->stream;
+    const ptrdiff_t ahead = s->ahead;
+    FOR_EACH_NORM_GROUP(s)
+    {
+        const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        const T *post_add = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
-        T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        R *z = s->z ? (R *)s->z + r * s->groups * n : NULL;
-        const R *weight = s->weight, *bias = s->bias;
+        const T *post_add = is_z || !s->post_add ? NULL : (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride;
+        T *y = is_z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = is_z ? (R *)s->z + r * s->groups * n : NULL;
         const size_t readable = FN(readable_from)(s, r, s->x_stride);
-        for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
-            const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
-            const size_t end = c + n;
-            for (; c + W <= end; c += W) {
-                AHEAD(x + c, s->ahead);
-                V v = OP(fma)(OP(normalized)(LOAD(x + c), of), LOAD_R(weight + c), LOAD_R(bias + c));
-                if (z) {
-                    STORE_R(z + c, v);
-                    continue;
-                }
-                if (post_add)
-                    v = OP(add)(v, LOAD(post_add + c));
-                if (is_silu)
-                    v = OP(activation)(NORMFUSE_SILU, v, v);
-                FN(write)(y + c, v, W, s->stream);
+        for (size_t m; c < end; c += m) {
+            m = is_z && end - c < W ? end - c : W;
+            const V h = OP(normalized)(is_z ? FN(values_at)(x + c, m, readable - c) : LOAD(x + c), of);
+            V v = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
+            if (is_z) {
+                STORE_R(z + c, v);
+                continue;
             }
-            if (c < end) { /* of z */
-                const V h = OP(normalized)(FN(values_at)(x + c, end - c, readable - c), of);
-                STORE_R(z + c, OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c)));
-            }
-            c = end;
+            AHEAD(x + c, ahead);
+            if (post_add)
+                v = OP(add)(v, LOAD(post_add + c));
+            if (is_silu)
+                v = OP(activation)(NORMFUSE_SILU, v, v);
+            FN(write)(y + c, v, W, stream);
         }
     }
 }
-
-static void FN(sums_of_positions)(const struct normfuse_channels *arguments)
+static void FN(position_y)(const struct normfuse_channels *s, size_t from, size_t to)
 {
-    const struct normfuse_channels local = *arguments, *s = &local;
-    const size_t n = s->channels;
-    const V zero = OP(set1)(0);
-    for (size_t r = 0, at = 0; r < s->positions; r++) {
+    FN(apply_to_positions)(s, from, to, false, false);
+}
+#if defined(NORMFUSE_SILU_PASSES)
+static void FN(position_y_silu)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(apply_to_positions)(s, from, to, false, true);
+}
+#endif
+static void FN(position_z)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(apply_to_positions)(s, from, to, true, false);
+}
+
+#if defined(NORMFUSE_SILU_PASSES)
+static void FN(position_gradients)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    const R *weight = s->weight, *bias = s->bias;
+    const ptrdiff_t ahead = s->ahead, ahead_dy = s->ahead_dy;
+    FOR_EACH_NORM_GROUP(s)
+    {
+        const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
         const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight,
-                *bias = s->bias;
-        R *const kept = s->kept ? (R *)s->kept + r * s->groups * n : NULL;
-        R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
-        const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
-        for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
-            const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
-            double all = 0, all_squares = 0;
-            for (const size_t group_end = c + n; c < group_end;) {
-                const size_t end = group_end - c < NORMFUSE_SMALL_CHUNK ? group_end : c + NORMFUSE_SMALL_CHUNK;
-                V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero; /* those of odd and even vectors change places */
-                for (; c < end; c += end - c < W ? end - c : W) {
-                    const size_t m = end - c;
-                    AHEAD(x + c, s->ahead);
-                    AHEAD(gradient + c, s->ahead_gradient);
-                    const V h = OP(leading)(OP(normalized)(FN(values_at)(x + c, m, readable - c), of), m);
-                    V g = OP(leading)(FN(reals_at)(gradient + c, m, real - c), m);
-                    if (kept) {
-                        const V z = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
-                        g = OP(leading)(OP(activation_gradient)(NORMFUSE_SILU, z, g, z), m);
-                        FN(store_sum)(kept + c, g, m < W ? m : W);
-                    }
-                    const V scaled = OP(leading)(OP(mul)(g, LOAD_R(weight + c)), m); /* a weight behind the last one may be NaN */
-                    STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), g));
-                    STORE_R(sum_weight + c, OP(fma)(g, h, LOAD_R(sum_weight + c)));
-                    const V sum = OP(add)(sum0, scaled), square = OP(fma)(scaled, h, square0);
-                    sum0 = sum1;
-                    square0 = square1;
-                    sum1 = sum;
-                    square1 = square;
-                }
-                all += (double)OP(hsum)(OP(add)(sum0, sum1));
-                all_squares += (double)OP(hsum)(OP(add)(square0, square1));
-            }
-            ((R *)s->sum)[at] = (R)all;
-            ((R *)s->square)[at] = (R)all_squares;
+        const R *dy = (const R *)s->dy + (ptrdiff_t)r * s->dy_stride;
+        R *gradient = (R *)s->gradient + (ptrdiff_t)r * s->gradient_stride;
+        const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->dy_stride);
+        for (size_t m; c < end; c += m) {
+            m = end - c < W ? end - c : W;
+            AHEAD(x + c, ahead);
+            AHEAD(dy + c, ahead_dy);
+            const V h = OP(normalized)(FN(values_at)(x + c, m, readable - c), of);
+            const V z = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
+            const V g = OP(activation_gradient)(NORMFUSE_SILU, z, FN(reals_at)(dy + c, m, real - c), z);
+            FN(store_sum)(gradient + c, g, m);
         }
+    }
+}
+#endif
+
+static void FN(position_sums)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    const V zero = OP(set1)(0);
+    const R *weight = s->weight;
+    R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
+    const ptrdiff_t ahead = s->dy ? 0 : s->ahead, ahead_dy = s->dy ? 0 : s->ahead_dy; /* if no pass has read them */
+    FOR_EACH_NORM_GROUP(s)
+    {
+        const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
+        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
+        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride;
+        const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
+        double all = 0, all_squares = 0;
+        while (c < end) {
+            const size_t chunk = end - c < NORMFUSE_SMALL_CHUNK ? end : c + NORMFUSE_SMALL_CHUNK;
+            V sum0 = zero, sum1 = zero, square0 = zero, square1 = zero; /* those of odd and even vectors change places */
+            for (size_t m; c < chunk; c += m) {
+                m = chunk - c < W ? chunk - c : W;
+                AHEAD(x + c, ahead);
+                AHEAD(gradient + c, ahead_dy);
+                const V h = OP(leading)(OP(normalized)(FN(values_at)(x + c, m, readable - c), of), m);
+                const V g = OP(leading)(FN(reals_at)(gradient + c, m, real - c), m);
+                const V scaled = OP(leading)(OP(mul)(g, LOAD_R(weight + c)), m); /* a weight behind the last one may be NaN */
+                STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), g));
+                STORE_R(sum_weight + c, OP(fma)(g, h, LOAD_R(sum_weight + c)));
+                const V sum = OP(add)(sum0, scaled), square = OP(fma)(scaled, h, square0);
+                sum0 = sum1;
+                square0 = square1;
+                sum1 = sum;
+                square1 = square;
+            }
+            all += (double)OP(hsum)(OP(add)(sum0, sum1));
+            all_squares += (double)OP(hsum)(OP(add)(square0, square1));
+        }
+        ((R *)s->sum)[at] = (R)all;
+        ((R *)s->square)[at] = (R)all_squares;
     }
 }
 
-static void FN(dx_of_positions)(const struct normfuse_channels *arguments)
+BODY void FN(dx_to_positions)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_z)
 {
-    const struct normfuse_channels local = *arguments, *s = &local;
-    const size_t n = s->channels;
-    for (size_t r = 0, at = 0; r < s->positions; r++) {
-        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride, *du = (const T *)s->post_add;
-        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *weight = s->weight;
-        T *dx = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        R *z = s->z ? (R *)s->z + r * s->groups * n : NULL;
+    const R *weight = s->weight;
+    const bool stream = s->stream;
+    FOR_EACH_NORM_GROUP(s)
+    {
+        const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
+        const V slope = OP(set1)(((const R *)s->slope)[at]), offset = OP(set1)(((const R *)s->offset)[at]);
+        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
+        const T *du = is_z || !s->post_add ? NULL : (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride;
+        const R *gradient = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride;
+        T *dx = is_z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = is_z ? (R *)s->z + r * s->groups * n : NULL;
         const size_t readable = FN(readable_from)(s, r, s->x_stride), real = FN(readable_from)(s, r, s->gradient_stride);
-        if (du)
-            du += (ptrdiff_t)r * s->post_add_stride;
-        for (size_t j = 0, c = 0; j < s->groups; j++, at++) {
-            const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
-            const V slope = OP(set1)(((const R *)s->slope)[at]), offset = OP(set1)(((const R *)s->offset)[at]);
-            for (const size_t end = c + n; c < end; c += end - c < W ? end - c : W) {
-                const V h = OP(normalized)(FN(values_at)(x + c, end - c, readable - c), of);
-                const V g = FN(reals_at)(gradient + c, end - c, real - c);
-                const V v = OP(fma)(of.rstd, OP(mul)(g, LOAD_R(weight + c)), OP(fma)(slope, h, offset));
-                if (z)
-                    STORE_R(z + c, v);
-                else
-                    FN(write)(dx + c, du ? OP(add)(v, LOAD(du + c)) : v, W, s->stream);
-            }
+        for (size_t m; c < end; c += m) {
+            m = is_z && end - c < W ? end - c : W;
+            const V h = OP(normalized)(is_z ? FN(values_at)(x + c, m, readable - c) : LOAD(x + c), of);
+            const V g = is_z ? FN(reals_at)(gradient + c, m, real - c) : LOAD_R(gradient + c);
+            const V v = OP(fma)(of.rstd, OP(mul)(g, LOAD_R(weight + c)), OP(fma)(slope, h, offset));
+            if (is_z)
+                STORE_R(z + c, v);
+            else
+                FN(write)(dx + c, du ? OP(add)(v, LOAD(du + c)) : v, W, stream);
         }
     }
 }
+static void FN(position_dx)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(dx_to_positions)(s, from, to, false);
+}
+static void FN(position_dx_z)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(dx_to_positions)(s, from, to, true);
+}
+#undef FOR_EACH_NORM_GROUP
 
 /* ---- channels: rows ---- */
 
-BODY void FN(load_channel)(const struct normfuse_channels *s, size_t r, const int32_t loads)
+/* The values of channel r at positions [p, p + W), 0 behind the last one. */
+BODY V FN(position_values)(const struct normfuse_channels *s, size_t r, size_t p)
 {
     const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-    R *u = (R *)s->tile + r * s->pitch, *sums = loads == NORMFUSE_LOAD_SQUARES ? s->square : s->sum;
-    R *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
-    const V zero = OP(set1)(0), weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-    const bool starts = r == 0 && !s->continues;
-    const size_t whole = s->positions / W * W, width = s->width;
-    for (size_t p = 0; p < width; p += W) {
-        AHEAD_L2(x + p, s->ahead);
-        V v = p < whole ? LOAD(x + p) : p < s->positions ? LOAD_PART(x + p, s->positions - p, zero) : zero;
-        if (loads == NORMFUSE_LOAD_NORMALIZED) {
-            v = OP(normalized)(v, OP(normalization_at)(s->shift, s->rstd, s->rest, p));
-            if (z)
-                STORE_R(z + p, OP(fma)(v, weight, bias));
-        } else {
-            const V sum = starts ? zero : LOAD_R(sums + p);
-            STORE_R(sums + p, loads == NORMFUSE_LOAD_SQUARES ? OP(fma)(v, v, sum) : OP(add)(sum, v));
+    AHEAD_L2(x + p, s->ahead);
+    return p + W <= s->positions ? LOAD(x + p)
+           : p < s->positions    ? LOAD_PART(x + p, s->positions - p, OP(set1)(0))
+                                 : OP(set1)(0);
+}
+
+static void FN(channel_sums)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    const bool centred = s->centred;
+    R *sums = centred ? s->sum : s->square;
+    for (size_t r = from; r < to; r++) {
+        R *u = (R *)s->tile + r * s->pitch;
+        const bool starts = r == 0 && !s->continues;
+        for (size_t p = 0, width = s->width; p < width; p += W) {
+            const V v = FN(position_values)(s, r, p), sum = starts ? OP(set1)(0) : LOAD_R(sums + p);
+            STORE_R(sums + p, centred ? OP(add)(sum, v) : OP(fma)(v, v, sum));
+            STORE_R(u + p, v);
         }
-        STORE_R(u + p, v);
     }
 }
 
-static void FN(load_channels)(const struct normfuse_channels *arguments)
+static void FN(channel_normalize)(const struct normfuse_channels *s, size_t from, size_t to)
 {
-    const struct normfuse_channels local = *arguments, *s = &local;
-    for (size_t r = 0; r < s->channels; r++)
-        switch (s->loads) {
-        case NORMFUSE_LOAD_SUMS: FN(load_channel)(s, r, NORMFUSE_LOAD_SUMS); break;
-        case NORMFUSE_LOAD_SQUARES: FN(load_channel)(s, r, NORMFUSE_LOAD_SQUARES); break;
-        default: FN(load_channel)(s, r, NORMFUSE_LOAD_NORMALIZED);
+    for (size_t r = from; r < to; r++) {
+        R *u = (R *)s->tile + r * s->pitch, *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
+        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
+        for (size_t p = 0, width = s->width; p < width; p += W) {
+            const V h = OP(normalized)(FN(position_values)(s, r, p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
+            if (z)
+                STORE_R(z + p, OP(fma)(h, weight, bias));
+            STORE_R(u + p, h);
         }
+    }
 }
 
 /* MAKE(p, n) gives the values at positions [p, p + n) of a row, which are written to y, or whole to z. */
-#define FOR_EACH_POSITION(y, z, MAKE)                                                          \
-    do {                                                                                       \
-        const size_t n = z ? s->width : s->positions, head = s->stream && !z ? FN(head)(y, n) : 0; \
-        const size_t lines = s->stream && !z ? head + (n - head) / LINE * LINE : 0;            \
-        for (size_t p = 0, m; p < n; p += m) {                                                 \
-            m = (p < head ? head : n) - p;                                                     \
-            m = m < W ? m : W;                                                                 \
-            const V v = MAKE(p, m);                                                            \
-            if (z)                                                                             \
-                STORE_R(z + p, v);                                                             \
-            else                                                                               \
-                FN(write)(y + p, v, m, p >= head && p < lines);                                \
-        }                                                                                      \
+#define FOR_EACH_POSITION(y, z, is_z, MAKE)                                                          \
+    do {                                                                                             \
+        const size_t n = is_z ? s->width : s->positions, head = s->stream && !is_z ? FN(head)(y, n) : 0; \
+        const size_t lines = s->stream && !is_z ? head + (n - head) / LINE * LINE : 0;               \
+        for (size_t p = 0, m; p < n; p += m) {                                                       \
+            m = (p < head ? head : n) - p;                                                           \
+            m = m < W ? m : W;                                                                       \
+            const V v = MAKE(p, m);                                                                  \
+            if (is_z)                                                                                \
+                STORE_R(z + p, v);                                                                   \
+            else                                                                                     \
+                FN(write)(y + p, v, m, p >= head && p < lines);                                      \
+        }                                                                                            \
     } while (0)
 
 BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
-                        V bias)
+                        V bias, const bool is_silu)
 {
     const V h = OP(normalized)(LOAD_R(u + p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
     V z = OP(fma)(h, weight, bias);
     if (post_add)
         z = OP(add)(z, FN(load_values)(post_add + p, n, z));
-    return s->activation == NORMFUSE_SILU && !s->z ? OP(activation)(NORMFUSE_SILU, z, z) : z;
+    return is_silu ? OP(activation)(NORMFUSE_SILU, z, z) : z;
 }
-
-static void FN(apply_to_channels)(const struct normfuse_channels *arguments)
+BODY void FN(apply_to_channels)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_z,
+                                const bool is_silu)
 {
-    const struct normfuse_channels local = *arguments, *s = &local;
-    for (size_t r = 0; r < s->channels; r++) {
+    for (size_t r = from; r < to; r++) {
         const R *u = (const R *)s->tile + r * s->pitch;
-        const T *post_add = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
-        T *y = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        R *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
+        const T *post_add = s->post_add && !is_z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        T *y = is_z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = is_z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-#define Y_OF_CHANNEL(p, n) FN(y_of_channel)(s, u, post_add, p, n, weight, bias)
-        FOR_EACH_POSITION(y, z, Y_OF_CHANNEL);
-#undef Y_OF_CHANNEL
+#define Y(p, n) FN(y_of_channel)(s, u, post_add, p, n, weight, bias, is_silu)
+        FOR_EACH_POSITION(y, z, is_z, Y);
+#undef Y
     }
+}
+static void FN(channel_y)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(apply_to_channels)(s, from, to, false, false);
+}
+#if defined(NORMFUSE_SILU_PASSES)
+static void FN(channel_y_silu)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(apply_to_channels)(s, from, to, false, true);
+}
+#endif
+static void FN(channel_z)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(apply_to_channels)(s, from, to, true, false);
 }
 
 BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
                          V weight)
 {
     const V rest = OP(fma)(LOAD_R((const R *)s->slope + p), LOAD_R(h + p), LOAD_R((const R *)s->offset + p));
-    const V v = OP(fma)(LOAD_R((const R *)s->factor + p), OP(mul)(LOAD_R(g + p), weight), rest);
+    const V v = OP(fma)(LOAD_R((const R *)s->rstd + p), OP(mul)(LOAD_R(g + p), weight), rest);
     return du ? OP(add)(v, FN(load_values)(du + p, n, v)) : v;
 }
-
-static void FN(dx_of_channels)(const struct normfuse_channels *arguments)
+BODY void FN(dx_to_channels)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_z)
 {
-    const struct normfuse_channels local = *arguments, *s = &local;
-    for (size_t r = 0; r < s->channels; r++) {
-        const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
-        const T *du = s->post_add && !s->z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
-        T *dx = s->z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
-        R *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
+    for (size_t r = from; r < to; r++) {
+        const R *g = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *h = (const R *)s->tile + r * s->pitch;
+        const T *du = s->post_add && !is_z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
+        T *dx = is_z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
+        R *z = is_z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
-#define DX_OF_CHANNEL(p, n) FN(dx_of_channel)(s, g, h, du, p, n, weight)
-        FOR_EACH_POSITION(dx, z, DX_OF_CHANNEL);
-#undef DX_OF_CHANNEL
+#define DX(p, n) FN(dx_of_channel)(s, g, h, du, p, n, weight)
+        FOR_EACH_POSITION(dx, z, is_z, DX);
+#undef DX
     }
+}
+static void FN(channel_dx)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(dx_to_channels)(s, from, to, false);
+}
+static void FN(channel_dx_z)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    FN(dx_to_channels)(s, from, to, true);
 }
 #undef FOR_EACH_POSITION

@@ -15,7 +15,7 @@
 
 enum {
     ROOM = 16,                /* values behind each array, where a vector is read and written */
-    COLUMN_TILE = 4096,       /* values of a tile: columns, and */
+    COLUMN_TILE = 3072,       /* values of a tile: columns, and */
     ROW_TILE_BYTES = 393216,  /* bytes of a tile's arrays: rows, in the L2 cache, of positions that are whole multiples of */
     LONG_POSITIONS = 64,      /* 16-bit cache lines, and at most */
     MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
@@ -25,6 +25,8 @@ enum {
     POSITION_UNIT = 16,       /* lanes of a vector, or two */
     PART_VALUES = 2048,       /* values of a part: rows, in the L1 cache */
     FEW_POSITIONS = 6,        /* rows: of a sample, at most so many are columns: they would be few lanes of a vector */
+    STEP_VALUES = 256,        /* values of a step of the passes that take turns */
+    AHEAD_BYTES = 4096,       /* columns: prefetched so far ahead */
     SHORT_ROW = 32,           /* columns: values of a norm group that has at most two vectors of f32, and */
     SHORT_TILE = 1536         /* of a tile of them: one is written while the sums of the next one are made */
 };
@@ -93,12 +95,8 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     const int64_t s = plan->sample_positions;
     const bool is_short = p->columns && plan->group_channels <= SHORT_ROW;
     plan->short_rows = is_short && plan->channel->short_moments;
-    plan->positions = p->columns
-                          ? larger(1, smaller((is_short                             ? SHORT_TILE
-                                               : plan->backward && p->activation ? COLUMN_TILE / 2
-                                                                                 : COLUMN_TILE) / c,
-                                              NORMFUSE_CHANNEL_CHUNK))
-                          : positions_of_rows(plan);
+    plan->positions = p->columns ? larger(1, smaller((is_short ? SHORT_TILE : COLUMN_TILE) / c, NORMFUSE_CHANNEL_CHUNK))
+                                 : positions_of_rows(plan);
     const struct normfuse_view *const views[] = {&p->x,  &p->pre_add, &p->post_add, &p->y,        &p->u,
                                                  &p->dy, &p->du,      &p->dx,       &p->dpost_add};
     plan->staged = plan->add;
@@ -149,6 +147,11 @@ static int64_t channels_of_part(const struct plan *plan)
         channels /= 2;
     return smaller(channels, plan->group_channels);
 }
+/* Values of an array of a tile: columns have two of them, for the tile that is summed and the one before. */
+static int64_t values_of_half(const struct plan *plan)
+{
+    return smaller(plan->positions, plan->p->s) * pitch_of(plan) + ROOM;
+}
 static int64_t sets_of(const struct plan *plan, int64_t count)
 {
     return plan->p->columns ? count * plan->groups : round_up(count, POSITION_UNIT);
@@ -158,18 +161,13 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
 {
     const struct normfuse_problem *p = plan->p;
     const int64_t count = smaller(plan->positions, p->s), pitch = pitch_of(plan), sets = sets_of(plan, count) + ROOM;
-    const int64_t values = (p->columns ? count : plan->group_channels) * pitch + ROOM;
+    const int64_t values = p->columns ? 2 * values_of_half(plan) : plan->group_channels * pitch + ROOM;
     const int64_t channels = p->c + ROOM;
     const size_t y_bytes = normfuse_type_bytes(p->y_type);
     void **of_values[] = {&w->u, &w->z, &w->gradient};
     for (int i = 0; i < (plan->backward ? 3 : 2); i++) {
-        const bool wanted = i != 1 || !p->columns || plan->short_rows ||
-                            (plan->backward ? p->activation != NORMFUSE_IDENTITY : plan->apply);
-        *of_values[i] = normfuse_take(arena,
-                                      !wanted                 ? 0
-                                      : i == 1 && !p->columns ? channels_of_part(plan) * pitch + ROOM
-                                                              : values,
-                                      plan->real_bytes);
+        const int64_t of_z = p->columns ? values_of_half(plan) : channels_of_part(plan) * pitch + ROOM;
+        *of_values[i] = normfuse_take(arena, i == 1 ? of_z : values, plan->real_bytes);
     }
     w->source = normfuse_take(arena, has_source(plan) ? values : 0, plan->type_bytes);
     w->stage = normfuse_take(arena, plan->staged ? larger(pitch, count) + ROOM : 0,
@@ -182,8 +180,9 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     w->prelu_slope = normfuse_take(arena, p->slope.data ? larger(channels, sets) : 0, plan->real_bytes);
     w->sum_slope = normfuse_take(arena, plan->sums_slopes ? larger(channels, sets) : 0, plan->real_bytes);
     w->slope_so_far = normfuse_take(arena, plan->sums_slopes ? channels : 0, 8);
-    void **of_sets[] = {&w->shift, &w->sum, &w->square, &w->rstd, &w->rest, &w->slope, &w->offset, &w->factor};
-    for (int i = 0; i < (plan->backward ? 8 : 5); i++)
+    void **of_sets[] = {&w->sum,         &w->square,       &w->shift,       &w->rstd,   &w->rest,         &w->before.shift,
+                        &w->before.rstd, &w->before.rest,  &w->slope,       &w->offset, &w->before.slope, &w->before.offset};
+    for (int i = 0; i < (plan->backward ? 12 : 8); i++)
         *of_sets[i] = normfuse_take(arena, sets, plan->real_bytes);
     w->mean = normfuse_take(arena, sets, 8);
     w->m2 = normfuse_take(arena, sets, 8);
@@ -199,7 +198,7 @@ static int64_t rows_of(const struct plan *plan, const struct channel_part *t)
 }
 static int64_t values_before(const struct plan *plan, const struct channel_part *t)
 {
-    return t->first * pitch_of(plan);
+    return plan->p->columns ? t->half * values_of_half(plan) : t->first * pitch_of(plan);
 }
 
 /* The beginning of a part in a tensor. */
@@ -230,10 +229,10 @@ static bool is_direct(const struct plan *plan, const struct normfuse_view *v, co
     return inner_of(plan, v) == 1 || width_of(plan, t->count) == 1;
 }
 
-/* Bytes from what is read to what is prefetched: columns, the next tile; rows, one of the next rows. */
-static ptrdiff_t ahead_of(const struct plan *plan, const struct channel_part *t, ptrdiff_t outer, ptrdiff_t bytes)
+/* Bytes from what is read to what is prefetched: the next rows of it. */
+static ptrdiff_t ahead_of(const struct plan *plan, ptrdiff_t outer, ptrdiff_t bytes)
 {
-    return (plan->p->columns ? t->count : channels_of_part(plan)) * outer * bytes;
+    return (plan->p->columns ? divide_up(AHEAD_BYTES, plan->p->c * bytes) : channels_of_part(plan)) * outer * bytes;
 }
 
 /* Moves a part, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
@@ -247,7 +246,7 @@ static void move(const struct plan *plan, const struct small_worker *w, const st
     const int64_t whole = p->columns ? pitch : round_up(t->count, POSITION_UNIT);
     int64_t rows = rows_of(plan, t), width = width_of(plan, t->count);
     const bool direct = is_direct(plan, v, t);
-    const ptrdiff_t ahead = ahead_of(plan, t, outer, bytes);
+    const ptrdiff_t ahead = ahead_of(plan, outer, bytes);
     if (direct && outer == width && pitch == width) {
         width *= rows;
         rows = 1;
@@ -348,23 +347,22 @@ static __attribute__((noinline)) void pass_part(const struct plan *plan, const s
     s->groups = p->columns ? (size_t)plan->groups : 1;
     s->channels = (size_t)t->channels;
     s->x = is_direct_x ? tile_at(plan, &p->x, t, p->type)
-           : is_short  ? w->u
+           : is_short  ? (char *)w->u + before * (ptrdiff_t)plan->real_bytes
                        : w->source + before * (ptrdiff_t)plan->type_bytes;
     s->x_stride = is_direct_x ? outer_of(plan, &p->x) : pitch;
-    s->ahead = is_direct_x ? ahead_of(plan, t, s->x_stride, (ptrdiff_t)plan->type_bytes) : 0;
+    s->ahead = is_direct_x ? ahead_of(plan, s->x_stride, (ptrdiff_t)plan->type_bytes) : 0;
     s->post_add = NULL;
     s->y = s->z = NULL;
     s->gradient = real_at(plan, w->gradient, before);
     s->gradient_stride = pitch;
-    s->ahead_gradient = 0;
+    s->dy = NULL;
+    s->ahead_dy = 0;
     s->tile = real_at(plan, w->u, before);
     s->pitch = s->z_pitch = (size_t)pitch;
     s->width = (size_t)sets_of(plan, t->count);
     s->continues = t->first % NORMFUSE_CHANNEL_CHUNK != 0;
     s->centred = p->statistics == NORMFUSE_MEAN_AND_VARIANCE;
     s->stream = false;
-    s->activation = p->activation;
-    s->act_param = p->act_param;
     s->weight = real_at(plan, w->weight, first);
     s->bias = real_at(plan, w->bias, first);
     s->sum_bias = plan->backward ? real_at(plan, w->sum_bias, first) : NULL;
@@ -376,7 +374,6 @@ static __attribute__((noinline)) void pass_part(const struct plan *plan, const s
     s->rest = w->rest;
     s->slope = w->slope;
     s->offset = w->offset;
-    s->factor = w->factor;
 }
 
 /* A sum, or what does not lie value by value, to w->source: u as it is rounded. */
@@ -471,22 +468,12 @@ static bool ends_chunk(const struct plan *plan, const struct channel_part *t)
     return plan->p->columns || end % NORMFUSE_CHANNEL_CHUNK == 0 || end == plan->group_channels;
 }
 
-/* Columns: the shift of each norm group, and sums of u - shift and of its square in w->mean and w->m2. Rows go to the tile, and
- * their sums, or for RMS norm those of their squares, to w->mean or w->m2. */
-static void sum_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+/* The sums of a part in the compute type, to w->mean and w->m2, or onto those of the channels before. */
+static void gather_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t, bool sums,
+                        bool squares)
 {
-    struct normfuse_channels s;
-    pass_part(plan, w, t, &s);
-    const bool columns = plan->p->columns;
-    if (columns) {
-        (plan->short_rows ? plan->channel->short_moments : plan->pass->moments_of_positions)(&s);
-    } else {
-        s.loads = s.centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
-        plan->pass->load_channels(&s);
-    }
     if (ends_chunk(plan, t))
-        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, columns || s.centred,
-               columns || !s.centred);
+        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, sums, squares);
 }
 
 /* Rows: the same shift and sums as columns, of a tile that has been read. */
@@ -619,7 +606,7 @@ static void finish_statistics(const struct plan *plan, struct small_worker *w, c
         move_statistics(plan, &p->rstd, t, w->double_rstd, false);
 }
 
-/* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
+/* ---- results -------------------------------------------------------------------------------------------------------------- */
 
 /* prelu of rows: the slope of each is another one. */
 static void prelu_rows(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
@@ -667,50 +654,47 @@ static void activate(const struct plan *plan, const struct small_worker *w, cons
     }
 }
 
-/* The pass that normalizes. */
-static void apply(const struct plan *plan, const struct normfuse_channels *s)
+/* Arguments for the results of a tile that has been summed. */
+static void pass_results(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
+                         struct normfuse_channels *s)
 {
-    (!plan->p->columns  ? plan->pass->apply_to_channels
-     : plan->short_rows ? plan->channel->short_apply
-                        : plan->pass->apply_to_positions)(s);
+    pass_part(plan, w, t, s);
+    s->shift = w->before.shift;
+    s->rstd = w->before.rstd;
+    s->rest = w->before.rest;
+    s->slope = w->before.slope;
+    s->offset = w->before.offset;
 }
 
-static void apply_forward(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+/* y of a part: true if the pass writes it; w->z is left to finish_y otherwise. */
+static bool begin_y(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
+                    struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
-    const int64_t z_pitch = z_pitch_of(plan, &p->y, t, p->y_type);
-    struct normfuse_channels s;
-    pass_part(plan, w, t, &s);
-    const bool is_fused = (p->activation == NORMFUSE_IDENTITY || p->activation == NORMFUSE_SILU) &&
-                          p->y_type == p->type && writes(plan, &p->y, t) &&
+    pass_results(plan, w, t, s);
+    const bool has_pass = p->activation == NORMFUSE_IDENTITY ||
+                          (p->activation == NORMFUSE_SILU && plan->pass->position_y_silu != NULL);
+    const bool is_fused = has_pass && p->y_type == p->type && writes(plan, &p->y, t) &&
                           (!p->post_add.data || is_direct(plan, &p->post_add, t));
     if (is_fused) {
-        write_to(plan, &s, &p->y, t);
-        add_from(plan, &s, &p->post_add, t);
+        write_to(plan, s, &p->y, t);
+        add_from(plan, s, &p->post_add, t);
+        if (s->ahead && p->columns) /* the next tile is read at once */
+            s->ahead += t->count * s->x_stride * (ptrdiff_t)plan->type_bytes;
     } else {
-        s.z = w->z;
-        s.z_pitch = (size_t)z_pitch;
+        s->z = w->z;
+        s->z_pitch = (size_t)z_pitch_of(plan, &p->y, t, p->y_type);
     }
-    apply(plan, &s);
-    if (is_fused)
-        return;
-    if (p->post_add.data)
-        load(plan, w, &p->post_add, t, p->y_type, w->z, z_pitch, true);
-    activate(plan, w, t, NULL, z_pitch);
-    store(plan, w, &p->y, t, p->y_type, w->z, z_pitch, plan->stream);
+    return is_fused;
 }
 
-/* Per norm group the sums of gradient*weight and of that times the normalized value, to w->mean and w->m2; per channel sums of the
- * tile (rows), or onto those of its positions before (columns). */
-static void sum_gradients(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
-                          const struct normfuse_channels *s)
+static void finish_y(const struct plan *plan, struct small_worker *w, const struct channel_part *t, int64_t pitch)
 {
-    if (plan->p->columns)
-        (plan->short_rows ? plan->channel->short_sums : plan->pass->sums_of_positions)(s);
-    else
-        plan->channel->sums(s);
-    if (ends_chunk(plan, t))
-        gather(plan, w, sets_of(plan, t->count), t->first >= NORMFUSE_CHANNEL_CHUNK, true, true);
+    const struct normfuse_problem *p = plan->p;
+    if (p->post_add.data)
+        load(plan, w, &p->post_add, t, p->y_type, w->z, pitch, true);
+    activate(plan, w, t, NULL, pitch);
+    store(plan, w, &p->y, t, p->y_type, w->z, pitch, plan->stream);
 }
 
 /* rstd from which on the norm was clamped: infinite where it never is. */
@@ -736,35 +720,11 @@ static void finish_gradients(const struct plan *plan, struct small_worker *w, co
     }
     if (plan->p->columns)
         return;
-    memcpy(w->factor, w->rstd, (size_t)sets * plan->real_bytes);
     const int64_t first = t->group * plan->group_channels;
     for (int64_t c = first; c < first + plan->group_channels; c++) {
         w->bias_so_far[c] += load_real(plan, w->sum_bias, c);
         w->weight_so_far[c] += load_real(plan, w->sum_weight, c);
     }
-}
-
-static void apply_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
-                           struct normfuse_channels *s)
-{
-    const struct normfuse_problem *p = plan->p;
-    const int64_t z_pitch = z_pitch_of(plan, &p->dx, t, p->type);
-    const bool is_fused = writes(plan, &p->dx, t) && (!p->du.data || is_direct(plan, &p->du, t));
-    s->ahead = s->ahead_gradient = 0;
-    s->z = is_fused ? NULL : p->columns && !plan->short_rows ? w->u : w->z;
-    s->z_pitch = (size_t)z_pitch;
-    if (is_fused) {
-        write_to(plan, s, &p->dx, t);
-        add_from(plan, s, &p->du, t);
-    }
-    (!p->columns        ? plan->pass->dx_of_channels
-     : plan->short_rows ? plan->channel->short_dx
-                        : plan->pass->dx_of_positions)(s);
-    if (is_fused)
-        return;
-    if (p->du.data)
-        load(plan, w, &p->du, t, p->type, s->z, z_pitch, true);
-    store(plan, w, &p->dx, t, p->type, s->z, z_pitch, plan->stream);
 }
 
 /* The given statistics. */
@@ -782,114 +742,198 @@ static void begin_backward(const struct plan *plan, struct small_worker *w, cons
 static bool activates_in_sums(const struct plan *plan)
 {
     const struct normfuse_problem *p = plan->p;
-    return p->columns && !plan->short_rows && p->activation == NORMFUSE_SILU && !p->post_add.data &&
-           !p->dpost_add.data;
+    return p->columns && !plan->short_rows && p->activation == NORMFUSE_SILU && plan->pass->position_gradients &&
+           !p->post_add.data && !p->dpost_add.data;
 }
 
-/* The same of a backward: columns read dy where it lies, if the first pass that takes it needs nothing else. */
-static __attribute__((noinline)) void pass_backward(const struct plan *plan, const struct small_worker *w,
-                                                    const struct channel_part *t, struct normfuse_channels *s,
-                                                    bool is_load)
+/* The gradient of a pass: columns read dy where it lies, if the first pass that takes it needs nothing else. */
+static void pass_gradient(const struct plan *plan, const struct channel_part *t, struct normfuse_channels *s, bool is_sum)
 {
     const struct normfuse_problem *p = plan->p;
-    pass_part(plan, w, t, s);
     const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
-    const bool activates = is_load && activates_in_sums(plan);
-    s->kept = activates ? real_at(plan, w->gradient, values_before(plan, t)) : NULL;
-    if (p->columns && (activates || p->activation == NORMFUSE_IDENTITY) && is_real && !p->dpost_add.data &&
-        is_direct(plan, &p->dy, t) && (!plan->short_rows || p->dy.position == p->c)) {
+    const bool is_direct_dy = p->columns && is_real && !p->dpost_add.data && is_direct(plan, &p->dy, t) &&
+                              (!plan->short_rows || p->dy.position == p->c);
+    const bool activates = is_sum && activates_in_sums(plan);
+    if (activates) {
+        s->dy = is_direct_dy ? tile_at(plan, &p->dy, t, p->y_type) : s->gradient;
+        s->dy_stride = is_direct_dy ? p->dy.position : s->gradient_stride;
+    } else if (is_direct_dy && p->activation == NORMFUSE_IDENTITY) {
         s->gradient = tile_at(plan, &p->dy, t, p->y_type);
         s->gradient_stride = p->dy.position;
-        s->ahead_gradient = t->count * s->gradient_stride * (ptrdiff_t)plan->real_bytes;
+    }
+    s->ahead_dy = is_direct_dy ? ahead_of(plan, p->dy.position, (ptrdiff_t)plan->real_bytes) : 0;
+}
+
+/* dx of a part: true if the pass writes it; w->z is left to finish_dx otherwise. */
+static bool begin_dx(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
+                     struct normfuse_channels *s)
+{
+    const struct normfuse_problem *p = plan->p;
+    pass_results(plan, w, t, s);
+    pass_gradient(plan, t, s, false);
+    const bool is_fused = writes(plan, &p->dx, t) && (!p->du.data || is_direct(plan, &p->du, t));
+    if (is_fused) {
+        write_to(plan, s, &p->dx, t);
+        add_from(plan, s, &p->du, t);
+    } else {
+        s->z = w->z;
+        s->z_pitch = (size_t)z_pitch_of(plan, &p->dx, t, p->type);
+    }
+    return is_fused;
+}
+
+static void finish_dx(const struct plan *plan, struct small_worker *w, const struct channel_part *t, int64_t pitch)
+{
+    const struct normfuse_problem *p = plan->p;
+    if (p->du.data)
+        load(plan, w, &p->du, t, p->type, w->z, pitch, true);
+    store(plan, w, &p->dx, t, p->type, w->z, pitch, plan->stream);
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
+
+/* Passes over a tile: the results of the tile before, and of the next one what its sums are about, and they. */
+struct passes {
+    normfuse_channel_pass_function results, first, sums;
+};
+
+static struct passes passes_of(const struct plan *plan, const struct normfuse_channels *results,
+                               const struct normfuse_channels *sums)
+{
+    const struct normfuse_passes *const pass = plan->pass;
+    const struct normfuse_channel_functions *const channel = plan->channel;
+    const bool is_z = results->z != NULL, is_silu = plan->p->activation == NORMFUSE_SILU;
+    if (plan->short_rows)
+        return plan->backward ? (struct passes){channel->short_dx, NULL, channel->short_sums}
+                              : (struct passes){channel->short_apply, NULL, channel->short_moments};
+    if (plan->p->columns && plan->backward)
+        return (struct passes){is_z ? pass->position_dx_z : pass->position_dx,
+                               sums->dy ? pass->position_gradients : NULL, pass->position_sums};
+    if (plan->p->columns)
+        return (struct passes){is_z      ? pass->position_z
+                               : is_silu ? pass->position_y_silu
+                                         : pass->position_y,
+                               pass->position_shifts, pass->position_moments};
+    if (plan->backward)
+        return (struct passes){is_z ? pass->channel_dx_z : pass->channel_dx, NULL, pass->channel_normalize};
+    return (struct passes){is_z      ? pass->channel_z
+                           : is_silu ? pass->channel_y_silu
+                                     : pass->channel_y,
+                           NULL, pass->channel_sums};
+}
+
+/* Runs the passes row by row in turn, so that memory is read and written while sums are made; either has no positions where there is
+ * none. What sums are about is made a step before them: a processor looks no farther ahead. */
+static void run_passes(const struct plan *plan, const struct normfuse_channels *results, const struct normfuse_channels *sums)
+{
+    const struct passes run = passes_of(plan, results, sums);
+    const bool columns = plan->p->columns;
+    const size_t last = columns || results->positions == 0 ? results->positions : results->channels,
+                 next = columns || sums->positions == 0 ? sums->positions : sums->channels,
+                 all = last > next ? last : next;
+    const size_t step = plan->short_rows ? all : (size_t)larger(1, STEP_VALUES / pitch_of(plan));
+    if (run.first && next > 0)
+        run.first(sums, 0, step < next ? step : next);
+    for (size_t from = 0, to = step; from < all; from = to, to += step) {
+        if (from < last)
+            run.results(results, from, to < last ? to : last);
+        if (run.first && to < next)
+            run.first(sums, to, to + step < next ? to + step : next);
+        if (from < next)
+            run.sums(sums, from, to < next ? to : next);
     }
 }
 
-static void load_backward(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
+/* dy of a part through the activation. Columns make z for that; rows have it, in w->z. */
+static void load_gradient(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
                           struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
-    const bool needs_z = p->activation != NORMFUSE_IDENTITY && !s->kept;
     const int64_t pitch = pitch_of(plan);
     void *const gradient = real_at(plan, w->gradient, values_before(plan, t));
-    gather_u(plan, w, t);
-    if (s->gradient == gradient)
+    if (s->dy ? s->dy == gradient : s->gradient == gradient)
         load(plan, w, &p->dy, t, p->y_type, gradient, pitch, false);
-    s->z = needs_z && !p->from_y ? w->z : NULL;
-    if (!p->columns) {
-        s->loads = NORMFUSE_LOAD_NORMALIZED;
-        plan->pass->load_channels(s);
-    } else if (s->z) {
-        apply(plan, s);
-    }
-    if (needs_z) {
+    if (p->columns && s->z)
+        (plan->short_rows ? plan->channel->short_apply : plan->pass->position_z)(s, 0, s->positions);
+    if (p->activation != NORMFUSE_IDENTITY && !s->dy) {
         if (p->post_add.data) /* y itself where that is given */
             load(plan, w, &p->post_add, t, p->y_type, w->z, pitch, !p->from_y);
         activate(plan, w, t, gradient, pitch);
     }
     if (p->dpost_add.data)
         store(plan, w, &p->dpost_add, t, p->y_type, gradient, pitch, false);
-    if (plan->apply || plan->sums_samples)
-        sum_gradients(plan, w, t, s);
 }
 
-/* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
-
-static void load_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
+/* Writes the results of a part, and sums the same part of the next tile: in turn, where the results need no other pass and the
+ * tile takes x as it is. Sums per norm group go to w->mean and w->m2; those of gradients per channel are of the tile (rows), or are
+ * added to those of its positions before (columns). */
+static void take_part(const struct plan *plan, struct small_worker *w, const struct channel_part *last,
+                      const struct channel_part *next)
 {
-    if (plan->backward) {
-        struct normfuse_channels s;
-        pass_backward(plan, w, t, &s, true);
-        load_backward(plan, w, t, &s);
-    } else {
-        gather_u(plan, w, t);
-        sum_part(plan, w, t);
+    const struct normfuse_problem *p = plan->p;
+    struct normfuse_channels sums = {0}, results = {0};
+    if (plan->apply && last->count > 0) {
+        const bool is_fused = (plan->backward ? begin_dx : begin_y)(plan, w, last, &results);
+        if (!is_fused || !next || (!p->columns && !reads_x(plan, next))) {
+            run_passes(plan, &results, &sums);
+            if (!is_fused)
+                (plan->backward ? finish_dx : finish_y)(plan, w, last, (int64_t)results.z_pitch);
+            results.positions = 0;
+        }
     }
-}
-
-static void apply_part(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
-{
-    if (plan->backward) {
-        struct normfuse_channels s;
-        pass_backward(plan, w, t, &s, false);
-        apply_backward(plan, w, t, &s);
-    } else {
-        apply_forward(plan, w, t);
-    }
-}
-
-static void finish_tile(const struct plan *plan, struct small_worker *w, const struct channel_part *t)
-{
-    if (plan->backward)
-        finish_gradients(plan, w, t);
-    else
-        finish_statistics(plan, w, t);
-}
-
-/* Reads the next tile, where there is one. Rows: the results of the tile before are written part by part, and each part of the
- * next one takes its place at once, so that memory is read and written together. */
-static void take_tile(const struct plan *plan, struct small_worker *w, const struct channel_part *next)
-{
-    if (next && plan->backward)
-        begin_backward(plan, w, next);
-    if (plan->p->columns) {
-        load_part(plan, w, next);
-        finish_tile(plan, w, next);
-        if (plan->apply)
-            apply_part(plan, w, next);
+    if (!next)
+        return;
+    gather_u(plan, w, next);
+    pass_part(plan, w, next, &sums);
+    if (!plan->backward) {
+        run_passes(plan, &results, &sums);
+        gather_part(plan, w, next, p->columns || sums.centred, p->columns || !sums.centred);
         return;
     }
-    struct channel_part last = w->last, part = next ? *next : last;
-    for (int64_t first = 0; first < plan->group_channels; first += channels_of_part(plan)) {
-        last.first = part.first = first;
-        last.channels = part.channels = smaller(channels_of_part(plan), plan->group_channels - first);
-        if (plan->apply && last.count > 0)
-            apply_part(plan, w, &last);
-        if (next)
-            load_part(plan, w, &part);
+    pass_gradient(plan, next, &sums, true);
+    sums.z = p->activation != NORMFUSE_IDENTITY && !sums.dy && !p->from_y ? w->z : NULL;
+    if (!p->columns)
+        run_passes(plan, &results, &sums);
+    load_gradient(plan, w, next, &sums);
+    if (p->columns)
+        run_passes(plan, &results, &sums);
+    else if (plan->apply || plan->sums_samples)
+        plan->channel->sums(&sums);
+    gather_part(plan, w, next, true, true);
+}
+
+/* Takes the next tile, where there is one, part by part. Its statistics and coefficients are those of the tile before from then
+ * on. */
+static void take_tile(const struct plan *plan, struct small_worker *w, const struct channel_part *tile)
+{
+    struct channel_part last = w->last, next = tile ? *tile : last;
+    next.half = 1 - last.half;
+    if (tile && plan->backward)
+        begin_backward(plan, w, &next);
+    const int64_t step = plan->p->columns ? plan->group_channels : channels_of_part(plan);
+    for (int64_t first = 0; first < plan->group_channels; first += step) {
+        last.first = next.first = first;
+        last.channels = next.channels = smaller(step, plan->group_channels - first);
+        take_part(plan, w, &last, tile ? &next : NULL);
     }
-    if (next)
-        finish_tile(plan, w, next);
-    w->last = next ? *next : (struct channel_part){0};
+    w->last = (struct channel_part){0};
+    if (!tile)
+        return;
+    next.first = 0;
+    next.channels = plan->group_channels;
+    if (plan->backward)
+        finish_gradients(plan, w, &next);
+    else
+        finish_statistics(plan, w, &next);
+    void **const of_tile[] = {&w->shift, &w->rstd, &w->rest, &w->slope, &w->offset},
+                 **const before[] = {&w->before.shift, &w->before.rstd, &w->before.rest, &w->before.slope,
+                                     &w->before.offset};
+    for (int i = 0; i < 5; i++) {
+        void *const array = *of_tile[i];
+        *of_tile[i] = *before[i];
+        *before[i] = array;
+    }
+    w->last = next;
 }
 
 /* ---- gradients of parameters ------------------------------------------------------------------------------------------------- */

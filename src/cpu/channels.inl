@@ -122,13 +122,13 @@ BODY void REAL(store_row)(R *p, V first, V second, const bool two)
         STORE_R(p + W, second);
 }
 
-BODY void REAL(moments_of_short_rows)(const struct normfuse_channels *s, const bool two)
+BODY void REAL(moments_of_short_rows)(const struct normfuse_channels *s, size_t from, size_t to, const bool two)
 {
-    const size_t n = s->channels, rows = s->positions * s->groups, whole = REAL(whole_rows)(rows, n, two);
+    const size_t n = s->channels, rows = to * s->groups, whole = REAL(whole_rows)(s->positions * s->groups, n, two);
     const V limit = OP(set1)((R)(two ? n - W : n)), all = OP(set1)((R)n), zero = OP(set1)(0);
     R *shift = s->shift, *sum = s->sum, *square = s->square;
     V sums[W], squares[W];
-    for (size_t at = 0; at < rows; at += W) {
+    for (size_t at = from * s->groups; at < rows; at += W) {
         const size_t count = rows - at < W ? rows - at : W;
         const R *x = (const R *)s->x + at * n;
         for (size_t i = 0; i < W && s->centred; i++) {
@@ -154,12 +154,13 @@ BODY void REAL(moments_of_short_rows)(const struct normfuse_channels *s, const b
     }
 }
 
-BODY void REAL(apply_to_short_rows)(const struct normfuse_channels *s, const bool two)
+BODY void REAL(apply_to_short_rows)(const struct normfuse_channels *s, size_t from, size_t to, const bool two)
 {
-    const size_t n = s->channels, rows = s->positions * s->groups, whole = REAL(whole_rows)(rows, n, two);
-    const R *x = s->x, *weight = s->weight, *bias = s->bias;
-    R *z = s->z;
-    for (size_t at = 0, c = 0; at < rows; at++, x += n, z += n) {
+    const size_t n = s->channels, rows = to * s->groups, whole = REAL(whole_rows)(s->positions * s->groups, n, two);
+    const size_t first = from * s->groups;
+    const R *x = (const R *)s->x + first * n, *weight = s->weight, *bias = s->bias;
+    R *z = (R *)s->z + first * n;
+    for (size_t at = first, c = 0; at < rows; at++, x += n, z += n) {
         const struct REAL(row) h = REAL(normalized_row)(REAL(row_at)(x, n, at >= whole, two),
                                                         OP(normalization_of)(s->shift, s->rstd, s->rest, at), two);
         REAL(store_row)(z, OP(fma)(h.first, LOAD_R(weight + c), LOAD_R(bias + c)),
@@ -168,15 +169,15 @@ BODY void REAL(apply_to_short_rows)(const struct normfuse_channels *s, const boo
     }
 }
 
-BODY void REAL(sums_of_short_rows)(const struct normfuse_channels *s, const bool two)
+BODY void REAL(sums_of_short_rows)(const struct normfuse_channels *s, size_t from, size_t to, const bool two)
 {
-    const size_t n = s->channels, rows = s->positions * s->groups, whole = REAL(whole_rows)(rows, n, two);
+    const size_t n = s->channels, whole = REAL(whole_rows)(s->positions * s->groups, n, two);
     const V limit = OP(set1)((R)(two ? n - W : n)), zero = OP(set1)(0);
     V sums[W], squares[W];
     for (size_t i = 0; i < W; i++)
         sums[i] = squares[i] = zero;
-    for (size_t r = 0; r < s->positions; r += W) {
-        const size_t count = s->positions - r < W ? s->positions - r : W;
+    for (size_t r = from; r < to; r += W) {
+        const size_t count = to - r < W ? to - r : W;
         for (size_t j = 0; j < s->groups; j++) {
             R *const sum_bias = (R *)s->sum_bias + j * n, *const sum_weight = (R *)s->sum_weight + j * n;
             const struct REAL(row) weight =
@@ -185,7 +186,7 @@ BODY void REAL(sums_of_short_rows)(const struct normfuse_channels *s, const bool
                              of_weight = REAL(row_at)(sum_weight, n, false, two);
             for (size_t i = 0, at = r * s->groups + j; i < count; i++, at += s->groups) {
                 REAL(prefetch_row)((const R *)s->x + at * n, s->ahead, two);
-                REAL(prefetch_row)((const R *)s->gradient + at * n, s->ahead_gradient, two);
+                REAL(prefetch_row)((const R *)s->gradient + at * n, s->ahead_dy, two);
                 struct REAL(row) h = REAL(row_at)((const R *)s->x + at * n, n, at >= whole, two);
                 struct REAL(row) g = REAL(row_at)((const R *)s->gradient + at * n, n, at >= whole, two);
                 h = REAL(normalized_row)(h, OP(normalization_of)(s->shift, s->rstd, s->rest, at), two);
@@ -212,12 +213,13 @@ BODY void REAL(sums_of_short_rows)(const struct normfuse_channels *s, const bool
     }
 }
 
-BODY void REAL(dx_of_short_rows)(const struct normfuse_channels *s, const bool two)
+BODY void REAL(dx_of_short_rows)(const struct normfuse_channels *s, size_t from, size_t to, const bool two)
 {
-    const size_t n = s->channels, rows = s->positions * s->groups, whole = REAL(whole_rows)(rows, n, two);
-    const R *x = s->x, *gradient = s->gradient, *weight = s->weight;
-    R *z = s->z;
-    for (size_t at = 0, c = 0; at < rows; at++, x += n, gradient += n, z += n) {
+    const size_t n = s->channels, rows = to * s->groups, whole = REAL(whole_rows)(s->positions * s->groups, n, two);
+    const size_t first = from * s->groups;
+    const R *x = (const R *)s->x + first * n, *gradient = (const R *)s->gradient + first * n, *weight = s->weight;
+    R *z = (R *)s->z + first * n;
+    for (size_t at = first, c = 0; at < rows; at++, x += n, gradient += n, z += n) {
         const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, at);
         const V slope = OP(set1)(((const R *)s->slope)[at]), offset = OP(set1)(((const R *)s->offset)[at]);
         const struct REAL(row) h = REAL(normalized_row)(REAL(row_at)(x, n, at >= whole, two), of, two);
@@ -229,14 +231,14 @@ BODY void REAL(dx_of_short_rows)(const struct normfuse_channels *s, const bool t
     }
 }
 
-#define SHORT_PASS(name) \
-    static void REAL(short_##name)(const struct normfuse_channels *arguments) \
-    {                                                                         \
-        const struct normfuse_channels local = *arguments, *s = &local;       \
-        if (s->channels > W)                                                  \
-            REAL(name##_short_rows)(s, true);                                 \
-        else                                                                  \
-            REAL(name##_short_rows)(s, false);                                \
+#define SHORT_PASS(name)                                                                        \
+    static void REAL(short_##name)(const struct normfuse_channels *arguments, size_t from, size_t to) \
+    {                                                                                           \
+        const struct normfuse_channels local = *arguments, *s = &local;                         \
+        if (s->channels > W)                                                                    \
+            REAL(name##_short_rows)(s, from, to, true);                                         \
+        else                                                                                    \
+            REAL(name##_short_rows)(s, from, to, false);                                        \
     }
 SHORT_PASS(moments_of)
 SHORT_PASS(apply_to)

@@ -14,6 +14,13 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define SILU_PASSES(PASS)
+#else
+#define NORMFUSE_SILU_PASSES
+#define SILU_PASSES NORMFUSE_FOR_EACH_SILU_PASS
+#endif
+
 /* Names in passes.inl: the pass that a body is of; a form that is no activation; values of a stage, of a row
  * that always goes through one, and of one whose coefficients are repeated. */
 enum { AFFINE, AFFINE2, DOT2 };
@@ -140,20 +147,20 @@ const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {
-    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) SILU_PASSES(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f32, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {
-    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) SILU_PASSES(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f16, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f16_, ISA) = {
-    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) SILU_PASSES(PASS) PASS(load) PASS(store)};
 #undef PASS
 #endif
 #define PASS(name) .name = CAT3(name, bf16, ISA),
 const struct normfuse_passes CAT(normfuse_passes_bf16_, ISA) = {
-    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) SILU_PASSES(PASS) PASS(load) PASS(store)};
 #undef PASS
 
 static bool usable(void) { return USABLE; }

@@ -69,45 +69,52 @@ struct normfuse_channels {
     const void *x, *post_add;           /* of the tensors' type; post_add: in a backward du. NULL: nothing is added */
     void *y, *z;                        /* y or dx; z not NULL: in its place in the compute type, of no activation and addition */
     ptrdiff_t x_stride, post_add_stride, y_stride;
-    const void *gradient;               /* compute type; rows: `pitch` apart */
-    ptrdiff_t gradient_stride;
-    void *kept;                         /* sums_of_positions: not NULL: gradient goes through the activation first, and is written here */
+    const void *dy;                     /* compute type; columns: NULL, or what position_gradients takes through SiLU */
+    void *gradient;                     /* compute type */
+    ptrdiff_t dy_stride, gradient_stride;
     void *tile;                         /* rows, compute type: channels `pitch` apart, a multiple of 16 */
     size_t pitch, width;                /* width: positions and the lanes behind them, a multiple of 16 */
     size_t z_pitch;                     /* rows: of z; where it is less than width, a row ends with the next one's beginning */
     bool continues;                     /* rows: sums over channels go on from those of the channels before */
-    int32_t loads;                      /* what load_channels makes beside the tile */
     bool centred, stream;               /* columns, stream: y and its stride are multiples of 64 bytes */
-    ptrdiff_t ahead, ahead_gradient;    /* prefetches what is so many bytes behind x and gradient; 0: nothing */
-    int32_t activation;                 /* NORMFUSE_SILU, or none */
-    double act_param;
+    ptrdiff_t ahead, ahead_dy;          /* prefetches what is so many bytes behind x, and dy or else gradient; 0: nothing */
     const void *weight, *bias;          /* compute type, per channel */
     void *sum_bias, *sum_weight;
     void *shift, *sum, *square;         /* compute type, per norm group; rows: per position */
     const void *rstd, *rest, *slope, *offset;
-    const void *factor;                 /* rstd of dx */
 };
 
-enum { NORMFUSE_LOAD_SUMS, NORMFUSE_LOAD_SQUARES, NORMFUSE_LOAD_NORMALIZED };
+/* PASS(name, what it does to positions, or channels, [from, to) of a tile): norm over channels; h = (x - shift)*rstd + rest.
+ * Names that end with z write z, in the compute type: norm groups may end inside a vector, and nothing is added. */
+#define NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS)                                                                          \
+    PASS(position_shifts)    /* columns: shift = mean, or 0 where not centred */                                      \
+    PASS(position_moments)   /* sum and square of x - shift and its square */                                         \
+    PASS(position_y)         /* y = h*weight + bias [+ post_add]; channels is a multiple of 16 */                     \
+    PASS(position_z)                                                                                                  \
+    PASS(position_sums)      /* as sums below, sum_bias and sum_weight added to */                                    \
+    PASS(position_dx)        /* y = rstd*(gradient*weight) + (slope*h + offset) [+ post_add] */                       \
+    PASS(position_dx_z)                                                                                               \
+    PASS(channel_sums)       /* rows: tile = x; sum, or where not centred square, over the channels */                \
+    PASS(channel_normalize)  /* tile = h, and where z is not NULL z = h*weight + bias */                              \
+    PASS(channel_y)          /* of the tile of x */                                                                   \
+    PASS(channel_z)                                                                                                   \
+    PASS(channel_dx)         /* of the tile of h */                                                                   \
+    PASS(channel_dx_z)
+/* NULL in plain C, which stays small: SiLU takes the way of other activations. */
+#define NORMFUSE_FOR_EACH_SILU_PASS(PASS)                                                                             \
+    PASS(position_y_silu) PASS(channel_y_silu)                                                                        \
+    PASS(position_gradients) /* gradient = dy*SiLU'(h*weight + bias) */
 
-/* PASS(name, what it does): norm over channels; h = (x - shift)*rstd + rest */
-#define NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS)                                                                                \
-    PASS(moments_of_positions) /* columns: shift = mean, sum and square of x - shift and its square; not centred: about 0 */ \
-    PASS(apply_to_positions)   /* y = act(h*weight + bias [+ post_add]); where not z, channels is a multiple of 16 */       \
-    PASS(sums_of_positions)    /* as sums below, sum_bias and sum_weight added to */                                        \
-    PASS(dx_of_positions)      /* y = factor*(gradient*weight) + (slope*h + offset) [+ post_add] */                         \
-    PASS(load_channels)        /* rows: tile = x, and sum or square over the channels; or tile = h and z = h*weight + bias */ \
-    PASS(apply_to_channels)    /* the same of the tile */                                                                   \
-    PASS(dx_of_channels)       /* the same of a tile of h */
-
+typedef void (*normfuse_channel_pass_function)(const struct normfuse_channels *, size_t from, size_t to);
 typedef void (*normfuse_pass_function)(const struct normfuse_pass *);
 
 struct normfuse_passes {
 #define PASS(name) normfuse_pass_function name;
     NORMFUSE_FOR_EACH_PASS(PASS)
 #undef PASS
-#define PASS(name) void (*name)(const struct normfuse_channels *);
+#define PASS(name) normfuse_channel_pass_function name;
     NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS)
+    NORMFUSE_FOR_EACH_SILU_PASS(PASS)
 #undef PASS
     /* n adjacent values to the compute type, or onto what is there; prefetches what is so many bytes behind each. `to` has room
      * for whole vectors. */
@@ -160,10 +167,7 @@ struct normfuse_channel_functions {
     void (*sums)(const struct normfuse_channels *);
     /* The passes of columns, with the same bits, over norm groups of at most 32 values of f32: x and gradient have no
      * gaps, and z is written. NULL of f64, and in plain C, which stays small. */
-    void (*short_moments)(const struct normfuse_channels *);
-    void (*short_apply)(const struct normfuse_channels *);
-    void (*short_sums)(const struct normfuse_channels *);
-    void (*short_dx)(const struct normfuse_channels *);
+    normfuse_channel_pass_function short_moments, short_apply, short_sums, short_dx;
 };
 
 /* Norm groups of n values each; the arrays have room for a vector behind their end. */

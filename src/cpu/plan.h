@@ -92,6 +92,7 @@ struct team {
 /* Norm over channels: channels [first, first + channels) of positions [s, s + count) of sample n; rows: of one group. */
 struct channel_part {
     int64_t n, s, count, group, first, channels;
+    int64_t half; /* columns: of arrays of the tile */
 };
 
 struct small_worker {
@@ -107,8 +108,10 @@ struct small_worker {
     void *biases;  /* norm over channels: pre_bias of each channel */
     char *stage;   /* of the tensors' type: u while it is rounded */
     char *source;  /* norm over channels, of x's type: u of a tile where that is a sum, or x's values are apart */
-    void *factor;  /* norm over channels: rstd of the tile whose dx is to be written */
-    struct channel_part last; /* norm over channels, rows: the tile whose results are to be written; count 0: none */
+    struct channel_part last; /* norm over channels: the tile whose results are to be written; count 0: none, and */
+    struct {
+        void *shift, *rstd, *rest, *slope, *offset;
+    } before; /* its statistics and coefficients */
 };
 
 /* Memory of one thread. */

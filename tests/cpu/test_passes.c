@@ -353,19 +353,49 @@ struct channel_arrays {
     double per_channel[4][ROWS_MOST + 16], per_set[LANE_ARRAYS][LANES_MOST + 16];
 };
 
+/* The gradient through SiLU of z, or (to_y) y = SiLU(z + post_add), row by row. */
+static void silu_by_steps(const struct normfuse_table *table, int type, const struct normfuse_channels *s, bool columns,
+                          bool to_y)
+{
+    const struct normfuse_passes *const pass = table->of[type];
+    const struct normfuse_small_set_functions *const small = &table->small_sets[type == NORMFUSE_F64];
+    const size_t real_bytes = type == NORMFUSE_F64 ? 8 : 4, values = s->groups * s->channels * s->positions,
+                 rows = columns ? 1 : s->channels, row = columns ? values : s->positions,
+                 apart = columns ? values : s->pitch, whole = (row + 15) / 16 * 16;
+    static double z[CHANNEL_VALUES + 16], gradient[CHANNEL_VALUES + 16];
+    struct normfuse_channels of_z = *s;
+    of_z.z = z;
+    (columns ? pass->position_z : pass->channel_z)(&of_z, 0, columns ? s->positions : s->channels);
+    for (size_t r = 0; r < rows; r++) {
+        char *const at = (char *)z + r * apart * real_bytes, *const g = (char *)s->gradient + r * apart * real_bytes;
+        const size_t offset = r * row * type_bytes[type];
+        if (!to_y) {
+            memcpy(gradient, g, row * real_bytes);
+            memset((char *)gradient + row * real_bytes, 0, (whole - row) * real_bytes);
+            small->activate_gradient(NORMFUSE_SILU, 0, gradient, at, whole);
+            memcpy(g, gradient, row * real_bytes);
+            continue;
+        }
+        pass->load((const char *)s->post_add + offset, at, row, true, 0);
+        small->activate(NORMFUSE_SILU, 0, at, whole);
+        pass->store(at, (char *)s->y + offset, row, false);
+    }
+}
+
 /* Every pass over positions (columns: rows are channels of `groups` norm groups), or over channels (rows). short_rows: those of
- * short rows, where the table has them. */
+ * short rows, where the table has them. Passes that only some tables have are compared with their steps. */
 static void run_channels(const struct normfuse_table *table, int type, struct channel_arrays *a,
-                         struct normfuse_channels s, bool columns, bool short_rows)
+                         struct normfuse_channels s, bool columns, bool short_rows, bool silu)
 {
     const struct normfuse_channel_functions *const f = &table->channels[type == NORMFUSE_F64];
     struct normfuse_passes passes = *table->of[type], *const pass = &passes;
     const bool writes = !short_rows && (!columns || s.channels % 16 == 0);
+    const size_t rows = columns ? s.positions : s.channels, half = short_rows ? 0 : rows / 2;
     if (short_rows && f->short_moments) {
-        pass->moments_of_positions = f->short_moments;
-        pass->apply_to_positions = f->short_apply;
-        pass->sums_of_positions = f->short_sums;
-        pass->dx_of_positions = f->short_dx;
+        pass->position_moments = f->short_moments;
+        pass->position_z = f->short_apply;
+        pass->position_sums = f->short_sums;
+        pass->position_dx_z = f->short_dx;
     }
     s.x = a->tensors[0].data;
     s.gradient = a->reals[0];
@@ -377,43 +407,56 @@ static void run_channels(const struct normfuse_table *table, int type, struct ch
     s.shift = a->per_set[0];
     s.sum = a->per_set[1];
     s.square = a->per_set[2];
-    s.rstd = s.factor = a->per_set[3];
+    s.rstd = a->per_set[3];
     s.rest = a->per_set[4];
     s.slope = a->per_set[5];
     s.offset = a->per_set[6];
     s.z = NULL;
+/* In two steps, as tiles take turns. */
+#define RUN(pass)            \
+    do {                     \
+        (pass)(&s, 0, half); \
+        (pass)(&s, half, rows); \
+    } while (0)
     if (columns) {
-        pass->moments_of_positions(&s);
+        RUN(pass->position_shifts);
+        RUN(pass->position_moments);
     } else {
-        s.loads = s.centred ? NORMFUSE_LOAD_SUMS : NORMFUSE_LOAD_SQUARES;
-        pass->load_channels(&s);
+        RUN(pass->channel_sums);
         f->moments(&s);
     }
     s.y = a->tensors[2].data;
-    s.post_add = s.activation == NORMFUSE_SILU ? a->tensors[1].data : NULL;
-    if (writes) {
-        (columns ? pass->apply_to_positions : pass->apply_to_channels)(&s);
-        table->fence();
-    }
+    s.post_add = silu ? a->tensors[1].data : NULL;
+    if (writes && silu && !pass->position_y_silu)
+        silu_by_steps(table, type, &s, columns, true);
+    else if (writes && silu)
+        RUN(columns ? pass->position_y_silu : pass->channel_y_silu);
+    else if (writes)
+        RUN(columns ? pass->position_y : pass->channel_y);
+    table->fence();
     s.z = a->reals[2];
-    (columns ? pass->apply_to_positions : pass->apply_to_channels)(&s);
-    if (!columns) {
-        s.loads = NORMFUSE_LOAD_NORMALIZED;
-        pass->load_channels(&s);
+    RUN(columns ? pass->position_z : pass->channel_z);
+    if (!columns)
+        RUN(pass->channel_normalize);
+    if (columns && silu && pass->position_gradients) {
+        s.dy = s.gradient;
+        s.dy_stride = s.gradient_stride;
+        RUN(pass->position_gradients);
+    } else if (columns && silu) {
+        silu_by_steps(table, type, &s, columns, false);
     }
-    s.kept = columns && s.activation == NORMFUSE_SILU ? a->reals[0] : NULL;
     if (columns)
-        pass->sums_of_positions(&s);
+        RUN(pass->position_sums);
     else
         f->sums(&s);
     s.z = NULL;
     s.y = a->tensors[3].data;
-    if (writes) {
-        (columns ? pass->dx_of_positions : pass->dx_of_channels)(&s);
-        table->fence();
-    }
+    if (writes)
+        RUN(columns ? pass->position_dx : pass->channel_dx);
+    table->fence();
     s.z = a->reals[2];
-    (columns ? pass->dx_of_positions : pass->dx_of_channels)(&s);
+    RUN(columns ? pass->position_dx_z : pass->channel_dx_z);
+#undef RUN
 }
 
 /* Norm over channels, both ways; what lies behind values of the compute type differs, and must not matter. */
@@ -478,9 +521,8 @@ static void compare_channels(const struct normfuse_table *table)
                                                         .pitch = pitch, .z_pitch = pitch, .width = pitch,
                                                         .centred = columns ? !second && groups != 2 : true,
                                                         .stream = second && lines,
-                                                        .ahead = second ? 512 : 0,
-                                                        .activation = second ? NORMFUSE_SILU : NORMFUSE_IDENTITY},
-                             columns, short_rows);
+                                                        .ahead = second ? 512 : 0},
+                             columns, short_rows, second);
             }
             for (int j = 0; j < 4; j++)
                 CHECK(memcmp(arrays[0].tensors[j].data, arrays[1].tensors[j].data, all * bytes) == 0,
