@@ -128,8 +128,7 @@ struct normfuse_small_sets {
     void *shift, *sum, *square;               /* per set, sample by sample */
     const void *rstd, *rest, *slope, *offset;
     void *columns[3];                         /* several rows: room per value of a row */
-    /* each function prefetches a value's place in a tensor beside the value: bytes from a sample, row and value to the next */
-    const char *ahead;
+    const char *ahead; /* each function prefetches a place beside a value: so many bytes to the next sample, row, value */
     ptrdiff_t ahead_sample, ahead_row, ahead_value;
 };
 

@@ -117,14 +117,15 @@ static void scatter(const struct plan *plan, const struct normfuse_view *v, cons
             copy_row(plan, v, t, r, stage + (size_t)(r * t->width) * plan->type_bytes, false);
 }
 
-/* Runs a pass on a tile under columns, folded: whole folded rows, then what is left of one. */
-static void run_columns(const struct plan *plan, normfuse_pass_function pass, struct normfuse_pass s)
+/* Runs a pass on a tile; rows that are taken as one: whole ones, then what is left of one. */
+static void run_tile(const struct plan *plan, normfuse_pass_function pass, const struct normfuse_pass *whole)
 {
-    const size_t folded = (size_t)plan->folded, width = s.n, rest = s.rows % folded, b = plan->type_bytes;
-    if (folded == 1) {
-        pass(&s);
+    if (plan->folded == 1) {
+        pass(whole);
         return;
     }
+    struct normfuse_pass s = *whole;
+    const size_t folded = (size_t)plan->folded, width = s.n, rest = s.rows % folded, b = plan->type_bytes;
     ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride,        &s.post_add_stride, &s.du_stride,
                             &s.y_stride, &s.dpost_add_stride, &s.kept_stride};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
@@ -151,14 +152,6 @@ static void run_columns(const struct plan *plan, normfuse_pass_function pass, st
 static const void *at_real(const struct plan *plan, const void *array, int64_t i)
 {
     return array ? (const char *)array + (size_t)i * plan->real_bytes : NULL;
-}
-
-static void run_tile(const struct plan *plan, normfuse_pass_function pass, const struct normfuse_pass *whole)
-{
-    if (plan->p->columns)
-        run_columns(plan, pass, *whole);
-    else
-        pass(whole);
 }
 
 static const struct team *team_of(const struct plan *plan, const struct worker *w)

@@ -112,8 +112,7 @@ static void load(const struct plan *plan, const struct small_worker *w, const st
     const bool staged = !is_adjacent(plan, v);
     const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
                   all = values_of(plan, t);
-    /* x and dy are prefetched while the tile before is computed */
-    const ptrdiff_t ahead = staged || !onto ? 0 : to_next(plan, v, t);
+    const ptrdiff_t ahead = staged || !onto ? 0 : to_next(plan, v, t); /* x and dy: see `prefetch` */
     for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
         if (staged)
@@ -137,17 +136,13 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
-/* Makes s prefetch a tensor's values of this tile (of an output that is not streamed), or of the next one in the walk. */
+/* Makes s prefetch a tensor's places of this tile, or of the next one; none, or streamed ones: what is in the cache. */
 static void prefetch(const struct plan *plan, const struct small_worker *w, struct normfuse_small_sets *s,
                      const struct normfuse_view *v, const struct small_tile *t, bool next)
 {
-    const ptrdiff_t bytes = (ptrdiff_t)plan->type_bytes;
-    if (!v->data || !is_adjacent(plan, v) || (plan->stream && !next)) { /* something that is in the cache */
-        s->ahead = w->u;
-        s->ahead_sample = s->ahead_row = s->ahead_value = 0;
-        return;
-    }
-    s->ahead = address_of(plan, v, t, 0) + (next ? to_next(plan, v, t) : 0);
+    const bool is_none = !v->data || !is_adjacent(plan, v) || (plan->stream && !next);
+    const ptrdiff_t bytes = is_none ? 0 : (ptrdiff_t)plan->type_bytes;
+    s->ahead = is_none ? w->u : address_of(plan, v, t, 0) + (next ? to_next(plan, v, t) : 0);
     s->ahead_sample = v->batch * bytes;
     s->ahead_row = v->position * bytes;
     s->ahead_value = bytes;

@@ -65,12 +65,11 @@ BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *
     return shift;
 }
 
-BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, const char *ahead, double *sum,
-                               double *square)
+BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, const char *ahead, double *to)
 {
     const V k = OP(set1)(shift);
     struct REAL(lanes) l = REAL(cleared)();
-    *sum = *square = 0;
+    to[0] = to[1] = 0;
     for (size_t i = 0, end; i < s->n;) {
         for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
             AHEAD(ahead, i);
@@ -81,9 +80,9 @@ BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, 
         }
         i = end;
         if (s->n > NORMFUSE_SMALL_CHUNK)
-            REAL(collect)(&l, sum, square);
+            REAL(collect)(&l, &to[0], &to[1]);
     }
-    REAL(collect)(&l, sum, square);
+    REAL(collect)(&l, &to[0], &to[1]);
 }
 
 /* ---- several rows ---- */
@@ -132,9 +131,8 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
       *square = (R *)s->square + sample * s->sets;
     R *sums = s->columns[0], *squares = s->columns[1];
     for (size_t c = 0; c < columns; c += W) {
-        V all = LOAD_R(u + c);
-        AHEAD(REAL(ahead_of)(s, sample, 0, c), 0);
-        for (size_t r = 1; r < s->rows; r++) {
+        V all = OP(set1)(0);
+        for (size_t r = 0; r < s->rows; r++) {
             AHEAD(REAL(ahead_of)(s, sample, r, c), 0);
             all = OP(add)(all, LOAD_R(u + r * columns + c));
         }
@@ -210,7 +208,7 @@ static void REAL(moments)(const struct normfuse_small_sets *s)
 {
     R *shift = s->shift;
     const double inverse = 1 / (double)s->n;
-    double sum, square;
+    double sums[2];
     for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
         if (s->rows > 1) {
             REAL(moments_of_rows)(s, sample);
@@ -224,12 +222,12 @@ static void REAL(moments)(const struct normfuse_small_sets *s)
                 shift[at] = REAL(moments_of_short_set)(s, x, inverse, (R *)s->sum + at, (R *)s->square + at);
                 continue;
             }
-            REAL(moments_of_set)(s, x, 0, ahead, &sum, &square);
-            const R mean = (R)(sum * inverse);
+            REAL(moments_of_set)(s, x, 0, ahead, sums);
+            const R mean = (R)(sums[0] * inverse);
             shift[at] = mean - mean == 0 ? mean : 0;
-            REAL(moments_of_set)(s, x, shift[at], ahead, &sum, &square);
-            ((R *)s->sum)[at] = (R)sum;
-            ((R *)s->square)[at] = (R)square;
+            REAL(moments_of_set)(s, x, shift[at], ahead, sums);
+            ((R *)s->sum)[at] = (R)sums[0];
+            ((R *)s->square)[at] = (R)sums[1];
         }
     }
 }
