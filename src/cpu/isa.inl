@@ -24,7 +24,7 @@
 /* Names in passes.inl: the pass that a body is of; a form that is no activation; values of a stage, of a row
  * that always goes through one, and of one whose coefficients are repeated. */
 enum { AFFINE, AFFINE2, DOT2 };
-enum { STAGED = -1, STAGE = 512, SHORT_ROW = 128, REPEATED_ROW = 64 };
+enum { STAGED = -1, STAGE = 512, SHORT_ROW = 64, REPEATED_ROW = 64 };
 
 /* Activations with loops of their own: those that are cheap beside the memory; in f32 all of them where a vector is one
  * register. A stage costs 10 to 40 % there, and nothing with 16-bit types (docs/decisions/0012). The table in plain C

@@ -135,6 +135,8 @@ struct normfuse_small_sets {
     void *shift, *sum, *square;               /* per set, sample by sample */
     const void *rstd, *rest, *slope, *offset;
     void *columns[3];                         /* several rows: room per value of a row */
+    const char *ahead; /* each function prefetches a place beside a value: so many bytes to the next sample, row, value */
+    ptrdiff_t ahead_sample, ahead_row, ahead_value;
 };
 
 enum { NORMFUSE_SMALL_CHUNK = 4096 }; /* longest f32 sum: 128 additions a lane */

@@ -782,7 +782,7 @@ BODY void FN(dot2)(const struct normfuse_pass *arguments, const bool columns)
     const struct normfuse_pass local = *arguments, *s = &local;
     const V zero = OP(set1)(0);
     struct FN(sums) sums = {{zero, zero}, {zero, zero}}, slope_sums = sums;
-    switch (FN(is_mostly_edges)(s) ? STAGED : s->activation) {
+    switch (s->activation) {
 #define FORM(activation)                                              \
     case activation:                                                  \
         for (size_t r = 0; r < s->rows; r++) {                        \

@@ -117,14 +117,15 @@ static void scatter(const struct plan *plan, const struct normfuse_view *v, cons
             copy_row(plan, v, t, r, stage + (size_t)(r * t->width) * plan->type_bytes, false);
 }
 
-/* Runs a pass on a tile under columns, folded: whole folded rows, then what is left of one. */
-static void run_columns(const struct plan *plan, normfuse_pass_function pass, struct normfuse_pass s)
+/* Runs a pass on a tile; rows that are taken as one: whole ones, then what is left of one. */
+static void run_tile(const struct plan *plan, normfuse_pass_function pass, const struct normfuse_pass *whole)
 {
-    const size_t folded = (size_t)plan->folded, width = s.n, rest = s.rows % folded, b = plan->type_bytes;
-    if (folded == 1) {
-        pass(&s);
+    if (plan->folded == 1) {
+        pass(whole);
         return;
     }
+    struct normfuse_pass s = *whole;
+    const size_t folded = (size_t)plan->folded, width = s.n, rest = s.rows % folded, b = plan->type_bytes;
     ptrdiff_t *strides[] = {&s.x_stride, &s.dy_stride,        &s.post_add_stride, &s.du_stride,
                             &s.y_stride, &s.dpost_add_stride, &s.kept_stride};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
@@ -148,49 +149,9 @@ static void run_columns(const struct plan *plan, normfuse_pass_function pass, st
     }
 }
 
-/* Wider rows are walked in blocks of columns. Blocks of 1024 would keep sums and coefficients in the L1 cache, but break
- * the linear stream: batch norm 8x2048x28x28 channels-last took 2.75 copy floors with them, 2.15 so. */
-enum { COLUMN_BLOCK = 4096 };
-
 static const void *at_real(const struct plan *plan, const void *array, int64_t i)
 {
     return array ? (const char *)array + (size_t)i * plan->real_bytes : NULL;
-}
-
-static void run_tile(const struct plan *plan, normfuse_pass_function pass, const struct normfuse_pass *whole)
-{
-    if (!plan->p->columns) {
-        pass(whole);
-        return;
-    }
-    const int64_t width = (int64_t)whole->n;
-    if (width <= COLUMN_BLOCK) {
-        run_columns(plan, pass, *whole);
-        return;
-    }
-    for (int64_t c = 0; c < width; c += COLUMN_BLOCK) {
-        struct normfuse_pass s = *whole;
-        const size_t skip = (size_t)c * plan->type_bytes;
-        s.n = (size_t)smaller(COLUMN_BLOCK, width - c);
-        s.x = s.x ? (const char *)s.x + skip : NULL;
-        s.dy = s.dy ? (const char *)s.dy + skip : NULL;
-        s.post_add = s.post_add ? (const char *)s.post_add + skip : NULL;
-        s.du = s.du ? (const char *)s.du + skip : NULL;
-        s.y = s.y ? (char *)s.y + skip : NULL;
-        s.dpost_add = s.dpost_add ? (char *)s.dpost_add + skip : NULL;
-        s.k = at_real(plan, s.k, c);
-        s.a = at_real(plan, s.a, c);
-        s.b = at_real(plan, s.b, c);
-        s.p = at_real(plan, s.p, c);
-        s.q = at_real(plan, s.q, c);
-        s.r = at_real(plan, s.r, c);
-        s.kept = s.kept ? (char *)s.kept + (size_t)c * plan->real_bytes : NULL;
-        s.sum = s.sum ? (char *)s.sum + (size_t)c * plan->real_bytes : NULL;
-        s.square = s.square ? (char *)s.square + (size_t)c * plan->real_bytes : NULL;
-        s.slope = at_real(plan, s.slope, c);
-        s.slope_sum = s.slope_sum ? (char *)s.slope_sum + (size_t)c * plan->real_bytes : NULL;
-        pass(&s);
-    }
 }
 
 static const struct team *team_of(const struct plan *plan, const struct worker *w)

@@ -98,15 +98,21 @@ static void copy_row(const struct plan *plan, const struct normfuse_view *v, con
                               to_stage ? v->position : 1, s, bytes);
 }
 
+/* Bytes from a tile's value to the next one's. */
+static ptrdiff_t to_next(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t)
+{
+    const int64_t samples = t->n + t->samples < t->end ? t->samples : t->begin - t->n;
+    const int64_t channels = samples > 0 ? 0 : t->sets * plan->group_channels;
+    return (samples * v->batch + channels * v->channel) * (ptrdiff_t)plan->type_bytes;
+}
+
 static void load(const struct plan *plan, const struct small_worker *w, const struct normfuse_view *v,
                  const struct small_tile *t, void *to, bool onto)
 {
     const bool staged = !is_adjacent(plan, v);
     const int64_t row = t->sets * plan->small_width, stretch = staged ? row : adjacent_values(plan, v, t),
                   all = values_of(plan, t);
-    const int64_t samples = t->n + t->samples < t->end ? t->samples : t->begin - t->n; /* to the next tile */
-    const int64_t channels = samples > 0 ? 0 : t->sets * plan->group_channels;
-    const ptrdiff_t ahead = staged ? 0 : (samples * v->batch + channels * v->channel) * (ptrdiff_t)plan->type_bytes;
+    const ptrdiff_t ahead = staged || !onto ? 0 : to_next(plan, v, t); /* x and dy: see `prefetch` */
     for (int64_t i = 0; i < all; i += stretch) {
         char *at = address_of(plan, v, t, i / row);
         if (staged)
@@ -130,17 +136,16 @@ static void store(const struct plan *plan, const struct small_worker *w, const s
     }
 }
 
-/* Asks for cache lines `first`, `first + step`... of an output that is not streamed, while there is something to compute: all of
- * them at once wait for one another. */
-static void prefetch(const struct plan *plan, const struct normfuse_view *v, const struct small_tile *t, int64_t first,
-                     int64_t step)
+/* Makes s prefetch a tensor's places of this tile, or of the next one; none, or streamed ones: what is in the cache. */
+static void prefetch(const struct plan *plan, const struct small_worker *w, struct normfuse_small_sets *s,
+                     const struct normfuse_view *v, const struct small_tile *t, bool next)
 {
-    const int64_t row = t->sets * plan->small_width, stretch = adjacent_values(plan, v, t), all = values_of(plan, t);
-    for (int64_t i = 0; i < all && v->data && !plan->stream && is_adjacent(plan, v); i += stretch) {
-        const char *const at = address_of(plan, v, t, i / row);
-        for (int64_t line = first * ALIGNMENT; line < stretch * (int64_t)plan->type_bytes; line += step * ALIGNMENT)
-            __builtin_prefetch(at + line, 1, 3);
-    }
+    const bool is_none = !v->data || !is_adjacent(plan, v) || (plan->stream && !next);
+    const ptrdiff_t bytes = is_none ? 0 : (ptrdiff_t)plan->type_bytes;
+    s->ahead = is_none ? w->u : address_of(plan, v, t, 0) + (next ? to_next(plan, v, t) : 0);
+    s->ahead_sample = v->batch * bytes;
+    s->ahead_row = v->position * bytes;
+    s->ahead_value = bytes;
 }
 
 /* u less what its set has in `bases`, rounded once: u itself would be rounded, too. Doubles have u. */
@@ -414,9 +419,8 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
     const struct normfuse_problem *p = plan->p;
     struct normfuse_small_sets s = sets_of(plan, w, t);
     load_u(plan, w, t, false);
-    prefetch(plan, &p->y, t, 0, 3);
+    prefetch(plan, w, &s, &p->y, t, false);
     plan->small->moments(&s);
-    prefetch(plan, &p->y, t, 1, 3);
     finish_sets(plan, w, t);
     if (!p->y.data) /* u alone is requested */
         return;
@@ -425,7 +429,7 @@ static void forward_tile(const struct plan *plan, struct small_worker *w, const 
         normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     }
     s.z = w->z;
-    prefetch(plan, &p->y, t, 2, 3);
+    prefetch(plan, w, &s, &p->x, t, true);
     plan->small->normalize(&s);
     if (p->post_add.data)
         load(plan, w, &p->post_add, t, w->z, true);
@@ -444,11 +448,11 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             w->double_rstd[i] = load_parameter(&p->rstd, t->n + n, t->first + j, 1);
         }
     load_u(plan, w, t, true);
-    prefetch(plan, &p->dx, t, 0, 1);
     normfuse_small_store_statistics(plan, w, t->samples * t->sets);
     const bool needs_z = p->activation != NORMFUSE_IDENTITY;
     s.normalized = w->normalized;
     s.z = needs_z && !p->from_y ? w->z : NULL;
+    prefetch(plan, w, &s, &p->x, t, true);
     plan->small->normalize(&s);
     if (needs_z) {
         if (p->post_add.data) /* y itself where that is given */
@@ -458,6 +462,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
     s.gradient = w->gradient;
     s.sum_bias = w->sum_bias;
     s.sum_weight = w->sum_weight;
+    prefetch(plan, w, &s, &p->dy, t, true);
     plan->small->sums(&s);
     if (plan->apply) {
         for (int64_t i = 0; i < t->samples * t->sets; i++) {
@@ -466,6 +471,7 @@ static void backward_tile(const struct plan *plan, struct small_worker *w, const
             store_real(plan, w->offset, i, factor * load_real(plan, w->sum, i));
         }
         s.dx = w->u;
+        prefetch(plan, w, &s, &p->dx, t, false);
         plan->small->dx(&s);
         if (p->du.data)
             load(plan, w, &p->du, t, w->u, true);

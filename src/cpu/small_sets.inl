@@ -11,6 +11,14 @@
 #define STORE_R(p, v) CAT(OP(store_), RT)(p, v)
 #define BODY static inline __attribute__((always_inline))
 
+/* Prefetches are to the L2 cache: the tile's own arrays fill the L1 cache. */
+BODY const char *REAL(ahead_of)(const struct normfuse_small_sets *s, size_t sample, size_t row, size_t column)
+{
+    return s->ahead + (ptrdiff_t)sample * s->ahead_sample + (ptrdiff_t)row * s->ahead_row +
+           (ptrdiff_t)column * s->ahead_value;
+}
+#define AHEAD(at, i) __builtin_prefetch((at) + (ptrdiff_t)(i) * s->ahead_value, 0, 2)
+
 /* Onto the sums of x - k and of its square: n values. */
 BODY void REAL(add_moments)(const R *x, size_t n, V k, V *sum, V *square)
 {
@@ -57,22 +65,24 @@ BODY R REAL(moments_of_short_set)(const struct normfuse_small_sets *s, const R *
     return shift;
 }
 
-BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, double *sum, double *square)
+BODY void REAL(moments_of_set)(const struct normfuse_small_sets *s, const R *x, R shift, const char *ahead, double *to)
 {
     const V k = OP(set1)(shift);
     struct REAL(lanes) l = REAL(cleared)();
-    *sum = *square = 0;
+    to[0] = to[1] = 0;
     for (size_t i = 0, end; i < s->n;) {
         for (end = REAL(chunk_end)(i, s->n); i < end; i += 2 * W) {
+            AHEAD(ahead, i);
+            AHEAD(ahead, i + W);
             REAL(add_moments)(x + i, end - i, k, &l.sum[0], &l.square[0]);
             if (end - i > W)
                 REAL(add_moments)(x + i + W, end - i - W, k, &l.sum[1], &l.square[1]);
         }
         i = end;
         if (s->n > NORMFUSE_SMALL_CHUNK)
-            REAL(collect)(&l, sum, square);
+            REAL(collect)(&l, &to[0], &to[1]);
     }
-    REAL(collect)(&l, sum, square);
+    REAL(collect)(&l, &to[0], &to[1]);
 }
 
 /* ---- several rows ---- */
@@ -121,9 +131,11 @@ static void REAL(moments_of_rows)(const struct normfuse_small_sets *s, size_t sa
       *square = (R *)s->square + sample * s->sets;
     R *sums = s->columns[0], *squares = s->columns[1];
     for (size_t c = 0; c < columns; c += W) {
-        V all = LOAD_R(u + c);
-        for (size_t r = 1; r < s->rows; r++)
+        V all = OP(set1)(0);
+        for (size_t r = 0; r < s->rows; r++) {
+            AHEAD(REAL(ahead_of)(s, sample, r, c), 0);
             all = OP(add)(all, LOAD_R(u + r * columns + c));
+        }
         STORE_R(sums + c, all);
     }
     REAL(sums_of_sets)(sums, NULL, s->sets, s->n, sum);
@@ -157,8 +169,9 @@ static void REAL(normalize_rows)(const struct normfuse_small_sets *s, size_t sam
             *rstd = REAL(of_columns)(s, s->rstd, sample, s->columns[1]);
     const R *rest = REAL(of_columns)(s, s->rest, sample, s->columns[2]);
     R *normalized = s->normalized ? (R *)s->normalized + start : NULL, *z = s->z ? (R *)s->z + start : NULL;
-    for (size_t at = 0; at < s->rows * columns; at += columns)
+    for (size_t at = 0, r = 0; r < s->rows; r++, at += columns)
         for (size_t c = 0; c < columns; c += W) {
+            AHEAD(REAL(ahead_of)(s, sample, r, c), 0);
             const V h = OP(normalized)(LOAD_R(u + at + c), OP(normalization_at)(k, rstd, rest, c));
             if (normalized)
                 STORE_R(normalized + at + c, h);
@@ -175,6 +188,7 @@ static void REAL(sums_of_rows)(const struct normfuse_small_sets *s, size_t sampl
     for (size_t c = 0; c < columns; c += W) {
         V sum = OP(set1)(0), product = sum;
         for (size_t r = 0; r < s->rows; r++) {
+            AHEAD(REAL(ahead_of)(s, sample, r, c), 0);
             const V gradient = LOAD_R(g + r * columns + c);
             sum = OP(add)(sum, gradient);
             product = OP(fma)(gradient, LOAD_R(h + r * columns + c), product);
@@ -194,7 +208,7 @@ static void REAL(moments)(const struct normfuse_small_sets *s)
 {
     R *shift = s->shift;
     const double inverse = 1 / (double)s->n;
-    double sum, square;
+    double sums[2];
     for (size_t sample = 0, at = 0; sample < s->samples; sample++) {
         if (s->rows > 1) {
             REAL(moments_of_rows)(s, sample);
@@ -202,16 +216,18 @@ static void REAL(moments)(const struct normfuse_small_sets *s)
         }
         for (size_t j = 0; j < s->sets; j++, at++) {
             const R *x = (const R *)s->u + at * s->n;
+            const char *ahead = REAL(ahead_of)(s, sample, 0, j * s->n);
             if (s->n <= 2 * W) {
+                AHEAD(ahead, 0);
                 shift[at] = REAL(moments_of_short_set)(s, x, inverse, (R *)s->sum + at, (R *)s->square + at);
                 continue;
             }
-            REAL(moments_of_set)(s, x, 0, &sum, &square);
-            const R mean = (R)(sum * inverse);
+            REAL(moments_of_set)(s, x, 0, ahead, sums);
+            const R mean = (R)(sums[0] * inverse);
             shift[at] = mean - mean == 0 ? mean : 0;
-            REAL(moments_of_set)(s, x, shift[at], &sum, &square);
-            ((R *)s->sum)[at] = (R)sum;
-            ((R *)s->square)[at] = (R)square;
+            REAL(moments_of_set)(s, x, shift[at], ahead, sums);
+            ((R *)s->sum)[at] = (R)sums[0];
+            ((R *)s->square)[at] = (R)sums[1];
         }
     }
 }
@@ -229,7 +245,9 @@ static void REAL(normalize)(const struct normfuse_small_sets *s)
             for (size_t j = 0, c = 0; j < s->sets; j++, at += s->n, c += s->n) {
                 const size_t set = sample * s->sets + j;
                 const OP(normalization) of = OP(normalization_of)(s->shift, s->rstd, s->rest, set);
+                const char *ahead = REAL(ahead_of)(s, sample, r, c);
                 for (size_t i = 0; i < s->n; i += W) {
+                    AHEAD(ahead, i);
                     const V h = OP(normalized)(LOAD_R(x + at + i), of);
                     if (normalized)
                         STORE_R(normalized + at + i, h);
@@ -262,17 +280,21 @@ static __attribute__((noinline)) void REAL(sums_of_channels)(const struct normfu
     const size_t channels = s->n / s->summed, start = sample * s->sets * s->n;
     const R *g = (const R *)s->gradient + start, *h = (const R *)s->normalized + start, *weight = s->weight;
     R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
+    const char *ahead = REAL(ahead_of)(s, sample, 0, 0);
     for (size_t j = sample * s->sets; j < (sample + 1) * s->sets; j++) {
         double all = 0, products = 0;
         for (size_t c = 0; c < channels; c++, g += s->summed, h += s->summed, weight += s->summed) {
             struct REAL(lanes) l = REAL(cleared)();
             for (size_t i = 0, n; i < s->summed; i += 2 * W) {
                 n = s->summed - i;
+                AHEAD(ahead, i);
+                AHEAD(ahead, i + W);
                 REAL(add_gradients)(g + i, h + i, n, &l.sum[0], &l.square[0]);
                 if (n > W)
                     REAL(add_gradients)(g + i + W, h + i + W, n - W, &l.sum[1], &l.square[1]);
             }
             const R sum = OP(hsum)(OP(add)(l.sum[0], l.sum[1])), product = OP(hsum)(OP(add)(l.square[0], l.square[1]));
+            ahead += (ptrdiff_t)s->summed * s->ahead_value;
             *sum_bias++ += sum;
             *sum_weight++ += product;
             all += (double)*weight * (double)sum;
@@ -294,7 +316,9 @@ static void REAL(sums)(const struct normfuse_small_sets *s)
         const R *g = (const R *)s->gradient + sample * columns, *h = (const R *)s->normalized + sample * columns,
                 *weight = s->weight;
         R *sum_bias = s->sum_bias, *sum_weight = s->sum_weight;
+        const char *ahead = REAL(ahead_of)(s, sample, 0, 0);
         for (size_t c = 0; c < columns; c += W) {
+            AHEAD(ahead, c);
             const V gradient = OP(leading)(LOAD_R(g + c), columns - c),
                     normalized = OP(leading)(LOAD_R(h + c), columns - c);
             STORE_R(sum_bias + c, OP(add)(LOAD_R(sum_bias + c), gradient));
@@ -336,9 +360,11 @@ static void REAL(dx)(const struct normfuse_small_sets *s)
                     *slope = REAL(of_columns)(s, s->slope, sample, s->columns[1]);
             const R *offset = REAL(of_columns)(s, s->offset, sample, s->columns[2]);
             for (size_t r = 0; r < s->rows; r++, at += columns)
-                for (size_t c = 0; c < columns; c += W)
+                for (size_t c = 0; c < columns; c += W) {
+                    AHEAD(REAL(ahead_of)(s, sample, r, c), 0);
                     STORE_R(dx + at + c, REAL(dx_of)(LOAD_R(g + at + c), LOAD_R(weight + c), LOAD_R(h + at + c),
                                                      LOAD_R(rstd + c), LOAD_R(slope + c), LOAD_R(offset + c)));
+                }
             continue;
         }
         for (size_t r = 0; r < s->rows; r++)
@@ -346,9 +372,12 @@ static void REAL(dx)(const struct normfuse_small_sets *s)
                 const size_t set = sample * s->sets + j;
                 const V rstd = OP(set1)(((const R *)s->rstd)[set]), slope = OP(set1)(((const R *)s->slope)[set]);
                 const V offset = OP(set1)(((const R *)s->offset)[set]);
-                for (size_t i = 0; i < s->n; i += W)
+                const char *ahead = REAL(ahead_of)(s, sample, r, c);
+                for (size_t i = 0; i < s->n; i += W) {
+                    AHEAD(ahead, i);
                     STORE_R(dx + at + i, REAL(dx_of)(LOAD_R(g + at + i), LOAD_R(weight + c + i), LOAD_R(h + at + i),
                                                      rstd, slope, offset));
+                }
             }
     }
 }
@@ -371,6 +400,7 @@ static void REAL(prelu)(const void *slope, void *z, void *gradient, void *sum_sl
         }
 }
 
+#undef AHEAD
 #undef REAL
 #undef LOAD_R
 #undef STORE_R
