@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * threads.c - a small pool: idle threads spin for a moment, since layers follow one another, then sleep. One caller uses
- * it at a time. After fork() the child starts with no threads and makes its own. */
+ * threads.c - a small pool: idle threads spin for a moment, since layers follow one another, then sleep. One caller
+ * uses it at a time. After fork() the child starts with no threads and makes its own. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -220,7 +220,9 @@ static void *thread_main(void *unused)
     (void)unused;
     for (int spin = 0;;) {
         int32_t task = atomic_load_explicit(&pool.unclaimed, memory_order_acquire);
-        if (task > 0 && atomic_compare_exchange_strong(&pool.unclaimed, &task, task - 1)) {
+        while (task > 0 && !atomic_compare_exchange_weak(&pool.unclaimed, &task, task - 1)) {
+        }
+        if (task > 0) {
             pool.task(pool.context, task);
             if (atomic_fetch_sub(&pool.unfinished, 1) == 1)
                 normfuse_flag_raise(&pool.done);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT
  *
  * test_threads.c - the built-in pool: task 0 runs once, each other task at most once, and all work is done on return,
- * from several callers at once, after fork and in the child; and a call through the public interface gives the same bits in all of these. What calls leave alone, in processes
- * whose first calls they are: signals of the pool's threads, the floating-point environment, errno; and how many
- * threads a call has by default. */
+ * from several callers at once, after fork and in the child; and a call through the public interface gives the same
+ * bits in all of these. What calls leave alone, in processes whose first calls they are: signals of the pool's threads,
+ * the floating-point environment, errno; and how many threads a call has by default. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fenv.h>
