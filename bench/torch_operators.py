@@ -9,9 +9,10 @@ from graphs.
     python3 bench/torch_operators.py --random 100 --seed 3       problems that `normfuse bench --random` draws
     python3 bench/torch_operators.py --device cuda --random 100  the same on a GPU
 
-bench/peers.py has the same problems through the C library. Here all three run in one process on PyTorch's threads, and
-take turns, a call at a time; each call takes the next of several sets of tensors, together more than four times the
-last-level cache. A backward is torch.autograd.grad of x, weight, bias and what is added, on a graph made once. PyTorch adds, scales and activates in
+bench/peers.py has the same problems through the C library. Here each problem has a process of its own. Its three variants
+run on PyTorch's threads and take turns, a call at a time; each call takes the next of several sets of tensors, together more
+than four times the last-level cache. If the process dies, each variant is run alone, and the row of one that dies again
+says so. A backward is torch.autograd.grad of x, weight, bias and what is added, on a graph made once. PyTorch adds, scales and activates in
 separate calls, which torch.compile joins. Outputs and gradients
 are compared with eager's in f64 first: ours may be twice as far as PyTorch's in the problem's type. On a GPU each variant has a CUDA graph of one
 call for every set of tensors, backwards without their forwards, and the replays take turns.
@@ -21,10 +22,11 @@ medians), error and eager_error (Euclidean norm, relative), torch, cpu or gpu, t
 from __future__ import annotations
 
 import argparse
-import contextlib
+import concurrent.futures.process
 import datetime
 import json
 import math
+import multiprocessing
 import os
 import pathlib
 import statistics
@@ -53,7 +55,6 @@ class Problem:
         import torch
         import torch._functorch.config
         torch._functorch.config.donated_buffer = False  # a compiled graph is run backward many times
-        torch._dynamo.reset()
         torch.manual_seed(0)
         self.problem, self.sets = problem, sets
         shape = problem["shape"]
@@ -229,8 +230,12 @@ def graph_times_in_turn(calls: dict[str, Callable[[int], Any]], sets: int, sampl
     return times
 
 
-def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float, llc: int,
-            device: str) -> list[dict[str, Any]]:
+def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s: float, llc: int, device: str,
+            threads: int) -> list[dict[str, Any]]:
+    import torch
+    torch.set_num_threads(threads)
+    if device == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())
     sets = peers.set_count(problem, llc)
     made = Problem(problem, sets, device)
     want = made.exact()
@@ -266,6 +271,18 @@ def measure(problem: dict[str, Any], variants: list[str], samples: int, budget_s
             beside = rows.get(other, {}).get("median_us")
             row[f"of_{other}"] = round(row["median_us"] / beside, 4) if beside and "median_us" in row else None
     return list(rows.values())
+
+
+def measure_apart(problem: dict[str, Any], variants: list[str], *options: Any) -> list[dict[str, Any]]:
+    """measure() in a process of its own: a peer that overwrites memory ends that process only."""
+    try:
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            return process.submit(measure, problem, variants, *options).result()
+    except concurrent.futures.process.BrokenProcessPool:
+        if len(variants) == 1:
+            return [{"problem": problem["line"], "variant": variants[0], "failed": "its process died"}]
+        print(f"{problem['line']}: the process of all variants died; each is run alone", file=sys.stderr)
+        return [row for variant in variants for row in measure_apart(problem, [variant], *options)]
 
 
 def drawn(count: int, seed: str, least: str, most: str) -> list[str]:
@@ -306,7 +323,6 @@ def main() -> int:
                    "OMP_NUM_THREADS": str(arguments.threads)})
     import torch
     from models import error_text, processor
-    torch.set_num_threads(arguments.threads)
     if arguments.random:
         arguments.problems += drawn(arguments.random, arguments.seed, arguments.min_bytes, arguments.max_bytes)
     lines = arguments.problems or (list(TINY) if arguments.tiny else
@@ -320,9 +336,8 @@ def main() -> int:
     print(f"{'problem':72} " + " ".join(f"{variant + ' us':>12}" for variant in variants) + f" {'gain':>6}")
     for problem in peers.read_problems(lines, additions=True):
         try:
-            with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext():
-                rows = measure(problem, variants, arguments.samples, arguments.budget, 1 if arguments.tiny else cache,
-                               arguments.device)
+            rows = measure_apart(problem, variants, arguments.samples, arguments.budget,
+                                 1 if arguments.tiny else cache, arguments.device, arguments.threads)
         except Exception as error:
             print(f"{problem['line']:72} FAILED: {error_text(error)}", flush=True)
             failures += 1

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * threads.c - a small pool: idle threads spin for a moment, since layers follow one another, then sleep on a condition
- * variable. One caller uses it at a time. After fork() the child starts with no threads and makes its own. */
+ * threads.c - a small pool: idle threads spin for a moment, since layers follow one another, then sleep. One caller
+ * uses it at a time. After fork() the child starts with no threads and makes its own. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -30,19 +30,15 @@ enum {
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 static struct {
-    pthread_mutex_t busy;  /* held by the caller that uses the pool */
-    pthread_mutex_t mutex; /* guards sleeping and `started` against lost wake-ups */
-    pthread_cond_t wake;
-    int32_t started; /* threads that exist, the callers' not counted */
-    uint_fast64_t first_generation; /* the last one that a thread made now must not take part in */
-    atomic_uint_fast64_t generation;
-    atomic_int sleeping;
-    atomic_int remaining; /* pool threads still at work */
-    _Atomic int32_t done; /* a flag: none is */
-    int32_t count;
+    pthread_mutex_t busy;       /* held by the caller that uses the pool */
+    int32_t started;            /* threads that exist, the callers' not counted */
+    _Atomic int32_t unclaimed;  /* tasks that no thread has begun: n means tasks 1 to n */
+    _Atomic int32_t unfinished; /* tasks but task 0 that are unclaimed or at work */
+    _Atomic int32_t sleeping;   /* pool threads that sleep while unclaimed is 0 */
+    _Atomic int32_t done;       /* a flag, raised by the pool thread that makes unfinished 0 */
     void (*task)(void *, int64_t);
     void *context;
-} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .mutex = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER};
 
 static inline void pause_once(void)
 {
@@ -219,29 +215,26 @@ int32_t normfuse_threads_default(void)
 
 /* ---- the pool ---------------------------------------------------------------------------------------------------- */
 
-static void *thread_main(void *argument)
+static void *thread_main(void *unused)
 {
-    const int32_t index = (int32_t)(intptr_t)argument;
-    uint_fast64_t seen = pool.first_generation;
-    for (;;) {
-        uint_fast64_t generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
-        for (int spin = 0; generation == seen && spin < SPINS; spin++) {
+    (void)unused;
+    for (int spin = 0;;) {
+        int32_t task = atomic_load_explicit(&pool.unclaimed, memory_order_acquire);
+        while (task > 0 && !atomic_compare_exchange_weak(&pool.unclaimed, &task, task - 1)) {
+        }
+        if (task > 0) {
+            pool.task(pool.context, task);
+            if (atomic_fetch_sub(&pool.unfinished, 1) == 1)
+                normfuse_flag_raise(&pool.done);
+            spin = 0;
+        } else if (spin < SPINS) {
             pause_once();
-            generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
-        }
-        if (generation == seen) {
-            pthread_mutex_lock(&pool.mutex);
+            spin++;
+        } else {
             atomic_fetch_add(&pool.sleeping, 1);
-            while ((generation = atomic_load(&pool.generation)) == seen)
-                pthread_cond_wait(&pool.wake, &pool.mutex);
+            syscall(SYS_futex, &pool.unclaimed, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
             atomic_fetch_sub(&pool.sleeping, 1);
-            pthread_mutex_unlock(&pool.mutex);
         }
-        seen = generation;
-        if (index < pool.count)
-            pool.task(pool.context, index);
-        if (atomic_fetch_sub_explicit(&pool.remaining, 1, memory_order_acq_rel) == 1)
-            normfuse_flag_raise(&pool.done);
     }
     return NULL;
 }
@@ -249,68 +242,58 @@ static void *thread_main(void *argument)
 static void after_fork_in_child(void)
 {
     pthread_mutex_init(&pool.busy, NULL);
-    pthread_mutex_init(&pool.mutex, NULL);
-    pthread_cond_init(&pool.wake, NULL);
     pool.started = 0;
-    atomic_store(&pool.generation, 0);
+    atomic_store(&pool.unclaimed, 0);
     atomic_store(&pool.sleeping, 0);
-    atomic_store(&pool.remaining, 0);
 }
 
-/* Makes threads 1 to count - 1 where missing. They block the signals that are sent to a process, whose handlers run on
- * the program's own threads, and none of those that a thread brings upon itself: a host may handle its faults. */
-static bool start_threads(int32_t count)
+/* Makes threads where fewer than `count` exist, as many as can be made. They block the signals that are sent to a
+ * process, whose handlers run on the program's own threads, and none of those that a thread brings upon itself: a host
+ * may handle its faults. */
+static void start_threads(int32_t count)
 {
     static const int synchronous[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     static bool follows_forks;
-    if (pool.started >= count - 1)
-        return true;
-    if (!follows_forks && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
-        return false;
+    if (pool.started >= count || (!follows_forks && pthread_atfork(NULL, NULL, after_fork_in_child) != 0))
+        return;
     follows_forks = true;
     sigset_t blocked, old;
     sigfillset(&blocked);
     for (size_t i = 0; i < sizeof synchronous / sizeof *synchronous; i++)
         sigdelset(&blocked, synchronous[i]);
     pthread_sigmask(SIG_SETMASK, &blocked, &old);
-    pool.first_generation = atomic_load(&pool.generation);
-    while (pool.started < count - 1) {
+    while (pool.started < count) {
         pthread_attr_t attributes;
         pthread_t thread;
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        const int error = pthread_create(&thread, &attributes, thread_main, (void *)(intptr_t)(pool.started + 1));
+        const int error = pthread_create(&thread, &attributes, thread_main, NULL);
         pthread_attr_destroy(&attributes);
         if (error)
             break;
         pool.started++;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return pool.started >= count - 1;
 }
 
 void normfuse_threads_run(int32_t count, void (*task)(void *, int64_t), void *context)
 {
-    if (count > 1 && pthread_mutex_trylock(&pool.busy) == 0) {
-        if (start_threads(count)) {
-            pool.count = count;
-            pool.task = task;
-            pool.context = context;
-            atomic_store(&pool.remaining, pool.started);
-            atomic_store(&pool.done, LOWERED);
-            atomic_fetch_add(&pool.generation, 1);
-            if (atomic_load(&pool.sleeping)) {
-                pthread_mutex_lock(&pool.mutex);
-                pthread_cond_broadcast(&pool.wake);
-                pthread_mutex_unlock(&pool.mutex);
-            }
-            task(context, 0);
+    const bool shares = count > 1 && pthread_mutex_trylock(&pool.busy) == 0;
+    if (shares) {
+        start_threads(count - 1);
+        pool.task = task;
+        pool.context = context;
+        atomic_store(&pool.done, LOWERED);
+        atomic_store(&pool.unfinished, count - 1);
+        atomic_store(&pool.unclaimed, count - 1);
+        if (atomic_load(&pool.sleeping))
+            syscall(SYS_futex, &pool.unclaimed, FUTEX_WAKE_PRIVATE, count - 1, NULL, NULL, 0);
+    }
+    task(context, 0);
+    if (shares) {
+        const int32_t late = atomic_exchange(&pool.unclaimed, 0);
+        if (late == 0 || atomic_fetch_sub(&pool.unfinished, late) != late)
             normfuse_flag_wait(&pool.done, SPINS);
-            pthread_mutex_unlock(&pool.busy);
-            return;
-        }
         pthread_mutex_unlock(&pool.busy);
     }
-    for (int32_t i = 0; i < count; i++)
-        task(context, i);
 }
