@@ -106,6 +106,7 @@ static void make_u(struct parts *parts, struct normfuse_problem *rest, char *scr
         affine->y = (struct normfuse_view){scratch, c * s, rest->columns ? 1 : s, rest->columns ? c : 1};
         parts->u_bytes = ((size_t)(rest->n * rest->c * rest->s) * normfuse_type_bytes(rest->type) + 255) / 256 * 256;
     }
+    rest->memo = NULL;
     rest->x = affine->y;
     rest->pre_add = rest->u = (struct normfuse_view){0};
     rest->pre_bias = (struct normfuse_parameter){0};
@@ -266,6 +267,7 @@ static normfuse_status scratch_bytes(const struct normfuse_problem *problem, con
     for (int i = 0; i < 3; i++) {
         struct normfuse_problem part = *problem;
         part.phases = phases[i];
+        part.memo = NULL;
         if (i == 1) /* the first half has no result that u may be in */
             part.y = part.dx = (struct normfuse_view){0};
         if (phases[i] == 0 || writes_nothing(&part))

@@ -603,14 +603,13 @@ static bool has_derivative_of_y(const struct normfuse_problem *problem)
     }
 }
 
-/* *present and *outputs: bits of the slots. */
+/* present and *outputs: bits of the slots. */
 static normfuse_status check_presence(const struct normfuse_problem *problem, const struct settings *settings,
-                                      const normfuse_tensor *const *tensors, uint32_t *present, uint32_t *outputs)
+                                      uint32_t present, uint32_t *outputs)
 {
     const struct call *const call = &calls[settings->call];
     uint32_t allowed = call->allowed, required = call->required;
     *outputs = call->outputs;
-    *present = present_of(tensors);
     if (settings->operator == AFFINE)
         allowed &= ~NORM_ONLY, required &= ~SAVED;
     else if (settings->operator == BATCH_NORM)
@@ -627,26 +626,26 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
     }
     if (settings->call == NORMFUSE_CALL_FORWARD && (settings->operator == AFFINE || problem->evaluate))
         required |= BIT(Y);
-    if (problem->activation == NORMFUSE_PRELU && (*present & (BIT(Y) | BIT(DY))) != 0)
+    if (problem->activation == NORMFUSE_PRELU && (present & (BIT(Y) | BIT(DY))) != 0)
         required |= allowed & BIT(SLOPE);
-    if (problem->activation != NORMFUSE_PRELU && (*present & (BIT(SLOPE) | BIT(DSLOPE))) != 0)
+    if (problem->activation != NORMFUSE_PRELU && (present & (BIT(SLOPE) | BIT(DSLOPE))) != 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is for prelu alone and must be NULL", problem->name,
-                               slots[first_of(*present & (BIT(SLOPE) | BIT(DSLOPE)))].name);
+                               slots[first_of(present & (BIT(SLOPE) | BIT(DSLOPE)))].name);
 
     const normfuse_status status =
-        check_mask(problem->name, *present, allowed, required,
+        check_mask(problem->name, present, allowed, required,
                    problem->evaluate ? " with NORMFUSE_EVALUATE" : has_mean ? "" : " with NORMFUSE_MEAN_SQUARE");
     if (status != NORMFUSE_OK)
         return status;
-    if ((*present & BIT(U)) != 0 && (*present & PRE) == 0)
+    if ((present & BIT(U)) != 0 && (present & PRE) == 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT,
                                "%s: tensors.u needs tensors.pre_add or tensors.pre_bias; without them u is x",
                                problem->name);
-    if ((*present & BIT(DPRE_BIAS)) != 0 && (*present & BIT(DX)) == 0)
+    if ((present & BIT(DPRE_BIAS)) != 0 && (present & BIT(DX)) == 0)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.dpre_bias needs tensors.dx, whose sum it is",
                                problem->name);
-    if ((*present & BIT(Y)) != 0 && (call->phases & BACKWARD_PHASES) != 0) {
-        if ((*present & BIT(POST_ADD)) != 0)
+    if ((present & BIT(Y)) != 0 && (call->phases & BACKWARD_PHASES) != 0) {
+        if ((present & BIT(POST_ADD)) != 0)
             return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: tensors.y and tensors.post_add are given, expected one",
                                    problem->name);
         if (!has_derivative_of_y(problem))
@@ -654,9 +653,9 @@ static normfuse_status check_presence(const struct normfuse_problem *problem, co
                                    "%s: tensors.y is for relu, relu6 and leaky_relu with a slope above 0",
                                    problem->name);
     }
-    if ((*present & RUNNING) != 0 && (*present & RUNNING) != RUNNING)
+    if ((present & RUNNING) != 0 && (present & RUNNING) != RUNNING)
         return normfuse_refuse(NORMFUSE_BAD_ARGUMENT, "%s: %s is NULL, the running statistics come together",
-                               problem->name, slots[first_of(RUNNING & ~*present)].name);
+                               problem->name, slots[first_of(RUNNING & ~present)].name);
     return NORMFUSE_OK;
 }
 
@@ -916,6 +915,69 @@ static normfuse_status check_values(struct normfuse_problem *problem, const stru
     return NORMFUSE_OK;
 }
 
+/* ---- calls as before ------------------------------------------------------------------------------------------ */
+
+/* This thread's last small calls on the CPU. A call that differs from one of them in addresses alone takes its problem and
+ * its plan: both are half of the time of a call of 256 elements. */
+enum { MEMOS = 4, MEMO_VALUES = 8192, KEY_WORDS = 96 };
+static _Thread_local struct memo {
+    int64_t key[KEY_WORDS]; /* settings, and tensors without addresses; */
+    int32_t words;          /* so many, 0: none */
+    uint32_t outputs;
+    struct normfuse_problem problem;
+    struct range reach[SLOTS]; /* of each tensor's bytes, from its first element on */
+    uint64_t of_backend[NORMFUSE_MEMO_WORDS];
+} memos[MEMOS];
+enum { FACTS = offsetof(normfuse_tensor, shape) - offsetof(normfuse_tensor, device) };
+_Static_assert(sizeof(struct settings) == 80 && FACTS == 16, "a key has no padding");
+
+/* The words of a call's key; 0: it is not to be remembered. */
+static int32_t make_key(int64_t *key, const struct settings *settings, const normfuse_tensor *const *tensors,
+                        uint32_t present)
+{
+    int32_t words = sizeof *settings / sizeof *key;
+    memcpy(key, settings, sizeof *settings);
+    key[words++] = present;
+    for (uint32_t left = present; left != 0; left &= left - 1) {
+        const normfuse_tensor *const tensor = tensors[first_of(left)];
+        if (tensor->ndim < 1 || tensor->ndim > NORMFUSE_MAX_AXES || words + 2 + 2 * tensor->ndim > KEY_WORDS ||
+            tensor->shape == NULL || tensor->strides == NULL)
+            return 0;
+        memcpy(key + words, &tensor->device, FACTS); /* and ndim, dtype */
+        words += FACTS / 8;
+        for (int32_t a = 0; a < tensor->ndim; a++) {
+            key[words++] = tensor->shape[a];
+            key[words++] = tensor->strides[a];
+        }
+    }
+    const bool has_channels = (present & BIT(X)) != 0 && tensors[X]->ndim >= 2;
+    return settings->call <= NORMFUSE_CALL_BACKWARD && has_channels ? words : 0;
+}
+
+/* Every tensor's member of the problem begins with its address. */
+static char **data_of(struct normfuse_problem *problem, enum slot slot)
+{
+    return (char **)((char *)problem + slots[slot].offset);
+}
+
+/* False: the addresses are to be looked at as those of a new call. */
+static bool recall(struct normfuse_problem *problem, const struct memo *memo, const normfuse_tensor *const *tensors,
+                   uint32_t present)
+{
+    struct range ranges[SLOTS];
+    *problem = memo->problem;
+    for (uint32_t left = present; left != 0; left &= left - 1) {
+        const enum slot slot = first_of(left);
+        const uintptr_t address = (uintptr_t)tensors[slot]->data + (uintptr_t)tensors[slot]->byte_offset;
+        ranges[slot] = (struct range){address + memo->reach[slot].low, address + memo->reach[slot].high};
+        if (tensors[slot]->data == NULL || address % sizeof(double) != 0 || address < tensors[slot]->byte_offset ||
+            ranges[slot].low > address || ranges[slot].high < address)
+            return false;
+        *data_of(problem, slot) = (char *)tensors[slot]->data + tensors[slot]->byte_offset;
+    }
+    return check_overlap(problem, present, memo->outputs, ranges) == NORMFUSE_OK;
+}
+
 static normfuse_status build(struct normfuse_problem *problem, const struct settings *settings,
                              const normfuse_tensors *given)
 {
@@ -923,9 +985,18 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     normfuse_status status = read_tensors(tensors, problem->name, given);
     if (status != NORMFUSE_OK)
         return status;
-    uint32_t present, outputs;
+    const uint32_t present = present_of(tensors);
+    uint32_t outputs;
+    int64_t key[KEY_WORDS];
+    const int32_t words = make_key(key, settings, tensors, present);
+    const int64_t some_channels = words > 0 ? tensors[X]->shape[1] / 8 : 0;
+    struct memo *const memo = &memos[(size_t)(settings->call + 2 * some_channels) % MEMOS]; /* two for each direction */
+    if (words > 0 && memo->words == words && memcmp(memo->key, key, (size_t)words * sizeof *key) == 0 &&
+        recall(problem, memo, tensors, present))
+        return NORMFUSE_OK;
+    *problem = (struct normfuse_problem){.name = problem->name};
     if ((status = check_settings(problem, settings)) != NORMFUSE_OK ||
-        (status = check_presence(problem, settings, tensors, &present, &outputs)) != NORMFUSE_OK ||
+        (status = check_presence(problem, settings, present, &outputs)) != NORMFUSE_OK ||
         (status = take_shape(problem, tensors[X])) != NORMFUSE_OK ||
         (status = take_y_type(problem, settings, tensors)) != NORMFUSE_OK ||
         (status = check_groups(problem, settings, present)) != NORMFUSE_OK)
@@ -979,6 +1050,20 @@ static normfuse_status build(struct normfuse_problem *problem, const struct sett
     status = check_values(problem, settings, present);
     if (status == NORMFUSE_OK)
         status = check_overlap(problem, present, outputs, ranges);
+    const bool is_small = !normfuse_is_empty(problem) && problem->n * problem->c * problem->s <= MEMO_VALUES;
+    if (status == NORMFUSE_OK && words > 0 && is_small && problem->device.device_type == NORMFUSE_CPU &&
+        settings->operator != CHANNEL_NORM && (present & ~outputs & BIT(Y)) == 0) {
+        for (uint32_t left = present; left != 0; left &= left - 1) {
+            const uintptr_t first = (uintptr_t)*data_of(problem, first_of(left));
+            const struct range *const range = &ranges[first_of(left)];
+            memo->reach[first_of(left)] = (struct range){range->low - first, range->high - first};
+        }
+        problem->memo = memset(memo->of_backend, 0, sizeof memo->of_backend);
+        memo->problem = *problem;
+        memo->outputs = outputs;
+        memcpy(memo->key, key, (size_t)words * sizeof *key);
+        memo->words = words;
+    }
     if ((present & BIT(Y)) != 0 && (outputs & BIT(Y)) == 0) {
         problem->post_add = problem->y;
         problem->y = (struct normfuse_view){0};
@@ -1005,76 +1090,33 @@ static normfuse_status check_options(struct normfuse_problem *problem, enum oper
     return normfuse_check_struct(problem->name, "options", struct_bytes, known_bytes);
 }
 
-normfuse_status normfuse_group_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
-                                            const normfuse_group_norm_options *options, const normfuse_tensors *tensors)
-{
-    const normfuse_status status = check_options(problem, GROUP_NORM, call, options, sizeof *options);
-    if (status != NORMFUSE_OK)
-        return status;
-    return build(
-        problem,
-        &(const struct settings){GROUP_NORM, call, options->flags,
-                                 NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
-                                 options->groups, options->eps, options->activation, options->reserved,
-                                 options->act_param, options->momentum, options->batches_seen, options->set_values,
-                                 NORMFUSE_MEAN_AND_VARIANCE, NORMFUSE_EPS_ADDED},
-        tensors);
-}
+#define KNOWN_FLAGS (NORMFUSE_HAS_ACT_PARAM | NORMFUSE_ACCUMULATE)
+#define OF_MOMENTS                                                                                                     \
+    .eps = options->eps, .momentum = options->momentum, .batches_seen = options->batches_seen,                         \
+    .set_values = options->set_values
+/* A function of an operator; what follows the flags that it knows are settings that not all operators have. */
+#define OPERATOR(name, operator_of, flags_known, ...)                                                                  \
+    normfuse_status normfuse_##name##_problem(struct normfuse_problem *problem, enum normfuse_call call,               \
+                                              const normfuse_##name##_options *options,                                \
+                                              const normfuse_tensors *tensors)                                         \
+    {                                                                                                                  \
+        const normfuse_status status = check_options(problem, operator_of, call, options, sizeof *options);            \
+        if (status != NORMFUSE_OK)                                                                                     \
+            return status;                                                                                             \
+        const struct settings settings = {.operator = operator_of, .call = call, .flags = options->flags,              \
+                                          .known_flags = flags_known, .activation = options->activation,               \
+                                          .reserved = options->reserved, .act_param = options->act_param,              \
+                                          __VA_ARGS__};                                                                \
+        return build(problem, &settings, tensors);                                                                     \
+    }
 
-normfuse_status normfuse_batch_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
-                                            const normfuse_batch_norm_options *options, const normfuse_tensors *tensors)
-{
-    const normfuse_status status = check_options(problem, BATCH_NORM, call, options, sizeof *options);
-    if (status != NORMFUSE_OK)
-        return status;
-    return build(
-        problem,
-        &(const struct settings){BATCH_NORM, call, options->flags,
-                                 NORMFUSE_HAS_ACT_PARAM | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE | NORMFUSE_ACCUMULATE,
-                                 0, options->eps, options->activation, options->reserved, options->act_param,
-                                 options->momentum, options->batches_seen, options->set_values,
-                                 NORMFUSE_MEAN_AND_VARIANCE, NORMFUSE_EPS_ADDED},
-        tensors);
-}
-
-normfuse_status normfuse_channel_norm_problem(struct normfuse_problem *problem, enum normfuse_call call,
-                                              const normfuse_channel_norm_options *options,
-                                              const normfuse_tensors *tensors)
-{
-    const normfuse_status status = check_options(problem, CHANNEL_NORM, call, options, sizeof *options);
-    if (status != NORMFUSE_OK)
-        return status;
-    return build(problem,
-                 &(const struct settings){.operator = CHANNEL_NORM,
-                                          .call = call,
-                                          .flags = options->flags,
-                                          .known_flags = NORMFUSE_HAS_ACT_PARAM | NORMFUSE_ACCUMULATE,
-                                          .groups = options->groups,
-                                          .eps = options->eps,
-                                          .activation = options->activation,
-                                          .reserved = options->reserved,
-                                          .act_param = options->act_param,
-                                          .statistics = options->statistics,
-                                          .eps_kind = options->eps_kind},
-                 tensors);
-}
-
-normfuse_status normfuse_affine_problem(struct normfuse_problem *problem, enum normfuse_call call,
-                                        const normfuse_affine_options *options, const normfuse_tensors *tensors)
-{
-    const normfuse_status status = check_options(problem, AFFINE, call, options, sizeof *options);
-    if (status != NORMFUSE_OK)
-        return status;
-    return build(problem,
-                 &(const struct settings){.operator = AFFINE,
-                                          .call = call,
-                                          .flags = options->flags,
-                                          .known_flags = NORMFUSE_HAS_ACT_PARAM | NORMFUSE_ACCUMULATE,
-                                          .activation = options->activation,
-                                          .reserved = options->reserved,
-                                          .act_param = options->act_param},
-                 tensors);
-}
+OPERATOR(group_norm, GROUP_NORM, KNOWN_FLAGS | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE, .groups = options->groups,
+         OF_MOMENTS)
+OPERATOR(batch_norm, BATCH_NORM, KNOWN_FLAGS | NORMFUSE_EVALUATE | NORMFUSE_CUMULATIVE, OF_MOMENTS)
+OPERATOR(channel_norm, CHANNEL_NORM, KNOWN_FLAGS, .groups = options->groups, .eps = options->eps,
+         .statistics = options->statistics, .eps_kind = options->eps_kind)
+OPERATOR(affine, AFFINE, KNOWN_FLAGS, .statistics = NORMFUSE_MEAN_AND_VARIANCE)
+#undef OPERATOR
 
 normfuse_status normfuse_shape_problem(struct normfuse_problem *problem, const char *name, const normfuse_tensor *x)
 {

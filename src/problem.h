@@ -46,8 +46,11 @@ struct normfuse_parameter {
     int32_t type; /* normfuse_type */
 };
 
+enum { NORMFUSE_MEMO_WORDS = 280 };
+
 struct normfuse_problem {
     const char *name; /* "group_norm forward", for messages */
+    uint64_t *memo; /* NULL, or a backend's words of calls that differ in addresses alone, 0 in the first such call */
     enum normfuse_sets sets;
     int32_t phases;
     int32_t type;   /* of the big tensors, but */

@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
 import normfuse.torch as nft  # noqa: E402
 from normfuse.torch import _pending  # noqa: E402
 from device import DEVICE, default_device  # noqa: E402, F401
@@ -192,18 +193,24 @@ STOCK_NORMS = {"group_norm", "batch_norm", "instance_norm"}
 
 
 @pytest.mark.parametrize("devices, left", [({DEVICE}, 2), (set(), 0)])
-@pytest.mark.parametrize("sequential", [True, False])
-def test_a_norm_after_an_activation_is_left_to_the_compiler(sequential, devices, left, monkeypatch):
+@pytest.mark.parametrize("form", ["sequential", "modules", "functions"])
+def test_a_norm_after_an_activation_is_left_to_the_compiler(form, devices, left, monkeypatch):
     """It computes both in the passes of the norm alone. On devices that are not in LEFT_DEVICES, as the CPU, none is left."""
     monkeypatch.setattr(_pending, "LEFT_DEVICES", devices)
 
-    class Block(torch.nn.Sequential):
+    class Modules(torch.nn.Sequential):
         def forward(self, x):
             x = self[2](self[1](self[0](x)))
             return self[5](self[4](self[3](x)))
 
+    class Functions(torch.nn.Sequential):
+        def forward(self, x):
+            x = F.prelu(self[0](x), self[1].weight)
+            x = F.silu(torch.clone(F.relu(self[2](x))))
+            return self[5](x)
+
     nn = torch.nn
-    stock = (nn.Sequential if sequential else Block)(
+    stock = {"sequential": nn.Sequential, "modules": Modules, "functions": Functions}[form](
         nn.Conv2d(4, 4, 1), nn.PReLU(), nn.BatchNorm2d(4), nn.ReLU(), nn.SiLU(), nn.GroupNorm(2, 4))
     stock, x = random_norms(stock.double()), torch.randn(2, 4, 3, 3, dtype=torch.float64)
     converted, called = copy.deepcopy(stock), []

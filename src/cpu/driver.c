@@ -174,19 +174,40 @@ size_t normfuse_cpu_scratch_bytes(const struct normfuse_problem *problem, const 
     return normfuse_plan_lay_out(&plan, NULL, 0);
 }
 
+_Static_assert(sizeof(struct plan) <= NORMFUSE_MEMO_WORDS * sizeof(uint64_t), "a memo has room for a plan");
+
+/* Plans a call and lays it out, but for what its memo has of that. Returns the bytes that it takes. */
+static size_t plan_call(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec, char *base,
+                        size_t room)
+{
+    if (p->memo && plan->table) {
+        normfuse_plan_see(plan, p);
+        if (plan->base == base && plan->bytes <= room) {
+            *plan->workers = plan->worker;
+            return plan->bytes;
+        }
+    } else {
+        normfuse_plan_make(plan, p, exec);
+    }
+    plan->bytes = normfuse_plan_lay_out(plan, base, room);
+    plan->base = plan->bytes <= room ? base : NULL;
+    if (plan->base)
+        plan->worker = *plan->workers;
+    return plan->bytes;
+}
+
 normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfuse_exec *exec)
 {
-    struct plan plan;
+    struct plan local, *const plan = p->memo ? (struct plan *)(void *)p->memo : &local;
     if (normfuse_is_empty(p)) {
-        normfuse_plan_say(&plan, p, 1);
-        normfuse_store_empty(&plan);
+        normfuse_plan_say(plan, p, 1);
+        normfuse_store_empty(plan);
         return NORMFUSE_OK;
     }
-    normfuse_plan_make(&plan, p, exec);
     _Alignas(ALIGNMENT) char stack[STACK_BYTES];
     const bool given = exec && exec->scratch;
     const size_t room = given ? exec->scratch_bytes : sizeof stack;
-    const size_t bytes = normfuse_plan_lay_out(&plan, given ? exec->scratch : stack, room);
+    const size_t bytes = plan_call(plan, p, exec, given ? exec->scratch : stack, room);
     if (bytes == SIZE_MAX)
         return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: the bytes of scratch overflow", p->name);
     if (given && bytes > room)
@@ -196,54 +217,54 @@ normfuse_status normfuse_cpu_run(const struct normfuse_problem *p, const normfus
         allocated = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
         if (!allocated)
             return normfuse_refuse(NORMFUSE_OUT_OF_MEMORY, "%s: no memory for %zu bytes of scratch", p->name, bytes);
-        normfuse_plan_lay_out(&plan, allocated, bytes);
+        normfuse_plan_lay_out(plan, allocated, bytes);
     }
 
     const struct normfuse_machine *machine = normfuse_machine_known();
     if (machine->verbose_dispatch)
-        fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan.table->isa, plan.threads,
-                plan.threads == 1 ? "thread" : "threads",
-                plan.channel        ? ", norm over channels"
-                : plan.small_sets   ? ", many norm groups at a time"
-                : plan.teams_of_one ? ", one bundle a thread"
-                : plan.reduce       ? ", threads share bundles"
+        fprintf(stderr, "normfuse: %s -> cpu %s, %d %s%s%s%s\n", p->name, plan->table->isa, plan->threads,
+                plan->threads == 1 ? "thread" : "threads",
+                plan->channel        ? ", norm over channels"
+                : plan->small_sets   ? ", many norm groups at a time"
+                : plan->teams_of_one ? ", one bundle a thread"
+                : plan->reduce       ? ", threads share bundles"
                                     : ", pieces",
-                plan.stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
+                plan->stream ? ", streaming stores" : "", machine->capped ? " (capped by NORMFUSE_MAX_ISA)" : "");
 
-    normfuse_read_parameters(&plan);
-    if (plan.sums_samples)
-        memset(plan.sample_sums, 0, (size_t)(plan.blocks * p->c * 2) * 8);
-    if (plan.sums_slopes)
-        normfuse_begin_slopes(&plan);
-    if (!plan.reduce && !plan.backward && !plan.none)
-        normfuse_store_given_statistics(&plan);
-    if (plan.backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
-        normfuse_store_given_gradients(&plan);
+    normfuse_read_parameters(plan);
+    if (plan->sums_samples)
+        memset(plan->sample_sums, 0, (size_t)(plan->blocks * p->c * 2) * 8);
+    if (plan->sums_slopes)
+        normfuse_begin_slopes(plan);
+    if (!plan->reduce && !plan->backward && !plan->none)
+        normfuse_store_given_statistics(plan);
+    if (plan->backward && !(p->phases & NORMFUSE_PHASE_BACKWARD_SUMS))
+        normfuse_store_given_gradients(plan);
 
-    if ((plan.reduce || plan.apply) && plan.bundles > 0) {
-        if (!plan.teams_of_one && plan.reduce) {
-            for (int64_t i = 0; i < (plan.bundles + 1) * plan.threads; i++)
-                atomic_init(&plan.claims[i], 0);
-            for (int64_t i = 0; i <= plan.bundles; i++) {
-                atomic_init(&plan.finished[i], 0);
-                atomic_init(&plan.ready[i], 0);
+    if ((plan->reduce || plan->apply) && plan->bundles > 0) {
+        if (!plan->teams_of_one && plan->reduce) {
+            for (int64_t i = 0; i < (plan->bundles + 1) * plan->threads; i++)
+                atomic_init(&plan->claims[i], 0);
+            for (int64_t i = 0; i <= plan->bundles; i++) {
+                atomic_init(&plan->finished[i], 0);
+                atomic_init(&plan->ready[i], 0);
             }
-            normfuse_prepare_bundle(&plan, &plan.shared, &plan.shared.state[0], 0);
+            normfuse_prepare_bundle(plan, &plan->shared, &plan->shared.state[0], 0);
         }
-        atomic_init(&plan.next_task, 0);
-        if (plan.threads == 1)
-            run_thread(&plan, 0);
+        atomic_init(&plan->next_task, 0);
+        if (plan->threads == 1)
+            run_thread(plan, 0);
         else if (exec && exec->parallel_for)
-            exec->parallel_for(exec->pool, plan.threads, run_thread, &plan);
+            exec->parallel_for(exec->pool, plan->threads, run_thread, plan);
         else
-            normfuse_threads_run(plan.threads, run_thread, &plan);
+            normfuse_threads_run(plan->threads, run_thread, plan);
     }
-    if (plan.channel)
-        normfuse_channels_finish(&plan);
+    if (plan->channel)
+        normfuse_channels_finish(plan);
     else
-        normfuse_finish_samples(&plan);
-    if (plan.sums_slopes)
-        normfuse_finish_slopes(&plan);
+        normfuse_finish_samples(plan);
+    if (plan->sums_slopes)
+        normfuse_finish_slopes(plan);
     free(allocated);
     return NORMFUSE_OK;
 }

@@ -194,9 +194,8 @@ static bool may_hold(struct plan *plan, size_t bytes, int share)
     return held <= larger(l2 * plan->threads, machine->llc_bytes / 2) && (double)held <= left;
 }
 
-void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *problem, const normfuse_exec *exec)
+int64_t normfuse_plan_see(struct plan *plan, const struct normfuse_problem *problem)
 {
-    const struct normfuse_machine *machine = normfuse_machine_known();
     plan->seen = *problem;
     /* Groups of [N, C] are rows of adjacent values: sums of a column have one value each. */
     if (problem->s == 1 && problem->sets == NORMFUSE_SETS_GROUP && problem->x.channel == 1)
@@ -209,6 +208,13 @@ void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *proble
         plan->seen.columns = true;
         plan->seen.s = 1;
     }
+    return spread;
+}
+
+void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *problem, const normfuse_exec *exec)
+{
+    const struct normfuse_machine *machine = normfuse_machine_known();
+    const int64_t spread = normfuse_plan_see(plan, problem);
     const struct normfuse_problem *const p = &plan->seen;
     normfuse_plan_say(plan, p, spread);
     plan->table = normfuse_table_chosen();

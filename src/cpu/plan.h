@@ -202,6 +202,9 @@ struct plan {
     bool ahead; /* the apply part prefetches the next bundle's values */
     bool back_and_forth; /* a bundle outgrows the cache: every step walks it the other way, from what was read last */
     int64_t tasks, bundles_per_task, group_ranges, blocks_per_task;
+    size_t bytes; /* of memory, and where it is laid out; NULL: nowhere that lasts */
+    char *base;
+    struct worker worker; /* a memo's, of its one thread, as it is laid out */
 };
 
 /* True where a sample has weights or gradients of its own. */
@@ -387,6 +390,8 @@ void *normfuse_take(struct arena *arena, int64_t count, size_t bytes);
 int64_t normfuse_samples_of_block(int64_t c, int64_t s, size_t type_bytes);
 /* The task of a call: the first fields of the plan behind `seen`, up to all_direct, and its groups. */
 void normfuse_plan_say(struct plan *plan, const struct normfuse_problem *p, int64_t spread);
+/* `seen`, which alone has addresses of the call's. Returns the columns that a channel has. */
+int64_t normfuse_plan_see(struct plan *plan, const struct normfuse_problem *p);
 /* All of it; the problem is not empty. */
 void normfuse_plan_make(struct plan *plan, const struct normfuse_problem *p, const normfuse_exec *exec);
 /* Lays everything out in `room` bytes of scratch; with base NULL only counts. Returns the bytes that it takes, SIZE_MAX

@@ -1716,6 +1716,58 @@ static double random_between(double low, double high)
     return low + (high - low) * ((double)(random_state >> 11) * 0x1p-53);
 }
 
+enum { VALUES = N * C * H * W };
+
+/* A legal call of the tensors that most calls have, of random values, each `elements` f32 behind the start of its memory.
+ */
+static void fresh_small(enum call call, int64_t elements, uint64_t seed)
+{
+    const enum slot others[] = {PRE_ADD, POST_ADD, SCALE, SHIFT, PRE_BIAS, U, DU, DSCALE, DSHIFT, DPOST_ADD, DPRE_BIAS};
+    fresh(GROUP, call);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        absent(others[i]);
+    random_state = seed;
+    for (int slot = 0; slot < SLOTS; slot++) {
+        place((enum slot)slot, (enum slot)slot, elements);
+        for (size_t i = 0; i < VALUES; i++) {
+            const float value = (float)random_between(0.5, 2);
+            memcpy(arena[slot] + ((size_t)elements + i) * sizeof value, &value, sizeof value);
+        }
+    }
+}
+
+/* The third call has the plan of the first one and other addresses. The fourth one, at odd multiples of 4, is checked and
+ * planned anew and says what the third one is to give. */
+static void test_calls_as_before(void)
+{
+    for (enum call call = FORWARD; call <= BACKWARD; call++) {
+        static const struct {
+            int64_t elements;
+            uint64_t seed;
+        } runs[] = {{0, 5}, {0, 6}, {VALUES + 2, 7}, {1, 7}};
+        for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+            fresh_small(call, runs[i].elements, runs[i].seed);
+            CHECK(call_it() == NORMFUSE_OK, "run %zu: %s", i, normfuse_last_error());
+        }
+        for (int slot = 0; slot < SLOTS; slot++)
+            CHECK(memcmp(arena[slot] + 4, arena[slot] + (VALUES + 2) * 4, VALUES * 4) == 0, "slot %d, call %d", slot,
+                  (int)call);
+        const enum slot output = call == FORWARD ? Y : DX;
+#define LEGAL fresh_small(call, 0, 5)
+        LEGAL, f.t[X].data = NULL;
+        expect_refused(__LINE__, NORMFUSE_BAD_POINTER, "tensors.x.data is NULL");
+        LEGAL, f.t[output].byte_offset = 2;
+        expect_refused(__LINE__, NORMFUSE_BAD_POINTER, "not a multiple of 4");
+        LEGAL, f.t[WEIGHT].byte_offset = UINT64_MAX - 7;
+        expect_refused(__LINE__, NORMFUSE_BAD_SHAPE, "outside of the address space");
+        LEGAL, place(output, WEIGHT, 2);
+        expect_refused(__LINE__, NORMFUSE_OVERLAP, "overlaps tensors.weight");
+        LEGAL, place(output, X, 0);
+        expect_accepted(__LINE__);
+#undef LEGAL
+    }
+}
+
 static normfuse_tensor f64_tensor(void *data, normfuse_axes *axes, int32_t ndim, int64_t a, int64_t b, int64_t c)
 {
     return normfuse_tensor_contiguous(data, NORMFUSE_F64, ndim, (int64_t[]){a, b, c}, axes);
@@ -2009,6 +2061,7 @@ int main(void)
     test_strides();
     test_overlap();
     test_overlap_exhaustively();
+    test_calls_as_before();
     test_pictures();
     test_empty();
     test_accumulate();

@@ -262,8 +262,7 @@ class Frame:
     """The list of what is pending in one call of a block, and in the blocks and functions that share its frame.
 
     scoped: whether calls of modules go through Module.__call__ for a tool that looks there. fused: what became of norms
-    that were called, for `fused`; None while compiling. activated: while compiling, what a module of an activation gave
-    last."""
+    that were called, for `fused`; None while compiling. activated: while compiling, what an activation gave last."""
 
     compiling = False
     activated: Optional[Tensor] = None
@@ -399,7 +398,7 @@ class Frame:
                     return given
             x = x.compute()
         elif not self.open and (kind is _LEAF or kind is _CONVOLUTION and MOVES not in f.__dict__):
-            return self._leaf(f, x) if self.compiling else f(x)
+            return self._noted(f, f(x)) if self.compiling else f(x)
         if kind is None or type(x) not in _TENSORS:
             inner = self._inner_of(f)
             if inner is not None:
@@ -407,7 +406,7 @@ class Frame:
             if self.open and not (type(f) in CALLABLES and type(x) in _TENSORS and self._apart(x) and (
                     f in FUNCTIONS)):
                 self.settle()
-            return f(x)
+            return self._noted(f, f(x)) if self.compiling else f(x)
         if kind is NORM:
             if _may_wait(f):
                 if x is self.activated and type(f) in _STOCK_NORMS:
@@ -425,26 +424,30 @@ class Frame:
         if self.open and (kind is BLOCK or kind is NORM or getattr(f, "inplace", False) or _watched(f)
                           or not self._apart(x) or (type(f) in DROPOUTS and any(p.dropout for p in self.open))):
             self.settle()
-        return self._leaf(f, x) if self.compiling else f(x)
+        return self._noted(f, f(x)) if self.compiling else f(x)
 
-    def _leaf(self, f: Any, x: Tensor) -> Any:
-        """f(x) while compiling, noted where f is an activation."""
-        value = f(x)
-        if type(f) in _activations.MODULES and x.device.type in LEFT_DEVICES:
+    def _noted(self, f: Any, value: Any) -> Any:
+        """Gives what f gave back, while compiling; notes it where f is an activation."""
+        if (type(f) in _activations.MODULES or type(f) in CALLABLES and f in ACTIVATIONS) and (
+                type(value) in _TENSORS and value.device.type in LEFT_DEVICES):
             self.activated = value
         return value
 
     def go(self, f: Any, *given: Any, **named: Any) -> Any:
         """f(...), of an activation, or a function or method that could share the frame when the text was rewritten. The
         first argument may be pending."""
-        if given and _is_open(given[0]) and type(f) in CALLABLES and f in ACTIVATIONS:
-            value = self._activated(f, *given, **named)
+        if given and type(f) in CALLABLES and f in ACTIVATIONS:
+            value = self._activated(f, *given, **named) if _is_open(given[0]) else _NOT_PENDING
             if value is not _NOT_PENDING:
                 return value
+            if len(given) == 1 and not named and f not in _IN_PLACE:
+                value = f(self.safe(given[0]))
+                return self._noted(f, value) if self.compiling else value
         inner = self._inner_of(f)
         if inner is not None:
             return self._share(inner, f, *given, **named)
-        return self._alone(f, *given, **named)
+        value = self._alone(f, *given, **named)
+        return self._noted(f, value) if self.compiling else value
 
     def above(self, f: Any, *given: Any, **named: Any) -> Any:
         """f(...), of a method of super(): Dynamo knows neither its type nor its hash."""

@@ -90,7 +90,6 @@ class _Rewriter:
         self.open = True  # may anything be?
         self.every = names(tree, (ast.Load, ast.Store, ast.Del))
         self.reads: collections.Counter[str] = collections.Counter()
-        self.own_calls: list[ast.Call] = []  # of self.name, which is likely a module
         self.kept: set[str] = set()
         self.inside = 0  # contexts and tries
         self.readers: dict[str, str] = {}  # of variables: "factor" or "dividend", as below
@@ -306,11 +305,10 @@ class _Rewriter:
         if plain and args and known in ACTIVATIONS:
             callee, value = self.of(f), self.of(args[0], True)
             rest, named = list(map(self.of, args[1:])), self._keywords(keywords)
-            if self._may_wait(value):
-                return _do("go", callee, value, *rest, keywords=named)
-            if rest or named or known.__name__.endswith("_"):  # which may be in place
+            may_be_in_place = rest or named or known.__name__.endswith("_")
+            if may_be_in_place and not self._may_wait(value):
                 return self._closed_call(callee, [value, *rest], named)
-            return self._harmless(callee, [value], [])
+            return _do("go", callee, value, *rest, keywords=named)
         what, operands = self._arithmetic(node)
         if what:
             callee = self.of(f)
@@ -333,11 +331,10 @@ class _Rewriter:
         method = isinstance(f, ast.Attribute) and not own and f.attr in METHODS and known is None
         if plain and len(args) == 1 and not keywords and not method and self._may_be_module(f):
             callee = self.of(f)
-            made = _do("call", callee, self.of(args[0], True))
             if callee is f and own and not hasattr(self.owner, f.attr) and (
                     self.owner.__getattr__ is nn.Module.__getattr__):
-                self.own_calls.append(made)
-            return self._waits(made)
+                callee = ast.copy_location(_do("module", f.value, ast.Constant(f.attr)), f)
+            return self._waits(_do("call", callee, self.of(args[0], True)))
         if plain and not any(k.arg in ("out", "inplace") for k in keywords) and (known in FUNCTIONS or method):
             callee = self.of(f.value if method else f)
             args, keywords = list(map(self.of, args)), self._keywords(keywords)
@@ -740,12 +737,7 @@ class _Maker:
         rewriter = _Rewriter(function, tree, owner, self.can_share)
         tree.body = rewriter.block(tree.body)
         tree.args.args.insert(owner is not None, ast.arg(FRAME))
-        callees = [call.args[0] for call in rewriter.own_calls]
-        for call, callee in zip(rewriter.own_calls, callees):
-            call.args[0] = _do("module", callee.value, ast.Constant(callee.attr))  # type: ignore[attr-defined]
         made = _compiled(function, tree, {})
-        for call, callee in zip(rewriter.own_calls, callees):  # as reports read it
-            call.args[0] = callee
         made._normfuse_takes, made._normfuse_tree = rewriter.takes, tree  # type: ignore[attr-defined]
         return made
 

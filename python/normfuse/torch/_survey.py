@@ -318,6 +318,9 @@ class Survey:
         self.value(argument)
         return UNKNOWN
 
+    def _module(self, node: ast.Call, owner: ast.expr, name: Any) -> Any:
+        return self.value(ast.Attribute(owner, name.value))
+
     def _in_place(self, node: ast.Call, argument: ast.expr, method: Any, callee: ast.expr, *rest: ast.expr) -> Any:
         x, f = self.value(argument), _object(self.value(callee))
         others = [self.force(self.value(other)) for other in [*rest, *(k.value for k in node.keywords)]]
