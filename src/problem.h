@@ -46,7 +46,7 @@ struct normfuse_parameter {
     int32_t type; /* normfuse_type */
 };
 
-enum { NORMFUSE_MEMO_WORDS = 280 };
+enum { NORMFUSE_MEMO_WORDS = 288 };
 
 struct normfuse_problem {
     const char *name; /* "group_norm forward", for messages */

@@ -6,12 +6,19 @@
  * Under columns a position's values are read where they are, once from memory and then from the L1 cache. A norm group is
  * summed by itself: its value i belongs to lane i % (2*W), and vectors end with it. Under rows a position is a lane. */
 
+/* Out of line in plain C, for its size. */
+#if defined(NORMFUSE_NO_INLINE_FORMS)
+#define PART static __attribute__((noinline))
+#else
+#define PART BODY
+#endif
+
 /* A vector at p, of whose values n are a norm group's and `readable` are in memory; lanes behind the norm group hold anything. */
-BODY V FN(values_at)(const T *p, size_t n, size_t readable)
+PART V FN(values_at)(const T *p, size_t n, size_t readable)
 {
     return n >= W || readable >= W ? LOAD(p) : LOAD_PART(p, n, OP(set1)(0));
 }
-BODY V FN(reals_at)(const R *p, size_t n, size_t readable)
+PART V FN(reals_at)(const R *p, size_t n, size_t readable)
 {
     return n >= W || readable >= W ? LOAD_R(p) : LOAD_PART_R(p, n);
 }
@@ -25,13 +32,8 @@ BODY size_t FN(readable_from)(const struct normfuse_channels *s, size_t r, ptrdi
     return stride == (ptrdiff_t)row ? (s->positions - r) * row : row;
 }
 
-/* Sums of x - shift and, where wanted, of its square; out of line in plain C, for its size. */
-#if defined(NORMFUSE_NO_INLINE_FORMS)
-static __attribute__((noinline))
-#else
-BODY
-#endif
-void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square, bool squares)
+/* Sums of x - shift and, where wanted, of its square. */
+PART void FN(sums_of_group)(const T *x, size_t n, size_t readable, R shift, double *sum, double *square, bool squares)
 {
     const V k = OP(set1)(shift), zero = OP(set1)(0);
     *sum = *square = 0;
@@ -244,7 +246,7 @@ static void FN(position_dx_z)(const struct normfuse_channels *s, size_t from, si
 /* ---- channels: rows ---- */
 
 /* The values of channel r at positions [p, p + W), 0 behind the last one. */
-BODY V FN(position_values)(const struct normfuse_channels *s, size_t r, size_t p)
+PART V FN(position_values)(const struct normfuse_channels *s, size_t r, size_t p)
 {
     const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
     AHEAD_L2(x + p, s->ahead);
@@ -298,7 +300,7 @@ static void FN(channel_normalize)(const struct normfuse_channels *s, size_t from
         }                                                                                            \
     } while (0)
 
-BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
+PART V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
                         V bias, const bool is_silu)
 {
     const V h = OP(normalized)(LOAD_R(u + p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
@@ -336,7 +338,7 @@ static void FN(channel_z)(const struct normfuse_channels *s, size_t from, size_t
     FN(apply_to_channels)(s, from, to, true, false);
 }
 
-BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
+PART V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
                          V weight)
 {
     const V rest = OP(fma)(LOAD_R((const R *)s->slope + p), LOAD_R(h + p), LOAD_R((const R *)s->offset + p));
@@ -365,3 +367,4 @@ static void FN(channel_dx_z)(const struct normfuse_channels *s, size_t from, siz
     FN(dx_to_channels)(s, from, to, true);
 }
 #undef FOR_EACH_POSITION
+#undef PART
