@@ -300,7 +300,7 @@ static void FN(channel_normalize)(const struct normfuse_channels *s, size_t from
         }                                                                                            \
     } while (0)
 
-PART V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
+BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
                         V bias, const bool is_silu)
 {
     const V h = OP(normalized)(LOAD_R(u + p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
@@ -338,7 +338,7 @@ static void FN(channel_z)(const struct normfuse_channels *s, size_t from, size_t
     FN(apply_to_channels)(s, from, to, true, false);
 }
 
-PART V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
+BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
                          V weight)
 {
     const V rest = OP(fma)(LOAD_R((const R *)s->slope + p), LOAD_R(h + p), LOAD_R((const R *)s->offset + p));

@@ -180,8 +180,8 @@ void normfuse_channels_lay_out(const struct plan *plan, struct small_worker *w, 
     w->prelu_slope = normfuse_take(arena, p->slope.data ? larger(channels, sets) : 0, plan->real_bytes);
     w->sum_slope = normfuse_take(arena, plan->sums_slopes ? larger(channels, sets) : 0, plan->real_bytes);
     w->slope_so_far = normfuse_take(arena, plan->sums_slopes ? channels : 0, 8);
-    void **of_sets[] = {&w->sum,         &w->square,       &w->shift,       &w->rstd,   &w->rest,         &w->before.shift,
-                        &w->before.rstd, &w->before.rest,  &w->slope,       &w->offset, &w->before.slope, &w->before.offset};
+    void **of_sets[] = {&w->sum,          &w->square,      &w->shift, &w->rstd,   &w->rest,         &w->before.shift,
+                        &w->before.rstd,  &w->before.rest, &w->slope, &w->offset, &w->before.slope, &w->before.offset};
     for (int i = 0; i < (plan->backward ? 12 : 8); i++)
         *of_sets[i] = normfuse_take(arena, sets, plan->real_bytes);
     w->mean = normfuse_take(arena, sets, 8);
@@ -747,7 +747,8 @@ static bool activates_in_sums(const struct plan *plan)
 }
 
 /* The gradient of a pass: columns read dy where it lies, if the first pass that takes it needs nothing else. */
-static void pass_gradient(const struct plan *plan, const struct channel_part *t, struct normfuse_channels *s, bool is_sum)
+static void pass_gradient(const struct plan *plan, const struct channel_part *t, struct normfuse_channels *s,
+                          bool is_sum)
 {
     const struct normfuse_problem *p = plan->p;
     const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
@@ -824,7 +825,8 @@ static struct passes passes_of(const struct plan *plan, const struct normfuse_ch
 
 /* Runs the passes row by row in turn, so that memory is read and written while sums are made; either has no positions where there is
  * none. What sums are about is made a step before them: a processor looks no farther ahead. */
-static void run_passes(const struct plan *plan, const struct normfuse_channels *results, const struct normfuse_channels *sums)
+static void run_passes(const struct plan *plan, const struct normfuse_channels *results,
+                       const struct normfuse_channels *sums)
 {
     const struct passes run = passes_of(plan, results, sums);
     const bool columns = plan->p->columns;
