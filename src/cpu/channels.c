@@ -19,7 +19,8 @@ enum {
     ROW_TILE_BYTES = 393216,  /* bytes of a tile's arrays: rows, in the L2 cache, of positions that are whole multiples of */
     LONG_POSITIONS = 64,      /* 16-bit cache lines, and at most */
     MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
-    FORWARD_BLOCK = 16384,    /* values of a block without sums, and with them */
+    FORWARD_BLOCK = 16384,    /* least values of a block without sums, of which a thread has */
+    THREAD_BLOCKS = 8,        /* so many where they are large: the first tile of each is not prefetched; with sums */
     BACKWARD_BLOCK = 65536,   /* so many, or */
     BACKWARD_POSITIONS = 256, /* positions: partial sums, 16 bytes a channel, are 1/64 of f32 values */
     POSITION_UNIT = 16,       /* lanes of a vector, or two */
@@ -108,7 +109,12 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->apply = plan->backward ? p->dx.data != NULL : p->y.data != NULL;
     plan->bundles = 1;
     plan->teams_of_one = true;
-    const int64_t block = plan->backward ? larger(BACKWARD_BLOCK / c, BACKWARD_POSITIONS) : FORWARD_BLOCK / c;
+    const int64_t requested = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
+    plan->threads = (int32_t)larger(1, smaller(smaller(requested, NORMFUSE_MAX_THREADS), values / PIECE_VALUES));
+    /* Blocks of a forward, which has no sums over them, change no bits. */
+    const int64_t share = values / (THREAD_BLOCKS * plan->threads), least = FORWARD_BLOCK, most = 16 * FORWARD_BLOCK;
+    const int64_t block = plan->backward ? larger(BACKWARD_BLOCK / c, BACKWARD_POSITIONS)
+                                         : larger(least, smaller(most, share)) / c;
     plan->part = round_up(larger(1, block), plan->positions);
     plan->parts = divide_up(s, plan->part);
     /* divides normfuse_cpu_sample_quantum */
@@ -119,8 +125,6 @@ void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
     plan->tasks = plan->blocks;
 
     /* How it is run changes no bits. */
-    const int64_t requested = exec && exec->threads > 0 ? exec->threads : normfuse_threads_default();
-    plan->threads = (int32_t)larger(1, smaller(smaller(requested, NORMFUSE_MAX_THREADS), values / PIECE_VALUES));
     const struct normfuse_view *const out = plan->backward ? &p->dx : &p->y;
     const char *const inputs[] = {p->x.data, p->dy.data, p->pre_add.data, p->post_add.data, p->du.data};
     bool in_place = false;
