@@ -245,25 +245,25 @@ static void FN(position_dx_z)(const struct normfuse_channels *s, size_t from, si
 
 /* ---- channels: rows ---- */
 
-/* The values of channel r at positions [p, p + W), 0 behind the last one. */
-PART V FN(position_values)(const struct normfuse_channels *s, size_t r, size_t p)
+/* Values at positions [p, p + W) of a row of n, 0 behind the last one. */
+PART V FN(position_values)(const T *x, size_t p, size_t n)
 {
-    const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-    AHEAD_L2(x + p, s->ahead);
-    return p + W <= s->positions ? LOAD(x + p)
-           : p < s->positions    ? LOAD_PART(x + p, s->positions - p, OP(set1)(0))
-                                 : OP(set1)(0);
+    return p + W <= n ? LOAD(x + p) : p < n ? LOAD_PART(x + p, n - p, OP(set1)(0)) : OP(set1)(0);
 }
 
 static void FN(channel_sums)(const struct normfuse_channels *s, size_t from, size_t to)
 {
     const bool centred = s->centred;
+    const size_t n = s->positions, width = s->width;
+    const ptrdiff_t ahead = s->ahead;
     R *sums = centred ? s->sum : s->square;
     for (size_t r = from; r < to; r++) {
+        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
         R *u = (R *)s->tile + r * s->pitch;
         const bool starts = r == 0 && !s->continues;
-        for (size_t p = 0, width = s->width; p < width; p += W) {
-            const V v = FN(position_values)(s, r, p), sum = starts ? OP(set1)(0) : LOAD_R(sums + p);
+        for (size_t p = 0; p < width; p += W) {
+            AHEAD_L2(x + p, ahead);
+            const V v = FN(position_values)(x, p, n), sum = starts ? OP(set1)(0) : LOAD_R(sums + p);
             STORE_R(sums + p, centred ? OP(add)(sum, v) : OP(fma)(v, v, sum));
             STORE_R(u + p, v);
         }
@@ -272,11 +272,16 @@ static void FN(channel_sums)(const struct normfuse_channels *s, size_t from, siz
 
 static void FN(channel_normalize)(const struct normfuse_channels *s, size_t from, size_t to)
 {
+    const size_t n = s->positions, width = s->width;
+    const ptrdiff_t ahead = s->ahead;
+    const R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
     for (size_t r = from; r < to; r++) {
+        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
         R *u = (R *)s->tile + r * s->pitch, *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-        for (size_t p = 0, width = s->width; p < width; p += W) {
-            const V h = OP(normalized)(FN(position_values)(s, r, p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
+        for (size_t p = 0; p < width; p += W) {
+            AHEAD_L2(x + p, ahead);
+            const V h = OP(normalized)(FN(position_values)(x, p, n), OP(normalization_at)(shift, rstd, rest, p));
             if (z)
                 STORE_R(z + p, OP(fma)(h, weight, bias));
             STORE_R(u + p, h);
@@ -300,27 +305,27 @@ static void FN(channel_normalize)(const struct normfuse_channels *s, size_t from
         }                                                                                            \
     } while (0)
 
-BODY V FN(y_of_channel)(const struct normfuse_channels *s, const R *u, const T *post_add, size_t p, size_t n, V weight,
-                        V bias, const bool is_silu)
+BODY V FN(y_of_z)(V z, const T *post_add, size_t n, const bool is_silu)
 {
-    const V h = OP(normalized)(LOAD_R(u + p), OP(normalization_at)(s->shift, s->rstd, s->rest, p));
-    V z = OP(fma)(h, weight, bias);
     if (post_add)
-        z = OP(add)(z, FN(load_values)(post_add + p, n, z));
+        z = OP(add)(z, FN(load_values)(post_add, n, z));
     return is_silu ? OP(activation)(NORMFUSE_SILU, z, z) : z;
 }
 BODY void FN(apply_to_channels)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_z,
                                 const bool is_silu)
 {
+    const R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
     for (size_t r = from; r < to; r++) {
         const R *u = (const R *)s->tile + r * s->pitch;
         const T *post_add = s->post_add && !is_z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *y = is_z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
         R *z = is_z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-#define Y(p, n) FN(y_of_channel)(s, u, post_add, p, n, weight, bias, is_silu)
+#define Z(p) OP(fma)(OP(normalized)(LOAD_R(u + p), OP(normalization_at)(shift, rstd, rest, p)), weight, bias)
+#define Y(p, n) FN(y_of_z)(Z(p), post_add ? post_add + p : NULL, n, is_silu)
         FOR_EACH_POSITION(y, z, is_z, Y);
 #undef Y
+#undef Z
     }
 }
 static void FN(channel_y)(const struct normfuse_channels *s, size_t from, size_t to)
@@ -338,24 +343,21 @@ static void FN(channel_z)(const struct normfuse_channels *s, size_t from, size_t
     FN(apply_to_channels)(s, from, to, true, false);
 }
 
-BODY V FN(dx_of_channel)(const struct normfuse_channels *s, const R *g, const R *h, const T *du, size_t p, size_t n,
-                         V weight)
-{
-    const V rest = OP(fma)(LOAD_R((const R *)s->slope + p), LOAD_R(h + p), LOAD_R((const R *)s->offset + p));
-    const V v = OP(fma)(LOAD_R((const R *)s->rstd + p), OP(mul)(LOAD_R(g + p), weight), rest);
-    return du ? OP(add)(v, FN(load_values)(du + p, n, v)) : v;
-}
 BODY void FN(dx_to_channels)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_z)
 {
+    const R *rstd = s->rstd, *slope = s->slope, *offset = s->offset;
     for (size_t r = from; r < to; r++) {
         const R *g = (const R *)s->gradient + (ptrdiff_t)r * s->gradient_stride, *h = (const R *)s->tile + r * s->pitch;
         const T *du = s->post_add && !is_z ? (const T *)s->post_add + (ptrdiff_t)r * s->post_add_stride : NULL;
         T *dx = is_z ? NULL : (T *)s->y + (ptrdiff_t)r * s->y_stride;
         R *z = is_z ? (R *)s->z + r * s->z_pitch : NULL;
         const V weight = OP(set1)(((const R *)s->weight)[r]);
-#define DX(p, n) FN(dx_of_channel)(s, g, h, du, p, n, weight)
+#define REST(p) OP(fma)(LOAD_R(slope + p), LOAD_R(h + p), LOAD_R(offset + p))
+#define DX(p, n) \
+    FN(y_of_z)(OP(fma)(LOAD_R(rstd + p), OP(mul)(LOAD_R(g + p), weight), REST(p)), du ? du + p : NULL, n, false)
         FOR_EACH_POSITION(dx, z, is_z, DX);
 #undef DX
+#undef REST
     }
 }
 static void FN(channel_dx)(const struct normfuse_channels *s, size_t from, size_t to)

@@ -88,6 +88,7 @@ enum { STAGED = -1, STAGE = 512, SHORT_ROW = 64, REPEATED_ROW = 64 };
 #undef V
 #undef W
 
+#undef NORMFUSE_SILU_PASSES
 #if !defined(NORMFUSE_REST_OF)
 #define OP(name) vd_##name
 #define R double
@@ -147,7 +148,7 @@ const struct normfuse_channel_functions CAT(normfuse_channels_, ISA)[2] = {
 #define NORMFUSE_REST_OF ISA
 #define PASS(name) .name = CAT3(name, f64, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f64_, ISA) = {
-    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) SILU_PASSES(PASS) PASS(load) PASS(store)};
+    NORMFUSE_FOR_EACH_PASS(PASS) NORMFUSE_FOR_EACH_CHANNEL_PASS(PASS) PASS(load) PASS(store)};
 #undef PASS
 #define PASS(name) .name = CAT3(name, f32, ISA),
 const struct normfuse_passes CAT(normfuse_passes_f32_, ISA) = {

@@ -100,7 +100,7 @@ struct normfuse_channels {
     PASS(channel_z)                                                                                                   \
     PASS(channel_dx)         /* of the tile of h */                                                                   \
     PASS(channel_dx_z)
-/* NULL in plain C, which stays small: SiLU takes the way of other activations. */
+/* NULL of f64, and in plain C, which stay small: SiLU takes the way of other activations. */
 #define NORMFUSE_FOR_EACH_SILU_PASS(PASS)                                                                             \
     PASS(position_y_silu) PASS(channel_y_silu)                                                                        \
     PASS(position_gradients) /* gradient = dy*SiLU'(h*weight + bias) */
