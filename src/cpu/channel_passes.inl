@@ -113,13 +113,13 @@ BODY void FN(apply_to_positions)(const struct normfuse_channels *s, size_t from,
         const size_t readable = FN(readable_from)(s, r, s->x_stride);
         for (size_t m; c < end; c += m) {
             m = is_z && end - c < W ? end - c : W;
+            AHEAD(x + c, ahead);
             const V h = OP(normalized)(is_z ? FN(values_at)(x + c, m, readable - c) : LOAD(x + c), of);
             V v = OP(fma)(h, LOAD_R(weight + c), LOAD_R(bias + c));
             if (is_z) {
                 STORE_R(z + c, v);
                 continue;
             }
-            AHEAD(x + c, ahead);
             if (post_add)
                 v = OP(add)(v, LOAD(post_add + c));
             if (is_silu)

@@ -683,12 +683,12 @@ static bool begin_y(const struct plan *plan, const struct small_worker *w, const
     if (is_fused) {
         write_to(plan, s, &p->y, t);
         add_from(plan, s, &p->post_add, t);
-        if (s->ahead && p->columns) /* the next tile is read at once */
-            s->ahead += t->count * s->x_stride * (ptrdiff_t)plan->type_bytes;
     } else {
         s->z = w->z;
         s->z_pitch = (size_t)z_pitch_of(plan, &p->y, t, p->y_type);
     }
+    if (s->ahead && p->columns) /* of the next tile */
+        s->ahead += t->count * s->x_stride * (ptrdiff_t)plan->type_bytes;
     return is_fused;
 }
 
