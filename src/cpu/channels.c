@@ -670,37 +670,6 @@ static void pass_results(const struct plan *plan, const struct small_worker *w, 
     s->offset = w->before.offset;
 }
 
-/* y of a part: true if the pass writes it; w->z is left to finish_y otherwise. */
-static bool begin_y(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
-                    struct normfuse_channels *s)
-{
-    const struct normfuse_problem *p = plan->p;
-    pass_results(plan, w, t, s);
-    const bool has_pass = p->activation == NORMFUSE_IDENTITY ||
-                          (p->activation == NORMFUSE_SILU && plan->pass->position_y_silu != NULL);
-    const bool is_fused = has_pass && p->y_type == p->type && writes(plan, &p->y, t) &&
-                          (!p->post_add.data || is_direct(plan, &p->post_add, t));
-    if (is_fused) {
-        write_to(plan, s, &p->y, t);
-        add_from(plan, s, &p->post_add, t);
-    } else {
-        s->z = w->z;
-        s->z_pitch = (size_t)z_pitch_of(plan, &p->y, t, p->y_type);
-    }
-    if (s->ahead && p->columns) /* of the next tile */
-        s->ahead += t->count * s->x_stride * (ptrdiff_t)plan->type_bytes;
-    return is_fused;
-}
-
-static void finish_y(const struct plan *plan, struct small_worker *w, const struct channel_part *t, int64_t pitch)
-{
-    const struct normfuse_problem *p = plan->p;
-    if (p->post_add.data)
-        load(plan, w, &p->post_add, t, p->y_type, w->z, pitch, true);
-    activate(plan, w, t, NULL, pitch);
-    store(plan, w, &p->y, t, p->y_type, w->z, pitch, plan->stream);
-}
-
 /* rstd from which on the norm was clamped: infinite where it never is. */
 static double clamped_rstd(const struct plan *plan)
 {
@@ -769,30 +738,43 @@ static void pass_gradient(const struct plan *plan, const struct channel_part *t,
     s->ahead_dy = is_direct_dy ? ahead_of(plan, p->dy.position, (ptrdiff_t)plan->real_bytes) : 0;
 }
 
-/* dx of a part: true if the pass writes it; w->z is left to finish_dx otherwise. */
-static bool begin_dx(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
-                     struct normfuse_channels *s)
+/* y or dx of a part: true if the pass writes it; w->z is left to finish_results otherwise. */
+static bool begin_results(const struct plan *plan, const struct small_worker *w, const struct channel_part *t,
+                          struct normfuse_channels *s)
 {
     const struct normfuse_problem *p = plan->p;
+    const struct normfuse_view *const out = plan->backward ? &p->dx : &p->y,
+                               *const added = plan->backward ? &p->du : &p->post_add;
+    const int32_t type = plan->backward ? p->type : p->y_type;
     pass_results(plan, w, t, s);
-    pass_gradient(plan, t, s, false);
-    const bool is_fused = writes(plan, &p->dx, t) && (!p->du.data || is_direct(plan, &p->du, t));
+    if (plan->backward)
+        pass_gradient(plan, t, s, false);
+    const bool has_pass = plan->backward || p->activation == NORMFUSE_IDENTITY ||
+                          (p->activation == NORMFUSE_SILU && plan->pass->position_y_silu != NULL);
+    const bool is_fused = has_pass && type == p->type && writes(plan, out, t) &&
+                          (!added->data || is_direct(plan, added, t));
     if (is_fused) {
-        write_to(plan, s, &p->dx, t);
-        add_from(plan, s, &p->du, t);
+        write_to(plan, s, out, t);
+        add_from(plan, s, added, t);
     } else {
         s->z = w->z;
-        s->z_pitch = (size_t)z_pitch_of(plan, &p->dx, t, p->type);
+        s->z_pitch = (size_t)z_pitch_of(plan, out, t, type);
     }
+    if (s->ahead && p->columns) /* of the next tile */
+        s->ahead += t->count * s->x_stride * (ptrdiff_t)plan->type_bytes;
     return is_fused;
 }
 
-static void finish_dx(const struct plan *plan, struct small_worker *w, const struct channel_part *t, int64_t pitch)
+static void finish_results(const struct plan *plan, struct small_worker *w, const struct channel_part *t, int64_t pitch)
 {
     const struct normfuse_problem *p = plan->p;
-    if (p->du.data)
-        load(plan, w, &p->du, t, p->type, w->z, pitch, true);
-    store(plan, w, &p->dx, t, p->type, w->z, pitch, plan->stream);
+    const struct normfuse_view *const added = plan->backward ? &p->du : &p->post_add;
+    const int32_t type = plan->backward ? p->type : p->y_type;
+    if (added->data)
+        load(plan, w, added, t, type, w->z, pitch, true);
+    if (!plan->backward)
+        activate(plan, w, t, NULL, pitch);
+    store(plan, w, plan->backward ? &p->dx : &p->y, t, type, w->z, pitch, plan->stream);
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------------------ */
@@ -879,11 +861,11 @@ static void take_part(const struct plan *plan, struct small_worker *w, const str
     const struct normfuse_problem *p = plan->p;
     struct normfuse_channels sums = {0}, results = {0};
     if (plan->apply && last->count > 0) {
-        const bool is_fused = (plan->backward ? begin_dx : begin_y)(plan, w, last, &results);
+        const bool is_fused = begin_results(plan, w, last, &results);
         if (!is_fused || !next || (!p->columns && !reads_x(plan, next))) {
             run_passes(plan, &results, &sums);
             if (!is_fused)
-                (plan->backward ? finish_dx : finish_y)(plan, w, last, (int64_t)results.z_pitch);
+                finish_results(plan, w, last, (int64_t)results.z_pitch);
             results.positions = 0;
         }
     }
