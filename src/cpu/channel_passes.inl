@@ -270,25 +270,6 @@ static void FN(channel_sums)(const struct normfuse_channels *s, size_t from, siz
     }
 }
 
-static void FN(channel_normalize)(const struct normfuse_channels *s, size_t from, size_t to)
-{
-    const size_t n = s->positions, width = s->width;
-    const ptrdiff_t ahead = s->ahead;
-    const R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
-    for (size_t r = from; r < to; r++) {
-        const T *x = (const T *)s->x + (ptrdiff_t)r * s->x_stride;
-        R *u = (R *)s->tile + r * s->pitch, *z = s->z ? (R *)s->z + r * s->z_pitch : NULL;
-        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
-        for (size_t p = 0; p < width; p += W) {
-            AHEAD_L2(x + p, ahead);
-            const V h = OP(normalized)(FN(position_values)(x, p, n), OP(normalization_at)(shift, rstd, rest, p));
-            if (z)
-                STORE_R(z + p, OP(fma)(h, weight, bias));
-            STORE_R(u + p, h);
-        }
-    }
-}
-
 /* MAKE(p, n) gives the values at positions [p, p + n) of a row, which are written to y, or whole to z. */
 #define FOR_EACH_POSITION(y, z, is_z, MAKE)                                                          \
     do {                                                                                             \

@@ -16,13 +16,14 @@
 enum {
     ROOM = 16,                /* values behind each array, where a vector is read and written */
     COLUMN_TILE = 3072,       /* values of a tile: columns, and */
-    ROW_TILE_BYTES = 393216,  /* bytes of a tile's arrays: rows, in the L2 cache, of positions that are whole multiples of */
+    ROW_TILE_BYTES = 786432,  /* bytes of a tile's arrays: rows, in the L2 cache, of positions that are whole multiples of */
     LONG_POSITIONS = 64,      /* 16-bit cache lines, and at most */
     MOST_POSITIONS = 512,     /* so many, since f32 sums over positions are those of a tile */
     FORWARD_BLOCK = 16384,    /* least values of a block without sums, of which a thread has */
     THREAD_BLOCKS = 8,        /* so many where they are large: the first tile of each is not prefetched; with sums */
     BACKWARD_BLOCK = 65536,   /* so many, or */
     BACKWARD_POSITIONS = 256, /* positions: partial sums, 16 bytes a channel, are 1/64 of f32 values */
+    APART_POSITIONS = 128,    /* rows of at most so many: x and dy in turn take 1.2 to 1.5 times as long as first dy, then x */
     POSITION_UNIT = 16,       /* lanes of a vector, or two */
     PART_VALUES = 2048,       /* values of a part: rows, in the L1 cache */
     FEW_POSITIONS = 6,        /* rows: of a sample, at most so many are columns: they would be few lanes of a vector */
@@ -63,23 +64,30 @@ static void unite_samples(struct plan *plan)
     p->n = 1;
 }
 
+/* True if passes take x in the compute type: where it lies, or from w->u. */
+static bool takes_real_x(const struct plan *plan)
+{
+    return plan->short_rows || (plan->backward && !plan->seen.columns);
+}
+
 /* True where passes do not read x where it lies: w->source has a tile. */
 static bool has_source(const struct plan *plan)
 {
     const struct normfuse_problem *p = &plan->seen;
-    return plan->add || (!plan->short_rows && (p->columns ? p->x.channel : p->x.position) != 1);
+    return plan->add || (!takes_real_x(plan) && (p->columns ? p->x.channel : p->x.position) != 1);
 }
 
 /* Positions of a tile of rows: long stretches of memory. */
 static int64_t positions_of_rows(const struct plan *plan)
 {
-    const int64_t arrays = 1 + has_source(plan) + plan->backward;
+    const int64_t arrays = 2 + has_source(plan); /* in a forward one is the next tile of x */
     const int64_t positions = ROW_TILE_BYTES / (arrays * (int64_t)plan->real_bytes * plan->group_channels),
                   s = plan->seen.s;
     if (s <= MOST_POSITIONS && s <= 2 * positions) /* rows that are whole need no lines of others */
         return round_up(s, POSITION_UNIT);
     const int64_t unit = positions < LONG_POSITIONS ? POSITION_UNIT : LONG_POSITIONS;
-    return larger(POSITION_UNIT, smaller(MOST_POSITIONS, positions / unit * unit));
+    const int64_t most = larger(POSITION_UNIT, smaller(MOST_POSITIONS, positions / unit * unit));
+    return round_up(divide_up(s, divide_up(s, most)), unit);
 }
 
 void normfuse_channels_plan(struct plan *plan, const normfuse_exec *exec)
@@ -233,10 +241,16 @@ static bool is_direct(const struct plan *plan, const struct normfuse_view *v, co
     return inner_of(plan, v) == 1 || width_of(plan, t->count) == 1;
 }
 
-/* Bytes from what is read to what is prefetched: the next rows of it. */
-static ptrdiff_t ahead_of(const struct plan *plan, ptrdiff_t outer, ptrdiff_t bytes)
+/* Bytes from what is read to what is prefetched: the next rows of it, or those of the next tile. */
+static ptrdiff_t ahead_of(const struct plan *plan, const struct normfuse_view *v, const struct channel_part *t,
+                          ptrdiff_t bytes)
 {
-    return (plan->p->columns ? divide_up(AHEAD_BYTES, plan->p->c * bytes) : channels_of_part(plan)) * outer * bytes;
+    const ptrdiff_t outer = outer_of(plan, v);
+    if (plan->p->columns)
+        return divide_up(AHEAD_BYTES, plan->p->c * bytes) * outer * bytes;
+    const int64_t first = t->group * plan->group_channels + t->first;
+    const ptrdiff_t to_next_tile = t->count * v->position - first * outer;
+    return (first + t->channels < plan->p->c ? channels_of_part(plan) * outer : to_next_tile) * bytes;
 }
 
 /* Moves a part, row by row, or as one where it is one in memory: to the compute type, onto what is there, or back. */
@@ -250,7 +264,7 @@ static void move(const struct plan *plan, const struct small_worker *w, const st
     const int64_t whole = p->columns ? pitch : round_up(t->count, POSITION_UNIT);
     int64_t rows = rows_of(plan, t), width = width_of(plan, t->count);
     const bool direct = is_direct(plan, v, t);
-    const ptrdiff_t ahead = ahead_of(plan, outer, bytes);
+    const ptrdiff_t ahead = ahead_of(plan, v, t, bytes);
     if (direct && outer == width && pitch == width) {
         width *= rows;
         rows = 1;
@@ -330,12 +344,28 @@ static void fill_parameters(const struct plan *plan, struct small_worker *w, int
     memset(real_at(plan, w->bias, p->c), 0, ROOM * plan->real_bytes);
 }
 
-/* True where passes read x where it lies. */
+/* True if the pass that sums takes dy through the activation, and leaves that for dx. */
+static bool activates_in_sums(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    return !plan->short_rows && p->activation == NORMFUSE_SILU && plan->pass->position_gradients && !p->post_add.data &&
+           !p->dpost_add.data;
+}
+
+/* True if dy goes through the activation of z, which a pass of its own makes. */
+static bool makes_z(const struct plan *plan)
+{
+    const struct normfuse_problem *p = plan->p;
+    return plan->backward && p->activation != NORMFUSE_IDENTITY && !activates_in_sums(plan) && !p->from_y;
+}
+
+/* True where passes read x where it lies. Short rows are without gaps; other rows make z of the tile. */
 static bool reads_x(const struct plan *plan, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
     return !plan->add && is_direct(plan, &p->x, t) &&
-           (!plan->short_rows || (plan->type_bytes == plan->real_bytes && p->x.position == p->c));
+           (!takes_real_x(plan) || (p->type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32) &&
+                                    (plan->short_rows ? p->x.position == p->c : !makes_z(plan))));
 }
 
 /* Arguments of the passes over a part; x is u of the tensors' type: in place, or in w->source. One by one: a structure that is
@@ -346,15 +376,15 @@ static __attribute__((noinline)) void pass_part(const struct plan *plan, const s
     const struct normfuse_problem *p = plan->p;
     const int64_t first = t->group * plan->group_channels + t->first, pitch = pitch_of(plan),
                   before = values_before(plan, t);
-    const bool is_short = plan->short_rows, is_direct_x = reads_x(plan, t);
+    const bool is_direct_x = reads_x(plan, t);
     s->positions = (size_t)t->count;
     s->groups = p->columns ? (size_t)plan->groups : 1;
     s->channels = (size_t)t->channels;
-    s->x = is_direct_x ? tile_at(plan, &p->x, t, p->type)
-           : is_short  ? (char *)w->u + before * (ptrdiff_t)plan->real_bytes
-                       : w->source + before * (ptrdiff_t)plan->type_bytes;
+    s->x = is_direct_x          ? tile_at(plan, &p->x, t, p->type)
+           : takes_real_x(plan) ? (char *)w->u + before * (ptrdiff_t)plan->real_bytes
+                                : w->source + before * (ptrdiff_t)plan->type_bytes;
     s->x_stride = is_direct_x ? outer_of(plan, &p->x) : pitch;
-    s->ahead = is_direct_x ? ahead_of(plan, s->x_stride, (ptrdiff_t)plan->type_bytes) : 0;
+    s->ahead = is_direct_x ? ahead_of(plan, &p->x, t, (ptrdiff_t)plan->type_bytes) : 0;
     s->post_add = NULL;
     s->y = s->z = NULL;
     s->gradient = real_at(plan, w->gradient, before);
@@ -388,10 +418,10 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
     const ptrdiff_t bytes = (ptrdiff_t)plan->type_bytes;
     char *const source = w->source + before * bytes;
     void *const u = real_at(plan, w->u, before);
-    if (plan->add || (plan->short_rows && !reads_x(plan, t)))
+    if (plan->add || (takes_real_x(plan) && !reads_x(plan, t)))
         load(plan, w, &p->x, t, p->type, u, pitch, false);
     if (!plan->add) {
-        for (int64_t r = 0; r < rows && !plan->short_rows && !is_direct(plan, &p->x, t); r++)
+        for (int64_t r = 0; r < rows && !takes_real_x(plan) && !is_direct(plan, &p->x, t); r++)
             normfuse_copy_strided(source + r * pitch * bytes, 1,
                                   tile_at(plan, &p->x, t, p->type) + r * outer_of(plan, &p->x) * bytes,
                                   inner_of(plan, &p->x), width_of(plan, t->count), (size_t)bytes);
@@ -406,7 +436,7 @@ static void gather_u(const struct plan *plan, const struct small_worker *w, cons
                           false);
     if (p->u.data)
         store(plan, w, &p->u, t, p->type, u, pitch, false);
-    if (plan->short_rows)
+    if (takes_real_x(plan))
         plan->pass->load(source, u, (size_t)(rows * pitch), false, 0);
 }
 
@@ -711,31 +741,25 @@ static void begin_backward(const struct plan *plan, struct small_worker *w, cons
     normfuse_small_store_statistics(plan, w, sets_of(plan, t->count));
 }
 
-/* True if the pass that sums takes dy through the activation, and leaves that for dx. */
-static bool activates_in_sums(const struct plan *plan)
-{
-    const struct normfuse_problem *p = plan->p;
-    return p->columns && !plan->short_rows && p->activation == NORMFUSE_SILU && plan->pass->position_gradients &&
-           !p->post_add.data && !p->dpost_add.data;
-}
-
-/* The gradient of a pass: columns read dy where it lies, if the first pass that takes it needs nothing else. */
+/* The gradient of a pass: dy is read where it lies, if the first pass that takes it needs nothing else. Rows have it in the tile
+ * for dx. */
 static void pass_gradient(const struct plan *plan, const struct channel_part *t, struct normfuse_channels *s,
                           bool is_sum)
 {
     const struct normfuse_problem *p = plan->p;
+    const bool activates = activates_in_sums(plan), is_identity = p->activation == NORMFUSE_IDENTITY;
     const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
-    const bool is_direct_dy = p->columns && is_real && !p->dpost_add.data && is_direct(plan, &p->dy, t) &&
-                              (!plan->short_rows || p->dy.position == p->c);
-    const bool activates = is_sum && activates_in_sums(plan);
-    if (activates) {
+    const bool fits = p->columns ? !plan->short_rows || p->dy.position == p->c : pitch_of(plan) > APART_POSITIONS;
+    const bool is_direct_dy = is_real && (activates || is_identity) && !p->dpost_add.data && fits &&
+                              is_direct(plan, &p->dy, t);
+    if (!p->columns || (is_sum && activates)) {
         s->dy = is_direct_dy ? tile_at(plan, &p->dy, t, p->y_type) : s->gradient;
-        s->dy_stride = is_direct_dy ? p->dy.position : s->gradient_stride;
-    } else if (is_direct_dy && p->activation == NORMFUSE_IDENTITY) {
+        s->dy_stride = is_direct_dy ? outer_of(plan, &p->dy) : s->gradient_stride;
+    } else if (is_direct_dy && is_identity) {
         s->gradient = tile_at(plan, &p->dy, t, p->y_type);
         s->gradient_stride = p->dy.position;
     }
-    s->ahead_dy = is_direct_dy ? ahead_of(plan, p->dy.position, (ptrdiff_t)plan->real_bytes) : 0;
+    s->ahead_dy = is_direct_dy ? ahead_of(plan, &p->dy, t, (ptrdiff_t)plan->real_bytes) : 0;
 }
 
 /* y or dx of a part: true if the pass writes it; w->z is left to finish_results otherwise. */
@@ -802,7 +826,8 @@ static struct passes passes_of(const struct plan *plan, const struct normfuse_ch
                                          : pass->position_y,
                                pass->position_shifts, pass->position_moments};
     if (plan->backward)
-        return (struct passes){is_z ? pass->channel_dx_z : pass->channel_dx, NULL, pass->channel_normalize};
+        return (struct passes){is_z ? pass->channel_dx_z : pass->channel_dx, NULL,
+                               activates_in_sums(plan) ? channel->sums_silu : channel->sums};
     return (struct passes){is_z      ? pass->channel_z
                            : is_silu ? pass->channel_y_silu
                                      : pass->channel_y,
@@ -832,7 +857,7 @@ static void run_passes(const struct plan *plan, const struct normfuse_channels *
     }
 }
 
-/* dy of a part through the activation. Columns make z for that; rows have it, in w->z. */
+/* dy of a part through the activation, unless sums do that. */
 static void load_gradient(const struct plan *plan, struct small_worker *w, const struct channel_part *t,
                           struct normfuse_channels *s)
 {
@@ -841,9 +866,14 @@ static void load_gradient(const struct plan *plan, struct small_worker *w, const
     void *const gradient = real_at(plan, w->gradient, values_before(plan, t));
     if (s->dy ? s->dy == gradient : s->gradient == gradient)
         load(plan, w, &p->dy, t, p->y_type, gradient, pitch, false);
-    if (p->columns && s->z)
-        (plan->short_rows ? plan->channel->short_apply : plan->pass->position_z)(s, 0, s->positions);
-    if (p->activation != NORMFUSE_IDENTITY && !s->dy) {
+    if (makes_z(plan)) {
+        s->z = w->z;
+        if (p->columns)
+            (plan->short_rows ? plan->channel->short_apply : plan->pass->position_z)(s, 0, s->positions);
+        else
+            plan->pass->channel_z(s, 0, s->channels);
+    }
+    if (p->activation != NORMFUSE_IDENTITY && !activates_in_sums(plan)) {
         if (p->post_add.data) /* y itself where that is given */
             load(plan, w, &p->post_add, t, p->y_type, w->z, pitch, !p->from_y);
         activate(plan, w, t, gradient, pitch);
@@ -860,6 +890,7 @@ static void take_part(const struct plan *plan, struct small_worker *w, const str
 {
     const struct normfuse_problem *p = plan->p;
     struct normfuse_channels sums = {0}, results = {0};
+    const struct normfuse_channels none = {0};
     if (plan->apply && last->count > 0) {
         const bool is_fused = begin_results(plan, w, last, &results);
         if (!is_fused || !next || (!p->columns && !reads_x(plan, next))) {
@@ -879,14 +910,12 @@ static void take_part(const struct plan *plan, struct small_worker *w, const str
         return;
     }
     pass_gradient(plan, next, &sums, true);
-    sums.z = p->activation != NORMFUSE_IDENTITY && !sums.dy && !p->from_y ? w->z : NULL;
-    if (!p->columns)
-        run_passes(plan, &results, &sums);
+    if (!p->columns && sums.dy == sums.gradient) { /* results read the tile */
+        run_passes(plan, &results, &none);
+        results.positions = 0;
+    }
     load_gradient(plan, w, next, &sums);
-    if (p->columns)
-        run_passes(plan, &results, &sums);
-    else if (plan->apply || plan->sums_samples)
-        plan->channel->sums(&sums);
+    run_passes(plan, &results, &sums);
     gather_part(plan, w, next, true, true);
 }
 

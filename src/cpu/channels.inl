@@ -35,32 +35,54 @@ static void REAL(moments)(const struct normfuse_channels *s)
     }
 }
 
-static void REAL(sums)(const struct normfuse_channels *s)
+/* Sums over channels go on in memory, those over positions in vectors, where lanes behind the last position count as 0. */
+BODY void REAL(sums_of)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_silu)
 {
+    const V zero = OP(set1)(0);
+    const ptrdiff_t ahead = s->ahead, ahead_dy = s->ahead_dy;
+    const R *shift = s->shift, *rstd = s->rstd, *rest = s->rest;
     R *sums = s->sum, *squares = s->square;
-    for (size_t p = 0; p < s->width && !s->continues; p += W) {
-        STORE_R(sums + p, OP(set1)(0));
-        STORE_R(squares + p, OP(set1)(0));
-    }
-    for (size_t r = 0; r < s->channels; r++) {
-        const R *g = (const R *)s->gradient + r * s->pitch, *h = (const R *)s->tile + r * s->pitch;
-        const V weight = OP(set1)(((const R *)s->weight)[r]);
-        V of_bias = OP(set1)(0), of_weight = of_bias;
+    for (size_t r = from; r < to; r++) {
+        const R *x = (const R *)s->x + (ptrdiff_t)r * s->x_stride, *dy = (const R *)s->dy + (ptrdiff_t)r * s->dy_stride;
+        R *tile = (R *)s->tile + r * s->pitch, *gradient = (R *)s->gradient + r * s->pitch;
+        const V weight = OP(set1)(((const R *)s->weight)[r]), bias = OP(set1)(((const R *)s->bias)[r]);
+        const bool starts = r == 0 && !s->continues;
+        V of_bias = zero, of_weight = zero;
         for (size_t p = 0; p < s->width; p += W) {
             const size_t n = p < s->positions ? s->positions - p : 0;
-            const V gradient = OP(leading)(LOAD_R(g + p), n), normalized = OP(leading)(LOAD_R(h + p), n);
-            const V scaled = OP(mul)(gradient, weight);
-            of_bias = OP(add)(of_bias, gradient);
-            of_weight = OP(fma)(gradient, normalized, of_weight);
-            STORE_R(sums + p, OP(add)(LOAD_R(sums + p), scaled));
-            STORE_R(squares + p, OP(fma)(scaled, normalized, LOAD_R(squares + p)));
+            if (ahead) /* to the L2 cache: so many rows are under way that the L1 cache cannot hold */
+                __builtin_prefetch((const char *)(x + p) + ahead, 0, 2);
+            if (ahead_dy)
+                __builtin_prefetch((const char *)(dy + p) + ahead_dy, 0, 2);
+            const V u = n >= W ? LOAD_R(x + p) : n ? LOAD_PART_R(x + p, n) : zero;
+            const V h = OP(leading)(OP(normalized)(u, OP(normalization_at)(shift, rstd, rest, p)), n);
+            V g = n >= W ? LOAD_R(dy + p) : n ? LOAD_PART_R(dy + p, n) : zero;
+            if (is_silu) {
+                const V z = OP(fma)(h, weight, bias);
+                g = OP(activation_gradient)(NORMFUSE_SILU, z, g, z);
+            }
+            const V scaled = OP(mul)(g, weight);
+            of_bias = OP(add)(of_bias, g);
+            of_weight = OP(fma)(g, h, of_weight);
+            STORE_R(sums + p, OP(add)(starts ? zero : LOAD_R(sums + p), scaled));
+            STORE_R(squares + p, OP(fma)(scaled, h, starts ? zero : LOAD_R(squares + p)));
+            STORE_R(tile + p, h);
+            STORE_R(gradient + p, g);
         }
         ((R *)s->sum_bias)[r] = OP(hsum)(of_bias);
         ((R *)s->sum_weight)[r] = OP(hsum)(of_weight);
     }
 }
-
+static void REAL(sums)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    REAL(sums_of)(s, from, to, false);
+}
 #if defined(NORMFUSE_SHORT_ROWS)
+static void REAL(sums_silu)(const struct normfuse_channels *s, size_t from, size_t to)
+{
+    REAL(sums_of)(s, from, to, true);
+}
+
 /* ---- short rows: columns ---- */
 
 /* Norm groups of at most 2*W values, which lie one after the other. The lanes of W norm groups are added up together,

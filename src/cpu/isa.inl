@@ -137,6 +137,7 @@ const struct normfuse_small_set_functions CAT(normfuse_small_sets_, ISA)[2] = {S
 #define SHORT_PASSES
 #else
 #define SHORT_PASSES                                                  \
+    .sums_silu = CAT3(channels_sums_silu, f32, ISA),                  \
     .short_moments = CAT3(channels_short_moments_of, f32, ISA),       \
     .short_apply = CAT3(channels_short_apply_to, f32, ISA),           \
     .short_sums = CAT3(channels_short_sums_of, f32, ISA),             \

@@ -95,7 +95,6 @@ struct normfuse_channels {
     PASS(position_dx)        /* y = rstd*(gradient*weight) + (slope*h + offset) [+ post_add] */                       \
     PASS(position_dx_z)                                                                                               \
     PASS(channel_sums)       /* rows: tile = x; sum, or where not centred square, over the channels */                \
-    PASS(channel_normalize)  /* tile = h, and where z is not NULL z = h*weight + bias */                              \
     PASS(channel_y)          /* of the tile of x */                                                                   \
     PASS(channel_z)                                                                                                   \
     PASS(channel_dx)         /* of the tile of h */                                                                   \
@@ -164,9 +163,11 @@ enum { NORMFUSE_CHANNEL_CHUNK = 128 }; /* most rows of one f32 sum */
 struct normfuse_channel_functions {
     /* sum and square of tile - shift and of its square over the channels */
     void (*moments)(const struct normfuse_channels *);
-    /* of a tile of normalized values and a gradient `pitch` apart: per position sum of gradient*weight, square of
-     * gradient*weight*normalized; per channel sum_bias = sum of gradient, sum_weight of gradient*normalized, over the positions */
-    void (*sums)(const struct normfuse_channels *);
+    /* of channels [from, to), x and dy of the compute type: tile = h, gradient = dy, for dx; per position sum of
+     * gradient*weight, square of gradient*weight*h; per channel sum_bias = sum of gradient, sum_weight of gradient*h, over the
+     * positions. x may be the tile, and dy the gradient. */
+    normfuse_channel_pass_function sums;
+    normfuse_channel_pass_function sums_silu; /* gradient = dy*SiLU'(h*weight + bias); NULL of f64, and in plain C */
     /* The passes of columns, with the same bits, over norm groups of at most 32 values of f32: x and gradient have no
      * gaps, and z is written. NULL of f64, and in plain C, which stays small. */
     normfuse_channel_pass_function short_moments, short_apply, short_sums, short_dx;

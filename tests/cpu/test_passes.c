@@ -436,19 +436,20 @@ static void run_channels(const struct normfuse_table *table, int type, struct ch
     table->fence();
     s.z = a->reals[2];
     RUN(columns ? pass->position_z : pass->channel_z);
-    if (!columns)
-        RUN(pass->channel_normalize);
-    if (columns && silu && pass->position_gradients) {
-        s.dy = s.gradient;
-        s.dy_stride = s.gradient_stride;
-        RUN(pass->position_gradients);
-    } else if (columns && silu) {
+    s.dy = s.gradient;
+    s.dy_stride = s.gradient_stride;
+    if (silu && (columns ? !pass->position_gradients : !f->sums_silu))
         silu_by_steps(table, type, &s, columns, false);
+    else if (silu && columns)
+        RUN(pass->position_gradients);
+    if (!columns) {
+        s.x = s.tile;
+        s.x_stride = (ptrdiff_t)s.pitch;
     }
     if (columns)
         RUN(pass->position_sums);
     else
-        f->sums(&s);
+        RUN(silu && f->sums_silu ? f->sums_silu : f->sums);
     s.z = NULL;
     s.y = a->tensors[3].data;
     if (writes)
