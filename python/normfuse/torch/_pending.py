@@ -440,7 +440,7 @@ class Frame:
         return MOVES in f.__dict__ and not self.compiling and x.device.type in _calls.BIAS_DEVICES
 
     def _convolved(self, *given: Any) -> Any:
-        """What _calls.convolve gives, pending."""
+        """A convolution's output, of _calls.convolve, pending while its bias is apart."""
         biased = _calls.convolve(*given)
         return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
 
