@@ -466,8 +466,8 @@ class Frame:
             return self._alone(f, *given, **named)
         if len(given) == 1 and not named and type(f) is types.MethodType and f.__func__ in _calls.FORWARDS:
             x = self.safe(given[0])
-            moves = type(x) in _TENSORS and self._moves(f.__self__, x)
-            return self._convolved(f.__self__, x, f.__func__) if moves else f(x)
+            if type(x) in _TENSORS and self._moves(f.__self__, x):
+                return self._convolved(f.__self__, x, f.__func__)
         return self.go(f, *given, **named)
 
     def _alone(self, f: Any, *given: Any, **named: Any) -> Any:
@@ -519,8 +519,12 @@ class Frame:
             value = inner(f.__self__, self, *given, **named)
         elif type(f) is types.FunctionType:
             value = inner(self, *given, **named)
-        else:
-            value = f(Shared(self, given[0]), *given[1:], **named) if self.scoped else inner(f, self, *given, **named)
+        elif not self.scoped:
+            value = inner(f, self, *given, **named)
+        elif len(inner._normfuse_tree.args.args) > 2:
+            value = f(Shared(self, given[0]), *given[1:], **named)
+        else:  # of *arguments alone
+            value = self._alone(f, *given, **named)
         if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
             self.settle()
         return value

@@ -513,8 +513,9 @@ class _Rewriter:
 
     def _stored(self, target: ast.expr, value: ast.expr, *key: ast.expr) -> Optional[ast.expr]:
         """The value of a statement that stores it in an item of a variable, or adds it; None: the target is no such."""
-        if not (isinstance(target, ast.Subscript) and isinstance(target.slice, (ast.Name, ast.Constant)) and isinstance(
-                target.value, ast.Name) and target.value.id in self.tracked - self.pending and not self.inside):
+        if self.inside or not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
+                               and isinstance(target.slice, (ast.Name, ast.Constant))
+                               and target.value.id in self.tracked and not self.pending & set(names(target))):
             return None
         value = self._check("stored", self.of(value), target.value, *key)
         value.seen = True  # type: ignore[attr-defined]
@@ -548,7 +549,9 @@ class _Rewriter:
                 s.value = stored
                 return [s]
             before = self._settle()
-            s.target.value = self.of(s.target.value)  # type: ignore[union-attr]
+            for field in ("value", "slice"):
+                if hasattr(s.target, field):
+                    setattr(s.target, field, self.of(getattr(s.target, field)))
             s.value = self._closed(s.value)
             self.open = False
             return [*before, s]

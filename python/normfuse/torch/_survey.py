@@ -354,7 +354,7 @@ class Survey:
             known = [v[0].value if isinstance(v[0], Known) else 0.0 for v in others]
             return self.activation(x, _activations.of_call(f, tuple(known[:len(given) - 1]), {
                 k.arg: v for k, v in zip(node.keywords, known[len(given) - 1:])}))
-        if isinstance(callee, ast.Attribute) and isinstance(callee.value, ast.Call):  # super().forward
+        if _is_of_super(callee):
             return self.convolution(node, self.block, x)
         if (len(given) != 1 or node.keywords) and KINDS.get(type(f)) != BLOCK:
             return self.unknown(callee, x)
@@ -366,7 +366,7 @@ class Survey:
         """The form of a function or method that shares its caller's frame, and the module that it is a method of."""
         me = None
         if isinstance(callee, ast.Attribute):
-            of_super = isinstance(callee.value, ast.Call)
+            of_super = _is_of_super(callee)
             me = self.block if of_super else _object(self.value(callee.value))
             inners = getattr(type(me), "_normfuse_inner", {})
             static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
@@ -516,6 +516,11 @@ class Survey:
         waits = tuple(v for v in x if self.is_norm(v) and not v.what and not v.dropout
                       and is_channel_norm(type(v.layer))) if name in VIEWS else ()
         return (*waits, *self.force(tuple(v for v in x if v not in waits)))
+
+
+def _is_of_super(callee: ast.expr) -> bool:
+    """Is it super().name?"""
+    return isinstance(callee, ast.Attribute) and isinstance(callee.value, ast.Call) and not done(callee.value)
 
 
 def _only(value: Any) -> Any:

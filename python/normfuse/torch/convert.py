@@ -168,16 +168,17 @@ def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[n
                 path = path.rpartition(".")[0]
                 above.add(paths[path])
     above = {block for block in above if type(block).forward is not nn.Module.forward and block not in layers}
-    above |= {child for block in above for child in block.children()
+    beside = {child for block in above for child in block.children()
               if (runs_as_sequential(child) or _calls.ends_in_convolution(child)) and "forward" not in child.__dict__}
     blocks: dict[nn.Module, Optional[str]] = {}
     for block in dict.fromkeys(paths.values()):
-        if block in above:
+        if block in above | beside:
             try:
                 _rewrite.rewrite(block)
                 blocks[block] = None
             except Left as left:
-                blocks[block] = str(left)
+                if block in above:
+                    blocks[block] = str(left)
     return blocks
 
 
