@@ -110,8 +110,10 @@ def randomized(model: nn.Module) -> nn.Module:
 
 def placed(model: nn.Module, device: str, dtype: torch.dtype, layout: str, training: bool) -> nn.Module:
     model = randomized(model).to(device, dtype).train(training)
-    axes = max(p.dim() for p in model.parameters())
-    return model.to(memory_format=CHANNELS_LAST[axes]) if layout == "nhwc" else model
+    for parameter in model.parameters() if layout == "nhwc" else ():
+        if parameter.dim() in CHANNELS_LAST:
+            parameter.data = parameter.data.contiguous(memory_format=CHANNELS_LAST[parameter.dim()])
+    return model
 
 
 def images(shape: tuple[int, ...], device: str, dtype: torch.dtype, layout: str) -> Tensor:
@@ -228,17 +230,18 @@ class VideoDecoder(nn.Module):
         return torch.cat(frames, 2)
 
 
-def video_vae(kind: str, device: str, tiny: bool, dtype: torch.dtype, frames: int, height: int, width: int) -> Task:
+def video_vae(kind: str, device: str, tiny: bool, layout: str, dtype: torch.dtype, frames: int, height: int,
+              width: int) -> Task:
     """The decoder of Wan 2.1's autoencoder, or of Qwen-Image's, which is one of videos, too; RMS norm over channels."""
     import diffusers
     if tiny:
         frames, height, width = 5 if frames > 1 else frames, 32, 48
     with torch.device(device):
         model = getattr(diffusers, kind)(**({"base_dim": 16} if tiny else {}))
-        latents = torch.randn(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8).to(dtype)
+    latents = images((1, 16, (frames - 1) // 4 + 1, height // 8, width // 8), device, dtype, layout)
     model.encoder, model.quant_conv = nn.Identity(), None  # the decoder's weights alone; it counts both's convolutions
-    decoder = VideoDecoder(placed(model, device, dtype, "nchw", False), kind == "AutoencoderKLWan")
-    return Task(decoder, (latents,), lambda m, z: m(z), False, dtype, "nchw")
+    decoder = VideoDecoder(placed(model, device, dtype, layout, False), kind == "AutoencoderKLWan")
+    return Task(decoder, (latents,), lambda m, z: m(z), False, dtype, layout)
 
 
 def sam_neck(device: str, tiny: bool, layout: str, dtype: torch.dtype, batch: int) -> Task:
@@ -352,9 +355,10 @@ MODELS: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "resnet50-bn-train": ("timm", lambda d, t: resnet("resnet50", d, t, True, "nhwc", BF16, 256, True)),
         "unet": ("diffusers", lambda d, t: unet(d, t, False, "nhwc", F16, 2, 64, graph=True)),
         "mask-rcnn-train": ("torchvision", lambda d, t: mask_rcnn(d, t, F16, 4)),
-        "wan-decode-480": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, BF16, 17, 480, 832)),
+        "wan-decode-480": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, "nchw", BF16, 17, 480, 832)),
         "qwen-image-decode-1024": ("diffusers",
-                                   lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, BF16, 1, 1024, 1024)),
+                                   lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, "nchw", BF16, 1, 1024,
+                                                           1024)),
         "convnext-train": ("timm", lambda d, t: convnext(d, t, BF16, 256, True)),
         "sam-neck": ("timm", lambda d, t: sam_neck(d, t, "nhwc", F16, 8)),
     },
@@ -377,6 +381,8 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "flux-decode-1024": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 1024, flux=True)),
         "flux-decode-2048": ("diffusers", lambda d, t: vae(d, t, "nhwc", BF16, 2048, flux=True)),
         "sdxl-unet": ("diffusers", lambda d, t: sdxl_unet(d, t, "nhwc", F16, 2, 128)),
+        "wan-decode-480-ndhwc": ("diffusers",
+                                 lambda d, t: video_vae("AutoencoderKLWan", d, t, "nhwc", BF16, 17, 480, 832)),
         "hunyuan-video-decode": ("diffusers", lambda d, t: hunyuan_vae(d, t, F16, 17, 256)),
         "nnunet-train": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nchw", F16, 2)),
         "nnunet-train-ndhwc": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nhwc", F16, 2)),
@@ -395,8 +401,9 @@ EXTRA: dict[str, dict[str, tuple[str, Callable[[str, bool], Task]]]] = {
         "nnunet-train": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nchw", BF16, 1)),
         "nnunet-train-ndhwc": ("dynamic_network_architectures", lambda d, t: nnunet(d, t, "nhwc", BF16, 1)),
         "conv-tasnet-train": ("torchaudio", lambda d, t: conv_tasnet(d, t, 1)),
-        "wan-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, F32, 5, 128, 192)),
-        "qwen-image-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, F32, 1, 256, 256)),
+        "wan-decode": ("diffusers", lambda d, t: video_vae("AutoencoderKLWan", d, t, "nchw", F32, 5, 128, 192)),
+        "qwen-image-decode": ("diffusers",
+                              lambda d, t: video_vae("AutoencoderKLQwenImage", d, t, "nchw", F32, 1, 256, 256)),
         "convnext-train": ("timm", lambda d, t: convnext(d, t, F32, 8, False)),
         "sam-neck": ("timm", lambda d, t: sam_neck(d, t, "nhwc", F32, 1)),
         "vae-decode": ("diffusers", lambda d, t: vae(d, t, "nhwc", F32, 256)),

@@ -204,7 +204,7 @@ def floor(title, cpu, gpu, gpu_peers):
 MODELS = {"vae-decode-1024-nhwc": "Stable Diffusion VAE, decode 1024 x 1024, f16 channels-last", "vae-decode-1024-nchw": "the same, channels-first",
           "vae-decode-2048": "the same decoder, 2048 x 2048, f16 channels-last", "flux-decode-1024": "FLUX's VAE, decode 1024 x 1024, bf16 channels-last",
           "hunyuan-video-decode": "HunyuanVideo's VAE, decode of one tile, 17 x 256 x 256, f16",
-          "wan-decode-480": "Wan 2.1's VAE, decode of 17 frames of 480 x 832, bf16",
+          "wan-decode-480": "Wan 2.1's VAE, decode of 17 frames of 480 x 832, bf16", "wan-decode-480-ndhwc": "the same, channels-last",
           "resnet50-gn-train": "ResNet-50 with group norm, training step", "resnet50-bn-train": "ResNet-50 with batch norm, training step",
           "unet": "Stable Diffusion 1.5 UNet, inference", "sdxl-unet": "SDXL's UNet, 1024 x 1024, inference", "mask-rcnn-train": "Mask R-CNN with group norm, training step",
           "nnunet-train": "nnU-Net's residual encoder (M), training step", "nnunet-train-ndhwc": "the same, channels-last",

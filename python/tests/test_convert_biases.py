@@ -16,6 +16,7 @@ import torch.nn.utils.prune  # noqa: E402
 from device import DEVICE, ON_CUDA, default_device, of_the_cpu  # noqa: E402, F401
 from normfuse.torch import _calls  # noqa: E402
 from test_convert import Of, both as of_model, check_same as check_steps  # noqa: E402
+from test_convert_channel_norm import exact  # noqa: E402
 from test_convert_meaning import Operators, check_same  # noqa: E402
 from test_models import compared, images, load, load_torchvision  # noqa: E402
 from torch import nn  # noqa: E402
@@ -232,6 +233,121 @@ def test_shared_modules():
     assert report.biases == ["0.0", "2.0"] and operators(model, torch.randn(X))["bare"] == 4
 
 
+# ---- code around convolutions ---------------------------------------------------------------------------------------
+
+
+class Causal(nn.Conv2d):
+    """As in the autoencoders of videos."""
+
+    def forward(self, x, before=None):
+        x = F.pad(x, (1, 1, 2, 0)) if before is None else F.pad(torch.cat([before, x], 2), (1, 1, 0, 0))
+        return super().forward(x)
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x, before=None, *, bottom=0):
+        return self.conv(F.pad(x if before is None else x + before.mean(), (1, 1, 2 - bottom, bottom)))
+
+
+class Grown(nn.ConvTranspose2d):
+    def forward(self, x, before=None):
+        return super().forward(x)
+
+
+AROUND = {"subclass": (Causal(4, 4, 3), ""), "wrapper": (Wrapped(), ".conv"), "transposed": (Grown(4, 4, 1), "")}
+AROUND_CODE = {
+    "norm": "return s.act(s.norm(s.conv(x)))",
+    "two arguments": "return s.act(s.norm(s.conv(x, x[:, :, :2])))",
+    "keyword": "return s.act(s.norm(s.conv(x, before=None)))",
+    "residual": "return s.conv(s.act(s.norm(x)), x[:, :, :2]) + x",
+    "stored": "at, kept = [0], {}; y = s.conv(x, None); kept[1] = x; at[0] += 1; return s.act(s.norm(y)) * at[0]",
+    "an item of a list": "at, i = [x, None], 0; y = s.conv(x, at[i]); at[i] = x * 2; return s.norm(y)",
+}
+
+
+@pytest.mark.parametrize("code", AROUND_CODE)
+@pytest.mark.parametrize("name", AROUND)
+def test_code_around_a_convolution(name, code):
+    module, path = AROUND[name]
+    convolution = copy.deepcopy(module).to(DEVICE, torch.float64)
+    model, stock, report = both(Block(AROUND_CODE[code], conv=convolution))
+    check_same(model, stock)
+    x = torch.randn(X)
+    assert report.biases == [f"conv{path}"] and operators(model, x)["bare"] == 1 and operators(model, x)["biased"] == 0
+    with torch.autograd.profiler.profile():
+        torch.testing.assert_close(model(x), stock(x))
+    seen = []
+    for hooked in (model, stock):
+        hooked.conv.register_forward_hook(lambda m, given, output: seen.append(output))
+    check_same(model, stock)
+    torch.testing.assert_close(seen[0], seen[3])
+
+
+def test_a_compiled_subclass():
+    model, stock, _ = both(Block(AROUND_CODE["two arguments"], conv=Causal(4, 4, 3)))
+    x = torch.randn(X)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), stock(x))
+
+
+STORED = {  # between a convolution and a norm, where y must not wait
+    "the bias": "b, y = s.conv.bias.detach(), s.conv(x); b[0] = 3.0; return s.norm(y)",
+    "added to the bias": "b, y = s.conv.bias.detach(), s.conv(x); b[0] += 3.0; return s.norm(y)",
+    "added to the bias in a list": "b, y = [s.conv.bias.detach()], s.conv(x); b[0] += 3.0; return s.norm(y)",
+    "an object that writes": "b, y = Writes(s.conv.bias.detach()), s.conv(x); b[0] = 3.0; return s.norm(y)",
+    "a key that writes": "b, y = {}, s.conv(x); k = Writes(s.conv.bias.detach()); b[k] = 3.0; return s.norm(y)",
+}
+
+
+class Writes:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __setitem__(self, key, value):
+        self.tensor[key] = value
+
+    def __hash__(self):
+        self.tensor[0] = 3.0
+        return 0
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_stored_behind_a_convolution(name):
+    model, stock, _ = both(Block(STORED[name], conv=Causal(4, 4, 3)))
+    x = torch.randn(X)
+    for _ in range(2):
+        torch.testing.assert_close(model(x), stock(x))
+
+
+@pytest.mark.parametrize("file,kind,channels,biases", [
+    ("autoencoder_kl_wan", "WanResidualBlock", 8, ["conv1", "conv2"]),
+    ("autoencoder_kl_qwenimage", "QwenImageResidualBlock", 8, ["conv1", "conv2"]),
+    ("autoencoder_kl_ltx", "LTXVideoResnetBlock3d", 8, ["conv2.conv"]),  # movedim follows the first
+    ("autoencoder_kl_hunyuan_video", "HunyuanVideoResnetBlockCausal3D", 32, ["conv1.conv", "conv2.conv"])])
+def test_blocks_of_videos(file, kind, channels, biases):
+    load_torchvision()
+    make = getattr(load("diffusers.models.autoencoders." + file), kind)
+    model, stock, report = both(make(channels, channels, dropout=0.0))
+    stock = exact(stock)
+    x = torch.randn(2, channels, 3, 6, 5)
+    assert report.biases == biases
+    check_same(model, stock, x)
+    counts = operators(model, x)
+    assert counts["bare"] == len(biases) and counts["biased"] == 2 - len(biases) and counts["channel_affine"] == 1
+    if "feat_cache" in make.forward.__code__.co_varnames:
+        cached, other = [None, None], [None, None]
+        for _ in range(3):
+            torch.testing.assert_close(model(x, cached, [0]), stock(x, other, [0]), rtol=1e-12, atol=1e-12)
+        assert operators(model, x, call=lambda m, x: m(x, cached, [0]))["bare"] == 2
+        torch.testing.assert_close(cached, other)
+        model.norm2.scale = stock.norm2.scale = 3.0  # which the layer computes itself
+        check_same(model, stock, x)
+
+
 # ---- what does not --------------------------------------------------------------------------------------------------
 
 
@@ -239,9 +355,24 @@ class Subclass(nn.Conv2d):
     pass
 
 
+class Doubled(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class OfItsOwn(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x)
+
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight, bias) + bias.sum()
+
+
 LEFT = {
     "no bias": Block(CHAINS["norm"], conv=nn.Conv2d(4, 4, 1, bias=False)),
     "subclass": Block(CHAINS["norm"], conv=Subclass(4, 4, 1)),
+    "subclass with more after it": Block(CHAINS["norm"], conv=Doubled(4, 4, 1)),
+    "subclass with code below": Block(CHAINS["norm"], conv=OfItsOwn(4, 4, 1)),
     "parametrized": Block(CHAINS["norm"], conv=nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))),
     "spectral norm": Block(CHAINS["norm"], conv=nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 1))),
     "linear": Block(lambda s, x: s.norm(s.linear(x.movedim(1, 3)).movedim(3, 1)), linear=nn.Linear(4, 4)),

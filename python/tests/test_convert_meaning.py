@@ -601,6 +601,7 @@ STATEMENTS = {
                 x = x + z
                 break
         return x + y""", None),
+    "an item by its output": ("y, z = s.bn(x), [0, 0]; z[int(y.sum() > 1e9)] += 3; return s.act(y) + z[0]", None),
     "two at once": ("y = s.bn(x); y, x = s.act(x), s.act(y); x, y = y, x; return x * 2 + y", None),
 }
 
@@ -616,6 +617,17 @@ def test_statements(name):
         assert folded(report) == ({"bn": (fused,)} if fused else {})
         assert fused or what in report.details(), report.details()
         assert set(nft.fused(model)["bn"]) == {fused}
+
+
+class Starred(Block):
+    def forward(self, *xs):
+        return self.bn(xs[0])
+
+
+def test_arguments_by_a_star_in_a_profile():
+    model, stock, _ = both(nn.Sequential(Starred(), nn.ReLU()))
+    with torch.autograd.profiler.profile():
+        check_same(model, stock)
 
 
 def warns(x):

@@ -16,9 +16,10 @@ from ._rules import hooked
 # nothing.
 BIAS_DEVICES = {"cuda"}
 
-_TRANSPOSED = {nn.ConvTranspose1d: F.conv_transpose1d, nn.ConvTranspose2d: F.conv_transpose2d,
-               nn.ConvTranspose3d: F.conv_transpose3d}
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+_TRANSPOSED = {nn.ConvTranspose1d.forward: F.conv_transpose1d, nn.ConvTranspose2d.forward: F.conv_transpose2d,
+               nn.ConvTranspose3d.forward: F.conv_transpose3d}
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+FORWARDS = {kind.forward: kind for kind in CONVOLUTIONS}
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -33,9 +34,18 @@ Operand = Union[Tensor, Biased]
 # ---- convolutions and sums ------------------------------------------------------------------------------------------
 
 
-def has_bias_to_move(convolution: Optional[nn.Module]) -> bool:
-    """Is it of exactly one of PyTorch's classes, with a bias, and does no one watch or replace its calls?"""
-    return type(convolution) in CONVOLUTIONS and convolution.bias is not None and not hooked(convolution)
+def has_bias_to_move(module: Optional[nn.Module]) -> bool:
+    """Is it a convolution with a bias, which PyTorch's code adds, and does no one watch or replace its calls?"""
+    kind = next((kind for kind in type(module).__mro__ if kind in CONVOLUTIONS), None)
+    return kind is not None and module._parameters.get("bias") is not None and not hooked(module) and (
+        getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None))
+
+
+def ends_in_convolution(module: nn.Module) -> bool:
+    """May its forward give the output of a convolution with a bias: of a child, or of super()?"""
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    return any(map(has_bias_to_move, module.children())) or (
+        code is not None and "__class__" in code.co_freevars and has_bias_to_move(module))
 
 
 def _works_channels_last(convolution: nn.Module) -> bool:
@@ -44,20 +54,21 @@ def _works_channels_last(convolution: nn.Module) -> bool:
     return weight.dim() == 4 and weight.stride(1) == 1 and weight.stride(3) == weight.shape[1] > 1
 
 
-def convolve(convolution: nn.Module, input: Tensor, copied: bool = False) -> Biased:
-    """convolution(input), with its bias apart, where nobody watches that and a bias costs a pass. An input without a
+def convolve(convolution: nn.Module, input: Tensor, forward: Any, copied: bool = False) -> Biased:
+    """forward(convolution, input), one of FORWARDS, with its bias apart, where a bias costs a pass. An input without a
     batch axis has its channels elsewhere. copied: of input.contiguous(), a copy that a convolution which works
     channels-last copies back."""
     weight, bias = convolution.weight, convolution.bias
     if copied and (bias is None or not _works_channels_last(convolution)):
         input = input.contiguous()
-    if bias is None or input.dim() != weight.dim() or bias.dtype != weight.dtype or not weight.is_floating_point():
-        return Biased(convolution(input), None)
-    transposed = _TRANSPOSED.get(type(convolution))
+    apart = None
+    if bias is not None and input.dim() == weight.dim() and bias.dtype == weight.dtype and weight.is_floating_point():
+        apart, bias = bias, None
+    transposed = _TRANSPOSED.get(forward)
     if transposed is None:
-        return Biased(convolution._conv_forward(input, weight, None), bias)
-    return Biased(transposed(input, weight, None, convolution.stride, convolution.padding, convolution.output_padding,
-                             convolution.groups, convolution.dilation), bias)
+        return Biased(convolution._conv_forward(input, weight, bias), apart)
+    return Biased(transposed(input, weight, bias, convolution.stride, convolution.padding, convolution.output_padding,
+                             convolution.groups, convolution.dilation), apart)
 
 
 def complete(operand: Operand) -> Any:

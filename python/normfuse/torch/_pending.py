@@ -321,6 +321,15 @@ class Frame:
                 return value
         return self.safe(value)
 
+    def stored(self, value: Any, container: Any, *key: Any) -> Any:
+        """Gives the value back, which goes into a container next. key: of the number there that it is added to. Biases
+        of convolutions may wait for that: nothing but a tensor's memory can be written in their place."""
+        value = force(value)
+        if self.open and not (all(p.layer is _CONVOLVED for p in self.open) and type(container) in CONTAINERS and (
+                not key or type(key[0]) in (int, str) and type(container[key[0]]) in (int, float))):
+            self.settle()
+        return value
+
     def classes(self, value: Any) -> Any:
         """Gives the value back, which isinstance asks of next what it is of."""
         if self.open and not all(type(kind) is type for kind in (value if type(value) is tuple else [value])):
@@ -399,7 +408,7 @@ class Frame:
             x = x.compute()
         elif not self.open and (kind is _LEAF or kind is _CONVOLUTION and MOVES not in f.__dict__):
             return self._noted(f, f(x)) if self.compiling else f(x)
-        if kind is None or type(x) not in _TENSORS:
+        if kind is None or kind is BLOCK or type(x) not in _TENSORS:
             inner = self._inner_of(f)
             if inner is not None:
                 return self._share(inner, f, x)
@@ -412,16 +421,9 @@ class Frame:
                 if x is self.activated and type(f) in _STOCK_NORMS:
                     return _STOCK_NORMS[type(f)].forward(f, self.settled(x))
                 return self._wait(f, x) if self.open else Pending(self, f, x)
-        elif kind is BLOCK:
-            if not _watched(f):
-                given = self._block(f, x)
-                if given is not _NOT_PENDING:
-                    return given
-        elif kind is _CONVOLUTION and MOVES in f.__dict__ and not self.compiling \
-                and x.device.type in _calls.BIAS_DEVICES and not _watched(f):
-            biased = _calls.convolve(f, self.safe(x))
-            return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
-        if self.open and (kind is BLOCK or kind is NORM or getattr(f, "inplace", False) or _watched(f)
+        elif kind is _CONVOLUTION and self._moves(f, x) and not _watched(f):
+            return self._convolved(f, self.safe(x), type(f).forward)
+        if self.open and (kind is NORM or getattr(f, "inplace", False) or _watched(f)
                           or not self._apart(x) or (type(f) in DROPOUTS and any(p.dropout for p in self.open))):
             self.settle()
         return self._noted(f, f(x)) if self.compiling else f(x)
@@ -433,9 +435,18 @@ class Frame:
             self.activated = value
         return value
 
+    def _moves(self, f: nn.Module, x: Tensor) -> bool:
+        """Is the bias of a convolution of x left to what reads its output?"""
+        return MOVES in f.__dict__ and not self.compiling and x.device.type in _calls.BIAS_DEVICES
+
+    def _convolved(self, *given: Any) -> Any:
+        """A convolution's output, of _calls.convolve, pending while its bias is apart."""
+        biased = _calls.convolve(*given)
+        return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
+
     def go(self, f: Any, *given: Any, **named: Any) -> Any:
-        """f(...), of an activation, or a function or method that could share the frame when the text was rewritten. The
-        first argument may be pending."""
+        """f(...), of an activation, of what may be a module, or of a function or method that could share the frame when
+        the text was rewritten. The first argument may be pending."""
         if given and type(f) in CALLABLES and f in ACTIVATIONS:
             value = self._activated(f, *given, **named) if _is_open(given[0]) else _NOT_PENDING
             if value is not _NOT_PENDING:
@@ -451,7 +462,13 @@ class Frame:
 
     def above(self, f: Any, *given: Any, **named: Any) -> Any:
         """f(...), of a method of super(): Dynamo knows neither its type nor its hash."""
-        return (self._alone if self.compiling else self.go)(f, *given, **named)
+        if self.compiling:
+            return self._alone(f, *given, **named)
+        if len(given) == 1 and not named and type(f) is types.MethodType and f.__func__ in _calls.FORWARDS:
+            x = self.safe(given[0])
+            if type(x) in _TENSORS and self._moves(f.__self__, x):
+                return self._convolved(f.__self__, x, f.__func__)
+        return self.go(f, *given, **named)
 
     def _alone(self, f: Any, *given: Any, **named: Any) -> Any:
         given = tuple(map(force, given))
@@ -483,12 +500,10 @@ class Frame:
             self.fused.append((layer, chosen["activation"]))
         return (layer if self.scoped else layer.forward)(x, **chosen)
 
-    def _block(self, f: nn.Module, x: Any) -> Any:
-        inner = type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
-        return _NOT_PENDING if inner is None else self._share(inner, f, x)
-
     def _inner_of(self, f: Any) -> Any:
-        """The form of a method or function that shares its caller's frame; None: it has none."""
+        """The form of a block, method or function that shares its caller's frame; None: it has none."""
+        if KINDS.get(type(f)) is BLOCK:
+            return None if _watched(f) else type(f)._normfuse_inner.get(type(f)._normfuse_original.forward)
         if type(f) is types.MethodType:
             return getattr(type(f.__self__), "_normfuse_inner", _NO_FUNCTIONS).get(f.__func__)
         return INNER_FUNCTIONS.get(f) if type(f) is types.FunctionType else None
@@ -504,8 +519,12 @@ class Frame:
             value = inner(f.__self__, self, *given, **named)
         elif type(f) is types.FunctionType:
             value = inner(self, *given, **named)
-        else:
-            value = f(Shared(self, *given)) if self.scoped else inner(f, self, *given)
+        elif not self.scoped:
+            value = inner(f, self, *given, **named)
+        elif len(inner._normfuse_tree.args.args) > 2:
+            value = f(Shared(self, given[0]), *given[1:], **named)
+        else:  # of *arguments alone
+            value = self._alone(f, *given, **named)
         if len(self.open) > before + _is_open(value) and any(p is not value for p in self.open[before:]):
             self.settle()
         return value
@@ -524,8 +543,8 @@ class Frame:
     def _take(self, f: Any, what: Any, x: Pending) -> Any:
         """f(x) of what is pending, in one call or pending as well; _NOT_PENDING where it cannot be. what: of KINDS."""
         kind = type(f)
-        if kind in CALLABLES or kind is types.MethodType:
-            if kind is not types.MethodType and f in ACTIVATIONS:
+        if kind in CALLABLES or kind is types.MethodType or what is BLOCK:
+            if kind in CALLABLES and f in ACTIVATIONS:
                 return self._activated(f, x)
             inner = self._inner_of(f)
             return _NOT_PENDING if inner is None else self._share(inner, f, x)
@@ -533,17 +552,15 @@ class Frame:
             return _NOT_PENDING
         if kind is nn.Identity:
             return x
-        if what is BLOCK:
-            return self._block(f, x)
         layer = x.layer
         if type(layer) is str:
-            if layer is _CONVOLVED and kind in OURS:
+            if layer is _CONVOLVED and (kind in OURS or what is NORM and is_channel_norm(kind)
+                                        and channel_axis(f, x.input.value) == 1):
                 if not has_own_activation(f):
                     return self._wait(f, x.close())
                 return fused_call(f, x.close(), _NO_ACTIVATION)
             if layer is _COPIED and what is _CONVOLUTION and MOVES in f.__dict__:
-                biased = _calls.convolve(f, x.close(), copied=True)
-                return biased.value if biased.bias is None else Pending(self, _CONVOLVED, biased)
+                return self._convolved(f, x.close(), kind.forward, True)
             return _NOT_PENDING
         if kind in DROPOUTS:
             if x.dropout is None and (x.scale is None or x.shift is not None) and not any(

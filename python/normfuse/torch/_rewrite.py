@@ -22,6 +22,7 @@ from typing import Any, Callable, Mapping, Optional
 import torch
 from torch import nn
 
+from ._calls import FORWARDS
 from ._pending import (ACTIVATIONS, ARITHMETIC, ARITHMETIC_METHODS, CALLABLES, FUNCTIONS, FUSED, INNER_FUNCTIONS,
                        METHODS, PLAIN, VIEWS, Frame, Pending, Shared)
 from ._rules import BLOCK, KINDS
@@ -270,7 +271,7 @@ class _Rewriter:
                 self.can_share(static, self.owner)
         above = self._of_super(f)
         if above is not None:
-            return isinstance(above, types.FunctionType) and self.can_share(above, self.owner)
+            return above in FORWARDS or isinstance(above, types.FunctionType) and self.can_share(above, self.owner)
         known = self.known(f)
         return isinstance(known, types.FunctionType) and self.can_share(known, None)
 
@@ -325,12 +326,12 @@ class _Rewriter:
                 return self._closed_call(ast.Attribute(operands[0], f.attr, ast.Load()), operands[1:], [])
             return self._harmless(operands[0], operands[1:], [], f.attr)
         if plain and self._shares(f):
-            how, callee = "above" if self._of_super(f) else "go", self.of(f)
-            return self._waits(_do(how, callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
-                                   keywords=self._keywords(keywords)))
+            return self._go("above" if self._of_super(f) else "go", self.of(f), args, keywords)
         method = isinstance(f, ast.Attribute) and not own and f.attr in METHODS and known is None
-        if plain and len(args) == 1 and not keywords and not method and self._may_be_module(f):
+        if plain and args and not method and self._may_be_module(f):
             callee = self.of(f)
+            if len(args) > 1 or keywords:
+                return self._go("go", callee, args, keywords)
             if callee is f and own and not hasattr(self.owner, f.attr) and (
                     self.owner.__getattr__ is nn.Module.__getattr__):
                 callee = ast.copy_location(_do("module", f.value, ast.Constant(f.attr)), f)
@@ -340,6 +341,11 @@ class _Rewriter:
             args, keywords = list(map(self.of, args)), self._keywords(keywords)
             return self._harmless(callee, args, keywords, f.attr if method else "")
         return self._closed_call(self.of(f), list(map(self.of, args)), self._keywords(keywords))
+
+    def _go(self, how: str, callee: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> ast.expr:
+        """A call, of which the first argument may be pending."""
+        return self._waits(_do(how, callee, *(self.of(a, i == 0) for i, a in enumerate(args)),
+                               keywords=self._keywords(keywords)))
 
     def _may_be_module(self, f: ast.expr) -> bool:
         """Is it a variable, or an attribute or element of one's, and no method?"""
@@ -488,8 +494,11 @@ class _Rewriter:
             waits = self._may_wait(s.value)  # before: it may be of the name itself
             self.pending = self.pending | {name} if waits else self.pending - {name}
             return [s]
+        stored = None if unseen or len(targets) > 1 else self._stored(targets[0], s.value)
         if unseen:
             s.value = self.safe(s.value)
+        elif stored is not None:
+            s.value = stored
         else:
             s.value = self._closed(s.value)
             s.value.seen = True
@@ -498,9 +507,19 @@ class _Rewriter:
             if isinstance(t, (ast.Attribute, ast.Subscript)):
                 t.value = self.of(t.value)
                 if isinstance(t, ast.Subscript):
-                    t.slice = self.of(t.slice)
+                    t.slice = self.of(t.slice) if stored is None else self.safe(t.slice)
         self.pending -= set(names(ast.Tuple(targets), ast.Store))
         return [s]
+
+    def _stored(self, target: ast.expr, value: ast.expr, *key: ast.expr) -> Optional[ast.expr]:
+        """The value of a statement that stores it in an item of a variable, or adds it; None: the target is no such."""
+        if self.inside or not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
+                               and isinstance(target.slice, (ast.Name, ast.Constant))
+                               and target.value.id in self.tracked and not self.pending & set(names(target))):
+            return None
+        value = self._check("stored", self.of(value), target.value, *key)
+        value.seen = True  # type: ignore[attr-defined]
+        return value
 
     def _taken_apart(self, s: Any, targets: list[Any]) -> list[ast.stmt]:
         """`a, b = c, d` as an assignment of each, where that is the same."""
@@ -524,8 +543,15 @@ class _Rewriter:
     def _augmented(self, s: ast.AugAssign) -> list[ast.stmt]:
         if not isinstance(s.target, ast.Name):
             self._begin(s, s.value, s.target)
+            stored = self._stored(s.target, s.value, s.target.slice) if isinstance(s.op, ast.Add) and isinstance(
+                s.target, ast.Subscript) else None
+            if stored is not None:
+                s.value = stored
+                return [s]
             before = self._settle()
-            s.target.value = self.of(s.target.value)  # type: ignore[union-attr]
+            for field in ("value", "slice"):
+                if hasattr(s.target, field):
+                    setattr(s.target, field, self.of(getattr(s.target, field)))
             s.value = self._closed(s.value)
             self.open = False
             return [*before, s]
@@ -669,7 +695,7 @@ def _copied(function: types.FunctionType, code: types.CodeType, cells: tuple[Any
 _OUTER = """
 def forward({given}):
     if {frame}_type({value}) is {frame}_Shared:
-        return {frame}_inner({me}, {value}.frame, {value}.value)
+        return {frame}_inner({me}, {value}.frame, {value}.value{others})
     if {frame}_original.forward is not {frame}_function:
         return {frame}_super({frame}_class, {me}).forward({passed})
     {frame} = {frame}_Frame({me})
@@ -690,9 +716,9 @@ def _outer(function: types.FunctionType, inner: types.FunctionType, given: dict[
     me, _, *rest = [argument.arg for argument in arguments.args]
     stars = [[prefix + a.arg] if a else [] for prefix, a in (("*", arguments.vararg), ("**", arguments.kwarg))]
     only = [argument.arg for argument in arguments.kwonlyargs]
-    passed = ", ".join([*rest, *stars[0], *(f"{name}={name}" for name in only), *stars[1]])
-    text = _OUTER.format(frame=FRAME, me=me, value=rest[0] if rest else "None", passed=passed,
-                         comma=", " if passed else "",
+    passed = [*rest, *stars[0], *(f"{name}={name}" for name in only), *stars[1]]
+    text = _OUTER.format(frame=FRAME, me=me, value=rest[0] if rest else "None", passed=", ".join(passed),
+                         comma=", " if passed else "", others="".join(f", {name}" for name in passed[1:]),
                          given=", ".join([me, *rest, *(stars[0] or ["*"] if only else stars[0]), *only, *stars[1]]))
     tree = ast.parse(text).body[0]
     tree.name = inner._normfuse_tree.name  # type: ignore[attr-defined]

@@ -155,16 +155,18 @@ class _OfChannels(_Foreign, _Activated):
         dtype = how.get("dtype")
         return None if dtype is not None and dtype != x.dtype and (x.dtype, dtype) not in _OTHER_RESULTS else how
 
-    def forward(self, x: Tensor, *others: Any, post_add: Optional[Tensor] = None, scale: Optional[Tensor] = None,
-                shift: Optional[Tensor] = None, activation: Optional[str] = None, act_param: Optional[float] = None,
-                slope: Optional[Tensor] = None, **named: Any) -> Tensor:
+    def forward(self, x: Tensor, *others: Any, pre_bias: Optional[Tensor] = None, post_add: Optional[Tensor] = None,
+                scale: Optional[Tensor] = None, shift: Optional[Tensor] = None, activation: Optional[str] = None,
+                act_param: Optional[float] = None, slope: Optional[Tensor] = None, **named: Any) -> Tensor:
         if is_traced(self, x):
-            return leaf(self, x, post_add=post_add, scale=scale, shift=shift, activation=activation,
+            return leaf(self, x, pre_bias=pre_bias, post_add=post_add, scale=scale, shift=shift, activation=activation,
                         act_param=act_param, slope=slope)
         how = None if others or named else self._normfuse_words(x)
         if how is not None:
-            return functional.channel_norm(x, **how, post_add=post_add, scale=scale, shift=shift, activation=activation,
-                                           act_param=act_param, slope=slope)
+            return functional.channel_norm(x, **how, pre_bias=pre_bias, post_add=post_add, scale=scale, shift=shift,
+                                           activation=activation, act_param=act_param, slope=slope)
+        if pre_bias is not None:
+            x = functional.channel_affine(x, None, pre_bias).to(x.dtype)
         return _followed(self, self._normfuse_stock.forward(self, x, *others, **named), post_add, scale, shift,
                          **choice(activation, act_param, slope=slope))
 

@@ -310,6 +310,12 @@ class Survey:
             self.settle(argument)
         return value
 
+    def _stored(self, node: ast.Call, argument: ast.expr, *others: ast.expr) -> Any:
+        value = self.force(self.value(argument))
+        for v in [v for v in self.open if not v.convolutions]:
+            self.close(v, self.reader)
+        return value
+
     def _settle(self, node: ast.Call) -> Any:
         self.settle(node)
         return UNKNOWN
@@ -348,7 +354,9 @@ class Survey:
             known = [v[0].value if isinstance(v[0], Known) else 0.0 for v in others]
             return self.activation(x, _activations.of_call(f, tuple(known[:len(given) - 1]), {
                 k.arg: v for k, v in zip(node.keywords, known[len(given) - 1:])}))
-        if len(given) != 1 or node.keywords:
+        if _is_of_super(callee):
+            return self.convolution(node, self.block, x)
+        if (len(given) != 1 or node.keywords) and KINDS.get(type(f)) != BLOCK:
             return self.unknown(callee, x)
         return self.modules(node, callee, fs, x)
 
@@ -358,7 +366,7 @@ class Survey:
         """The form of a function or method that shares its caller's frame, and the module that it is a method of."""
         me = None
         if isinstance(callee, ast.Attribute):
-            of_super = isinstance(callee.value, ast.Call)
+            of_super = _is_of_super(callee)
             me = self.block if of_super else _object(self.value(callee.value))
             inners = getattr(type(me), "_normfuse_inner", {})
             static = getattr(getattr(type(me), "_normfuse_original", None), callee.attr, None)
@@ -403,7 +411,7 @@ class Survey:
             value = self.visit(f, x if inner is not None and inner._normfuse_takes else self.force(x))
             return value if inner is not None else self.force(value)
         if kind == NORM:
-            if type(f) in OURS:
+            if type(f) in OURS or is_channel_norm(type(f)):
                 self.move(x)
             self.force(x)
             return UNKNOWN if has_own_activation(f) else (self.opened(Waiting(f, (id(node), self.block))),)
@@ -411,10 +419,14 @@ class Survey:
             return x
         if type(f) in DROPOUTS:
             return tuple(self.dropped(v, f) for v in x)
-        if _calls.has_bias_to_move(f):
-            self.force(x)
-            return (self.opened(Waiting(None, 0, str(id(node)), convolutions=frozenset({f}))),)
-        return self.activation(x, f)
+        return self.convolution(node, f, x) if _calls.has_bias_to_move(f) else self.activation(x, f)
+
+    def convolution(self, node: ast.Call, f: nn.Module, x: Any) -> Any:
+        """f(x), which may wait for its bias."""
+        self.force(x)
+        if not _calls.has_bias_to_move(f):
+            return UNKNOWN
+        return (self.opened(Waiting(None, 0, str(id(node)), convolutions=frozenset({f}))),)
 
     def move(self, value: Any) -> None:
         """Biases of convolutions are added by what reads these."""
@@ -504,6 +516,11 @@ class Survey:
         waits = tuple(v for v in x if self.is_norm(v) and not v.what and not v.dropout
                       and is_channel_norm(type(v.layer))) if name in VIEWS else ()
         return (*waits, *self.force(tuple(v for v in x if v not in waits)))
+
+
+def _is_of_super(callee: ast.expr) -> bool:
+    """Is it super().name?"""
+    return isinstance(callee, ast.Attribute) and isinstance(callee.value, ast.Call) and not done(callee.value)
 
 
 def _only(value: Any) -> Any:

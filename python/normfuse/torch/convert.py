@@ -14,7 +14,7 @@ from typing import Mapping, Optional
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _registries, _rewrite, _rules, functional, modules
+from . import _calls, _checks, _registries, _rewrite, _rules, functional, modules
 from ._fold import Proofs, runs_as_sequential
 from ._pending import FUSED, MOVES
 from ._rules import Rule, hooked
@@ -158,7 +158,8 @@ def convert(model: nn.Module, rules: Mapping[type, Rule] = {}) -> ConversionRepo
 
 def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[nn.Module, Optional[str]]:
     """Rewrites the modules above converted layers, the outermost first. Gives them, each with the reason if it is left.
-    Every nn.Sequential beside them is rewritten, too: it may run while a norm waits."""
+    Every nn.Sequential beside them is rewritten, too, since it may run while a norm waits, and modules with code around a
+    convolution, whose bias may move."""
     paths = dict(model.named_modules(remove_duplicate=False))
     above: set[nn.Module] = set()
     for path, module in paths.items():
@@ -167,16 +168,17 @@ def _rewritten(model: nn.Module, layers: dict[nn.Module, LayerReport]) -> dict[n
                 path = path.rpartition(".")[0]
                 above.add(paths[path])
     above = {block for block in above if type(block).forward is not nn.Module.forward and block not in layers}
-    above |= {child for block in above for child in block.children()
-              if runs_as_sequential(child) and "forward" not in child.__dict__}
+    beside = {child for block in above for child in block.children()
+              if (runs_as_sequential(child) or _calls.ends_in_convolution(child)) and "forward" not in child.__dict__}
     blocks: dict[nn.Module, Optional[str]] = {}
     for block in dict.fromkeys(paths.values()):
-        if block in above:
+        if block in above | beside:
             try:
                 _rewrite.rewrite(block)
                 blocks[block] = None
             except Left as left:
-                blocks[block] = str(left)
+                if block in above:
+                    blocks[block] = str(left)
     return blocks
 
 
