@@ -64,6 +64,11 @@ static void unite_samples(struct plan *plan)
     p->n = 1;
 }
 
+static bool is_compute_type(const struct plan *plan, int32_t type)
+{
+    return type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
+}
+
 /* True if passes take x in the compute type: where it lies, or from w->u. */
 static bool takes_real_x(const struct plan *plan)
 {
@@ -364,8 +369,8 @@ static bool reads_x(const struct plan *plan, const struct channel_part *t)
 {
     const struct normfuse_problem *p = plan->p;
     return !plan->add && is_direct(plan, &p->x, t) &&
-           (!takes_real_x(plan) || (p->type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32) &&
-                                    (plan->short_rows ? p->x.position == p->c : !makes_z(plan))));
+           (!takes_real_x(plan) ||
+            (is_compute_type(plan, p->type) && (plan->short_rows ? p->x.position == p->c : !makes_z(plan))));
 }
 
 /* Arguments of the passes over a part; x is u of the tensors' type: in place, or in w->source. One by one: a structure that is
@@ -748,10 +753,9 @@ static void pass_gradient(const struct plan *plan, const struct channel_part *t,
 {
     const struct normfuse_problem *p = plan->p;
     const bool activates = activates_in_sums(plan), is_identity = p->activation == NORMFUSE_IDENTITY;
-    const bool is_real = p->y_type == (plan->is_double ? NORMFUSE_F64 : NORMFUSE_F32);
     const bool fits = p->columns ? !plan->short_rows || p->dy.position == p->c : pitch_of(plan) > APART_POSITIONS;
-    const bool is_direct_dy = is_real && (activates || is_identity) && !p->dpost_add.data && fits &&
-                              is_direct(plan, &p->dy, t);
+    const bool is_direct_dy = is_compute_type(plan, p->y_type) && (activates || is_identity) && !p->dpost_add.data &&
+                              fits && is_direct(plan, &p->dy, t);
     if (!p->columns || (is_sum && activates)) {
         s->dy = is_direct_dy ? tile_at(plan, &p->dy, t, p->y_type) : s->gradient;
         s->dy_stride = is_direct_dy ? outer_of(plan, &p->dy) : s->gradient_stride;
@@ -894,7 +898,7 @@ static void take_part(const struct plan *plan, struct small_worker *w, const str
     if (plan->apply && last->count > 0) {
         const bool is_fused = begin_results(plan, w, last, &results);
         if (!is_fused || !next || (!p->columns && !reads_x(plan, next))) {
-            run_passes(plan, &results, &sums);
+            run_passes(plan, &results, &none);
             if (!is_fused)
                 finish_results(plan, w, last, (int64_t)results.z_pitch);
             results.positions = 0;

@@ -35,6 +35,9 @@ static void REAL(moments)(const struct normfuse_channels *s)
     }
 }
 
+/* The n leading values of a vector at p, and 0 in the lanes behind them; n may be more than W. */
+BODY V REAL(leading_at)(const R *p, size_t n) { return n >= W ? LOAD_R(p) : n ? LOAD_PART_R(p, n) : OP(set1)(0); }
+
 /* Sums over channels go on in memory, those over positions in vectors, where lanes behind the last position count as 0. */
 BODY void REAL(sums_of)(const struct normfuse_channels *s, size_t from, size_t to, const bool is_silu)
 {
@@ -54,9 +57,9 @@ BODY void REAL(sums_of)(const struct normfuse_channels *s, size_t from, size_t t
                 __builtin_prefetch((const char *)(x + p) + ahead, 0, 2);
             if (ahead_dy)
                 __builtin_prefetch((const char *)(dy + p) + ahead_dy, 0, 2);
-            const V u = n >= W ? LOAD_R(x + p) : n ? LOAD_PART_R(x + p, n) : zero;
-            const V h = OP(leading)(OP(normalized)(u, OP(normalization_at)(shift, rstd, rest, p)), n);
-            V g = n >= W ? LOAD_R(dy + p) : n ? LOAD_PART_R(dy + p, n) : zero;
+            const OP(normalization) of = OP(normalization_at)(shift, rstd, rest, p);
+            const V h = OP(leading)(OP(normalized)(REAL(leading_at)(x + p, n), of), n);
+            V g = REAL(leading_at)(dy + p, n);
             if (is_silu) {
                 const V z = OP(fma)(h, weight, bias);
                 g = OP(activation_gradient)(NORMFUSE_SILU, z, g, z);

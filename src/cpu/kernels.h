@@ -66,10 +66,10 @@ struct normfuse_pass {
  * room for a vector behind their end. */
 struct normfuse_channels {
     size_t positions, groups, channels;
-    const void *x, *post_add;           /* of the tensors' type; post_add: in a backward du. NULL: nothing is added */
+    const void *x, *post_add;           /* of the tensors' type, x of sums of rows of the compute type; post_add: or du, or NULL */
     void *y, *z;                        /* y or dx; z not NULL: in its place in the compute type, of no activation and addition */
     ptrdiff_t x_stride, post_add_stride, y_stride;
-    const void *dy;                     /* compute type; columns: NULL, or what position_gradients takes through SiLU */
+    const void *dy;                     /* compute type; columns: NULL, or of position_gradients; rows: of sums */
     void *gradient;                     /* compute type */
     ptrdiff_t dy_stride, gradient_stride;
     void *tile;                         /* rows, compute type: channels `pitch` apart, a multiple of 16 */
