@@ -450,8 +450,7 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     } k = {.begin = 0.064, .instruction = 0.0045, .block_doubling = 0.081, .columns = 0.375, .column_rows = 1.07,
            .join = 0.0102, .round_trip = 0.9, .throughput = 0.000365, .sectors = 1.05, .narrow = 1.2, .tile = 0.1,
            .gang = 2.0, /* clusters do not walk: tiles of 96 to 384 channels took 1.7 to 4.2 of the floor, walks 1.2 */
-           .walk = 1.3, /* tiles of a forward: 1x96x4x480x832 bf16 265 us with the next tile on its way, 185 without */
-           .bandwidth = 0.86, .start = 1.36, .later = 1.6};
+           .walk = 1.3, .bandwidth = 0.86, .start = 1.36, .later = 1.6}; /* walk: of the tiles of a forward */
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, elements = (double)g->vector;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
@@ -479,11 +478,8 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
                           : adjoins   ? 0.0
                                       : k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent);
     const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond;
-    const double stretch = !m->is_tiled                             ? 1.0
-                           : g->parts > 1                           ? k.gang
-                           : walks && shape->direction == FORWARD ? k.walk
-                                                                    : 1.0;
-    const double memory = stretch * moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
+    const double tiles = !m->is_tiled ? 1 : g->parts > 1 ? k.gang : walks && shape->direction == FORWARD ? k.walk : 1;
+    const double memory = tiles * moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
     const double step = walks ? fmax(k.round_trip, latency) : k.round_trip + latency;
     const double chain = (samples * ceil(blocks / at_once) - 1.0) * step;
     /* Sums of channels that the threads of a block join one after the other, and that a later kernel joins. */
