@@ -149,9 +149,23 @@ static int64_t block_columns(const struct geometry *g)
     return g->across * g->held_columns * g->vector;
 }
 
-/* Values of a thread that its registers hold. */
-static int64_t max_values(const struct shape *shape)
+static bool walks_samples(const struct matrix *m, const struct geometry *g)
 {
+    return g->walkers << g->sample_bits < m->samples;
+}
+
+/* Tiles of positions that follow one another: their vectors lie in shared memory, this tile's and the next one's, but for
+ * short vectors: device/single.cuh. */
+static bool has_slots(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    return m->is_tiled && walks_samples(m, g) && g->vector * (int64_t)normfuse_type_bytes(shape->problem->type) >= 8;
+}
+
+/* Values of a thread: its registers hold them, or weights of its rows. */
+static int64_t max_values(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    if (has_slots(shape, m, g))
+        return shape->direction == FORWARD ? 24 * g->vector : 12 * g->vector;
     const int64_t value_bytes = (int64_t)shape->value_bytes, bytes = (int64_t)normfuse_type_bytes(shape->problem->type);
     if (shape->direction == FORWARD)
         return bytes == 2 ? 64 : 128 / value_bytes;
@@ -173,11 +187,6 @@ static bool is_of_positions(const struct matrix *m)
                            m->parameters == NORMFUSE_PARAMETERS_OF_COLUMN);
 }
 
-static bool walks_samples(const struct matrix *m, const struct geometry *g)
-{
-    return g->walkers << g->sample_bits < m->samples;
-}
-
 /* Sums of dz are wanted for a parameter's gradient, not those of dz * (u - mean) alone. */
 static bool sums_dz(const struct normfuse_problem *p)
 {
@@ -196,11 +205,14 @@ static double registers_of_walk(const struct shape *shape, const struct matrix *
 #define WORDS(name) of_weight += p->name.data != NULL ? (double)normfuse_type_bytes(p->name.type) / 4.0 : 0.0;
     WORDS(weight) WORDS(bias) WORDS(scale) WORDS(shift) WORDS(pre_bias) WORDS(slope)
 #undef WORDS
-    const double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 + value * (1.0 + centred);
-    const double of_column = m->is_tiled ? value * (1.0 + 2.0 * centred + 2.0 * backward) : 0.0;
     const double places = g->vector < 4 ? 3.0 * (double)(g->held_rows * g->held_columns) : 0.0;
+    if (has_slots(shape, m, g))
+        return 30.0 + places +
+               (double)g->held_rows * (of_weight + 0.5 + 1.8 * backward + 1.2 * centred * value) +
+               columns * value * (2.0 + 3.0 * backward + centred * (2.0 + backward));
+    const double of_value = 2.0 * shape->tensors * (double)normfuse_type_bytes(p->type) / 4.0 + value * (1.0 + centred);
     return 22.0 + places + (double)g->held_rows * columns * of_value + weights_of(m, g) * of_weight +
-           columns * of_column;
+           (m->is_tiled ? columns * value * (1.0 + 2.0 * centred + 2.0 * backward) : 0.0);
 }
 
 /* Registers of a thread, about: fitted to what NVRTC 13.0 gave 600 signatures on sm_90a. */
@@ -247,7 +259,7 @@ static const char *complete(const struct shape *shape, const struct matrix *m, s
     g->held_columns = room_for(divide_up(row_vectors, g->across), is_of_positions(m));
     g->held_rows = room_for(divide_up(g->part_rows, down), is_of_positions(m));
     if (g->held_columns == 0 || g->held_rows == 0 ||
-        g->held_columns * g->held_rows * g->vector > max_values(shape))
+        g->held_columns * g->held_rows * g->vector > max_values(shape, m, g))
         return "a thread would hold too much";
     const int64_t samples_beside = INT64_C(1) << g->sample_bits, groups_beside = g->beside / samples_beside;
     /* Parts of a channel, one after the other, where it has gradients: docs/numerics.md. */
@@ -310,14 +322,28 @@ static bool is_direct(int32_t gradients)
     return gradients == NORMFUSE_GRADIENTS_DIRECT || gradients == NORMFUSE_GRADIENTS_NONE;
 }
 
-/* Bytes of dynamic shared memory, as single.cuh parts it. */
+/* Bytes of dynamic shared memory, as single.cuh parts it: of the vectors of a tile and of the next one, where blocks walk
+ * over tiles. */
+static int64_t bytes_of_slots(const struct shape *shape, const struct matrix *m, const struct geometry *g)
+{
+    if (!has_slots(shape, m, g))
+        return 0;
+    const struct normfuse_problem *const p = shape->problem;
+    const bool backward = shape->direction == BACKWARD;
+    const int64_t of_x = 1 + (p->pre_add.data != NULL) + reads_du(shape),
+                  of_y = backward + reads_post(shape);
+    return 2 * g->lanes * g->held_rows * g->vector *
+           (of_x * (int64_t)normfuse_type_bytes(p->type) + of_y * (int64_t)normfuse_type_bytes(p->y_type));
+}
+
+/* And of numbers that threads join. */
 static int64_t shared_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients)
 {
     enum { MAX_PARTS = 16 };
     const int64_t value = (int64_t)shape->value_bytes, down = g->lanes / g->across, columns = block_columns(g);
     int64_t bytes = 0;
     if (m->statistics == NORMFUSE_STATISTICS_COLUMN)
-        bytes = value * columns * (2 * down + 4 + (g->exchanges ? 2 * MAX_PARTS : 0) + 1);
+        bytes = value * (2 * down * (columns + 4) + columns * (4 + (g->exchanges ? 2 * MAX_PARTS : 0)));
     else if (g->exchanges)
         bytes = value * 2 * MAX_PARTS;
     if (gradients != NORMFUSE_GRADIENTS_NONE) {
@@ -327,7 +353,7 @@ static int64_t shared_of(const struct shape *shape, const struct matrix *m, cons
                                                                                  : 1;
         bytes = maximum(bytes, value * g->beside * weights * (shape->problem->dslope.data != NULL ? 3 : 2));
     }
-    return bytes;
+    return bytes + bytes_of_slots(shape, m, g);
 }
 
 /* Registers that the compiler gives a thread at most. */
@@ -437,7 +463,18 @@ static double cost_of(const struct shape *shape, const struct matrix *m, const s
     return k.start + wait + memory / turns + further + k.join * joined + to_memory;
 }
 
-/* Microseconds of a norm over channels: the positions of a block come one after the other. Memory, instructions and
+/* Microseconds of the kernel that joins what blocks have of a channel's sums, of a norm over channels. */
+static double join_later(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                         int32_t gradients)
+{
+    const double slots = (double)(has_whole_channels(shape, m, g) ? 1 : g->parts) * (double)g->walkers *
+                         (double)(m->of_call ? shape->problem->n : 1);
+    return is_direct(gradients)
+               ? 0.0
+               : 1.6 + 32.0 * slots * (double)shape->problem->c / (0.86 * shape->policy->bytes_a_microsecond);
+}
+
+/* Microseconds of a norm over adjacent channels: the positions of a block come one after the other. Memory, instructions and
  * these waits overlap, since the next position is on its way, or another block begins with it. */
 static double cost_of_positions(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                                 int32_t gradients, int64_t shared)
@@ -445,12 +482,10 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     static const struct instructions work = {.value = {2.32, 3.27}, .costly = 0.86, .thread = {39.0, 59.0},
                                              .vector = 13.6, .weight = 6.0, .spilled = 26.0};
     static const struct {
-        double begin, instruction, block_doubling, columns, column_rows, join, round_trip; /* latency */
-        double throughput, sectors, narrow, tile, gang, walk, bandwidth, start, later;
-    } k = {.begin = 0.064, .instruction = 0.0045, .block_doubling = 0.081, .columns = 0.375, .column_rows = 1.07,
-           .join = 0.0102, .round_trip = 0.9, .throughput = 0.000365, .sectors = 1.05, .narrow = 1.2, .tile = 0.1,
-           .gang = 2.0, /* clusters do not walk: tiles of 96 to 384 channels took 1.7 to 4.2 of the floor, walks 1.2 */
-           .walk = 1.3, .bandwidth = 0.86, .start = 1.36, .later = 1.6}; /* walk: of the tiles of a forward */
+        double begin, instruction, block_doubling, join, round_trip; /* latency */
+        double throughput, sectors, narrow, bandwidth, start;
+    } k = {.begin = 0.064, .instruction = 0.0045, .block_doubling = 0.081, .join = 0.0102, .round_trip = 0.9,
+           .throughput = 0.000365, .sectors = 1.05, .narrow = 1.2, .bandwidth = 0.86, .start = 1.36};
     const struct normfuse_problem *const p = shape->problem;
     const double multiprocessors = shape->device->multiprocessors, elements = (double)g->vector;
     const double bytes = (double)normfuse_type_bytes(p->type), down = (double)(g->lanes / g->across);
@@ -460,36 +495,63 @@ static double cost_of_positions(const struct shape *shape, const struct matrix *
     if (g->lanes > 32)
         latency += k.block_doubling * log2((double)g->lanes / 32.0);
     latency += wait_for_cluster(g);
-    if (m->is_tiled)
-        latency += k.columns + k.column_rows * down / 32.0;
     const double blocks = (double)g->blocks, at_once = resident_blocks(shape, m, g, shared) * multiprocessors;
     const double samples = (double)divide_up(divide_up(m->samples, INT64_C(1) << g->sample_bits), g->walkers);
     const double arithmetic =
         k.throughput * samples * blocks * ceil((double)(g->lanes * g->beside) / 32.0) / multiprocessors * instructions;
     const int64_t groups_beside = minimum(m->groups, g->beside >> g->sample_bits);
-    const bool adjoins = !m->is_tiled && groups_beside == m->groups &&
-                         (m->samples == 1 || m->sample_stride == m->groups * m->columns);
-    const double columns = m->is_tiled ? INFINITY : (double)m->columns;
+    const bool adjoins =
+        groups_beside == m->groups && (m->samples == 1 || m->sample_stride == m->groups * m->columns);
     const double adjacent = adjoins ? (double)((m->groups * m->columns) << g->sample_bits) * bytes
-                                    : fmin((double)g->across * elements, columns) * bytes;
+                                    : fmin((double)g->across * elements, (double)m->columns) * bytes;
     const double sectors = 32.0 * ceil(adjacent / 32.0) / adjacent;
     const double moved = shape->tensor_bytes * (tensors_of(shape) + results_of(shape));
-    const double narrow = m->is_tiled ? k.tile * fmax(0.0, 128.0 / adjacent - 1.0)
-                          : adjoins   ? 0.0
-                                      : k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent);
+    const double narrow = adjoins ? 0.0 : k.narrow * fmin(1.0, moved / 40e6) * fmin(1.0, 128.0 / adjacent);
     const double bandwidth = k.bandwidth * shape->policy->bytes_a_microsecond;
-    const double tiles = !m->is_tiled ? 1 : g->parts > 1 ? k.gang : walks && shape->direction == FORWARD ? k.walk : 1;
-    const double memory = tiles * moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
+    const double memory = moved * (1.0 + k.sectors * (sectors - 1.0) + narrow) / bandwidth;
     const double step = walks ? fmax(k.round_trip, latency) : k.round_trip + latency;
     const double chain = (samples * ceil(blocks / at_once) - 1.0) * step;
     /* Sums of channels that the threads of a block join one after the other, and that a later kernel joins. */
-    const double joined = gradients == NORMFUSE_GRADIENTS_NONE || m->is_tiled
-                              ? 0.0
-                              : k.join * (double)(INT64_C(1) << g->sample_bits) * down;
-    const double sample_slots = (double)(m->of_call ? p->n : 1) * (double)g->walkers;
-    const double slots = (double)(has_whole_channels(shape, m, g) ? 1 : g->parts) * sample_slots;
-    const double later = is_direct(gradients) ? 0.0 : k.later + 32.0 * slots * (double)p->c / bandwidth;
-    return k.start + latency + sqrt(memory * memory + arithmetic * arithmetic + chain * chain) + joined + later;
+    const double joined =
+        gradients == NORMFUSE_GRADIENTS_NONE ? 0.0 : k.join * (double)(INT64_C(1) << g->sample_bits) * down;
+    return k.start + latency + sqrt(memory * memory + arithmetic * arithmetic + chain * chain) + joined +
+           join_later(shape, m, g, gradients);
+}
+
+/* Microseconds of a norm over channels where a block has tiles of positions, fitted to 321 geometries of 58 problems on
+ * an H200: what is taken takes 1.03 of the fastest. */
+static double cost_of_tiles(const struct shape *shape, const struct matrix *m, const struct geometry *g,
+                            int32_t gradients, int64_t shared)
+{
+    static const struct {
+        double values, backward, centred, block_doubling, rows, cluster, round_trip; /* latency */
+        double arithmetic, narrow, crowd, gang, bandwidth, start;
+    } k = {.values = 0.0034, .backward = 0.254, .centred = 0.8, .block_doubling = 0.168, .rows = 0.14, .cluster = 0.157,
+           .round_trip = 1.41, .arithmetic = 0.00137, .narrow = 0.0733,
+           .crowd = 0.0349, /* of a third block of a multiprocessor, and so on: memory has more rows at once */
+           .gang = 1.81,    /* clusters do not walk */
+           .bandwidth = 1.04, .start = 1.33};
+    const double multiprocessors = shape->device->multiprocessors, blocks = (double)g->blocks;
+    const double resident = resident_blocks(shape, m, g, shared), warps = fmax(1.0, (double)g->lanes / 32.0);
+    /* A vector costs as much as four values more. */
+    const double values = (double)(g->held_rows * (g->vector + 4)) *
+                          (1.0 + k.backward * (shape->direction == BACKWARD)) *
+                          (1.0 + k.centred * (shape->problem->statistics != NORMFUSE_MEAN_SQUARE));
+    double latency =
+        k.values * values + k.block_doubling * log2(warps) + k.rows * (double)(g->lanes / g->across) / 32.0;
+    latency += g->exchanges ? k.cluster + wait_for_cluster(g) : 0.0;
+    const double samples = (double)divide_up(m->samples, g->walkers);
+    const double chain = ceil(blocks / (resident * multiprocessors)) * (samples * latency + k.round_trip);
+    const double each = fmax(1.0, blocks / multiprocessors); /* blocks of a multiprocessor */
+    const double arithmetic = k.arithmetic * samples * each * warps * values;
+    const double row = (double)(g->across * g->vector) * (double)normfuse_type_bytes(shape->problem->type);
+    const double narrow = 256.0 / row - 1.0;
+    const double memory = shape->tensor_bytes * (tensors_of(shape) + results_of(shape)) /
+                          (k.bandwidth * shape->policy->bytes_a_microsecond * fmin(1.0, blocks / multiprocessors)) *
+                          (g->parts > 1 ? k.gang : 1.0) *
+                          (1.0 + k.narrow * narrow * narrow + k.crowd * fmax(0.0, fmin(resident, each) - 2.0));
+    return k.start + sqrt(memory * memory + arithmetic * arithmetic + chain * chain) +
+           join_later(shape, m, g, gradients);
 }
 
 static void make_signature(const struct shape *shape, const struct matrix *m, const struct geometry *g,
@@ -681,6 +743,7 @@ static const char *configure(const struct shape *shape, struct step *step)
                                     const uint64_t drawn = normfuse_cuda_choice()->drawn;
                                     const double cost =
                                         drawn != 0             ? draw(drawn, &m, &g)
+                                        : m.is_tiled           ? cost_of_tiles(shape, &m, &g, gradients, shared)
                                         : is_of_positions(&m) ? cost_of_positions(shape, &m, &g, gradients, shared)
                                                                : cost_of(shape, &m, &g, gradients, shared);
                                     if (shared + 2048 <= (int64_t)shape->device->shared_per_block && cost < lowest) {

@@ -92,6 +92,11 @@ SINGLE = ["group_norm 5x12x7x9 groups=4 layout={nchw,nhwc} dtype=f32 dir=bwd act
           "group_norm {6x12 groups=12,6x24 groups=2,33x6 groups=3} dtype=f32 dir={fwd,bwd} act=silu",
           "channel_norm {3x24x35,1x200x9,150x17} stat=rms eps_kind=norm layout=nhwc dtype={f32,bf16} dir={fwd,bwd} act=silu",
           "channel_norm {3x24x56,2x200x96} groups=2 {stat=rms,} dtype={f32,bf16} dir={fwd,bwd} act=silu +scale +pre_bias=sample"]
+# Tiles of positions that blocks walk over: through shared memory, and (the last line) short vectors through registers.
+TILES = ["channel_norm {2x24x2080,1x40x3136} {stat=rms,} dtype={bf16,f32} dir={fwd,bwd} act=silu",
+         "channel_norm 2x24x2080 groups=2 dtype={f16,f64} dir={fwd,bwd} act=prelu +pre_add +u +post_add",
+         "channel_norm 2x24x2080 stat=rms eps_kind=norm dtype=f16 y_dtype=f32 dir={fwd,bwd} act=relu +post_add +scale +slice_n",
+         "channel_norm 2x24x2081 dtype={bf16,f32} dir={fwd,bwd} act=silu +pre_add"]
 
 # Kernels, and what the blocks of `held` exchange through. Sharded cases have the work `merge`, too, whose calls print
 # no line.
@@ -201,6 +206,7 @@ def check(emulator: Emulator, jobs: int, more: int, seed: int) -> None:
         add("slopes", "--every", "18", *words(SLOPES))
         add("empty", "--every", "2", *words(EMPTY))
         add("single by any geometry", "--schedule", "single", "--geometry", str(seed), "--every", "6", *words(SINGLE))
+        add("tiles", "--every", "2", *words(TILES), multiprocessors=2)
         add("held", "--schedule", "held", "--every", "4", *words(WALKS))
         # More norm groups than there are at a time; other geometries than the cheapest, which small problems have few
         # of.

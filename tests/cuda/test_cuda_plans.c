@@ -320,8 +320,8 @@ static double longest_way_in_single(const struct single *s, bool of_gradients)
     return (double)(in_thread + of_block + of_cluster + samples + 6);
 }
 
-/* Bytes of dynamic shared memory that the kernel places: sums of columns, or what the blocks of a cluster send one
- * another; and sums of channels, in their place. */
+/* Bytes of dynamic shared memory that the kernel places: vectors of two tiles, where it walks over these; behind them sums
+ * of columns, or what the blocks of a cluster send one another; and sums of channels, in their place. */
 static int64_t shared_of_single(const struct single *s)
 {
     const int64_t value = s->of.type == NORMFUSE_F64 ? 8 : 4, parts = s->of.shared_by_cluster ? 16 : 0;
@@ -329,11 +329,18 @@ static int64_t shared_of_single(const struct single *s)
                by_column = s->of.parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     int64_t bytes = 2 * value * parts;
     if (s->of.statistics == NORMFUSE_STATISTICS_COLUMN)
-        bytes = s->block_columns * value * (2 * s->down + 4 + 2 * parts + 1);
+        bytes = value * ((s->of.mean_square ? 1 : 2) * s->down * (s->block_columns + 4) +
+                         s->block_columns * (3 + 1 + 2 * parts));
     const int64_t weights = by_column ? s->down * s->block_columns : by_row ? s->of.held_rows * s->down : 1;
     const int64_t of_channels =
         s->of.gradients != NORMFUSE_GRADIENTS_NONE ? s->beside * weights * (s->of.sums_slopes ? 3 : 2) * value : 0;
-    return of_channels > bytes ? of_channels : bytes;
+    const int64_t x_bytes = (int64_t)normfuse_type_bytes(s->of.type),
+                  y_bytes = (int64_t)normfuse_type_bytes(s->of.y_type);
+    const bool reads_post = s->of.post_add && (!s->of.backward || s->of.activation != NORMFUSE_IDENTITY);
+    const int64_t tile = x_bytes * (1 + (s->of.pre_add != 0) + (s->of.du != 0)) + y_bytes * (s->of.backward + reads_post);
+    const bool has_tiles = is_tiled(s) && s->of.walks && s->of.vector * x_bytes >= 8;
+    return (of_channels > bytes ? of_channels : bytes) +
+           (has_tiles ? 2 * s->of.threads * s->of.held_rows * s->of.held_columns * s->of.vector * tile : 0);
 }
 
 /* Every element of the tensors has one thread, which takes it for what it is; blocks, shared memory and clusters are

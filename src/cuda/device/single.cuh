@@ -68,8 +68,57 @@ constexpr bool many_rstds = !tiled && (of_columns || statistics == NORMFUSE_STAT
 
 #include "algebra.cuh"
 
-using held = raw_vector[KY][KX];
-using held_y = raw<y_type, vector>[KY][KX]; /* of y, dy and post_add, which may have another type than x */
+/* A thread's vectors of a tile that is followed by others lie in shared memory, twice: this tile's, and the next one's,
+ * which are on their way. Registers have no room for both. Short vectors stay in registers: each would be a copy. */
+constexpr bool in_slots = tiled && walks && vector * bytes_of(type) >= 8;
+template <int of_type> struct slots {
+    using vectors = raw<of_type, W>;
+    static constexpr int bytes = KY * KX * threads * (int)sizeof(vectors);
+    struct row {
+        vectors *first;
+        __device__ __forceinline__ vectors &operator[](int kx) const
+        {
+            return first[kx * threads];
+        }
+    };
+    vectors *first;
+    __device__ __forceinline__ row operator[](int ky) const
+    {
+        return {first + ky * KX * threads};
+    }
+};
+/* y, dy and post_add may have another type than x. */
+template <int of_type>
+using held_of = typename choose<in_slots, slots<of_type>, raw<of_type, vector>[KY][KX]>::type;
+using held = held_of<type>;
+using held_y = held_of<y_type>;
+
+/* The next slots of `memory`, one after the other for the tensors of a tile. */
+template <int of_type> __device__ __forceinline__ void take_slots(slots<of_type> &to, char *&memory)
+{
+    to.first = reinterpret_cast<typename slots<of_type>::vectors *>(memory) + threadIdx.x;
+    memory += slots<of_type>::bytes;
+}
+template <typename Vectors> __device__ __forceinline__ void take_slots(Vectors &, char *&)
+{
+}
+/* Into registers, or by a copy into its slot. */
+template <bool once, typename Raw>
+__device__ __forceinline__ void request_vector(bool wanted, Raw &to, const char *from)
+{
+    if constexpr (in_slots) {
+        if (wanted)
+            copy_ahead(&to, from, true);
+        else
+            to = {};
+    } else {
+        to = {};
+        if constexpr (once)
+            load_once(wanted, to, from);
+        else
+            load_shared_by_many(wanted, to, from);
+    }
+}
 /* Entries of the norm group, of each weight, or of each column. */
 using group_rstds = R[tiled ? KX : many_rstds ? weight_sets : 1][tiled ? W : many_rstds ? weight_values : 1];
 
@@ -187,23 +236,23 @@ struct place {
         });
     }
     template <int of_type = type>
-    __device__ __forceinline__ void request(const char *tensor, int64_t sample, bool wanted,
-                                            raw<of_type, W> (&to)[KY][KX]) const
+    __device__ __forceinline__ void request(const char *tensor, int64_t sample, bool wanted, held_of<of_type> &to) const
     {
         each_vector(sample, [&](int ky, int kx, int first_column, int64_t element) {
             const bool loads = exact ? wanted : wanted && has(ky, first_column);
-            to[ky][kx] = {};
-            if constexpr (aligned)
-                load_once(loads, to[ky][kx], tensor + element * bytes_of(of_type));
-            else
-                load_shared_by_many(loads, to[ky][kx], tensor + element * bytes_of(of_type));
+            request_vector<aligned != 0>(loads, to[ky][kx], tensor + element * bytes_of(of_type));
         });
     }
-    template <int of_type = type>
-    __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted,
-                                          const raw<of_type, W> (&vectors)[KY][KX]) const
+    /* vector_of(ky, kx): of the results */
+    template <int of_type = type, typename Vectors>
+    __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted, Vectors vector_of) const
     {
+        raw<of_type, W> vectors[KY][KX];
+        if constexpr (!in_slots)
+            each<KY>([&](int ky) { each<KX>([&](int kx) { vectors[ky][kx] = vector_of(ky, kx); }); });
         each_vector(sample, [&](int ky, int kx, int first_column, int64_t element) {
+            if constexpr (in_slots)
+                vectors[ky][kx] = vector_of(ky, kx);
             if (!wanted || !has(ky, first_column))
                 return;
             char *const at = tensor + element * bytes_of(of_type);
@@ -353,19 +402,52 @@ __device__ __forceinline__ void find_group_statistics(const place &at, const exc
 
 constexpr int column_lanes = lanes_that_join(threads, block_columns, down);
 
-/* Behind one another in dynamic shared memory; single.c has the same sum. */
+/* Adjacent numbers from and to shared memory, 16 bytes at once. */
+constexpr int type_of_R = sizeof(R) == 8 ? F64 : F32;
+template <int N> __device__ __forceinline__ void store_numbers(R *to, const R (&numbers)[N])
+{
+    constexpr int at_once = least(N, 16 / (int)sizeof(R));
+    each<N / at_once>([&](int i) {
+        R some[at_once];
+        each<at_once>([&](int j) { some[j] = numbers[i * at_once + j]; });
+        reinterpret_cast<raw<type_of_R, at_once> *>(to)[i] = pack<type_of_R, at_once>(some);
+    });
+}
+template <int N> __device__ __forceinline__ void load_numbers(R (&numbers)[N], const R *from)
+{
+    constexpr int at_once = least(N, 16 / (int)sizeof(R));
+    each<N / at_once>([&](int i) {
+        R some[at_once];
+        unpack<type_of_R, at_once>(reinterpret_cast<const raw<type_of_R, at_once> *>(from)[i], some);
+        each<at_once>([&](int j) { numbers[i * at_once + j] = some[j]; });
+    });
+}
+
+/* Mean squares have the second of a column's two numbers alone. */
+constexpr int first_number = mean_square ? 1 : 0;
+/* Behind one another in dynamic shared memory; single.c has the same sum. Rows of the threads' numbers begin in other
+ * banks, since the lanes that join a column read one column of several rows. */
 struct column_memory {
-    message<2> *of_threads; /* [down][block_columns] */
-    R *pivots;              /* [block_columns] */
-    message<4> *totals;     /* [block_columns] */
-    message<2> *of_blocks;  /* [parts][block_columns] */
+    static constexpr int row = block_columns + 4;
+    R *of_threads;         /* [numbers][down][row] */
+    R *totals;             /* [3][block_columns]: near and rest of the mean, and rstd; or sums */
+    R *pivots;             /* [block_columns] */
+    message<2> *of_blocks; /* [parts][block_columns] */
 
     __device__ __forceinline__ column_memory(char *dynamic)
     {
-        of_threads = reinterpret_cast<message<2> *>(dynamic);
-        totals = reinterpret_cast<message<4> *>(of_threads + down * block_columns);
-        of_blocks = reinterpret_cast<message<2> *>(totals + block_columns);
-        pivots = reinterpret_cast<R *>(of_blocks + (shared_by_cluster ? 16 : 0) * block_columns);
+        of_threads = reinterpret_cast<R *>(dynamic);
+        totals = of_threads + (2 - first_number) * down * row;
+        pivots = totals + 3 * block_columns;
+        of_blocks = reinterpret_cast<message<2> *>(pivots + block_columns);
+    }
+    __device__ __forceinline__ R &of_thread(int number, int ty, int column) const
+    {
+        return of_threads[((number - first_number) * down + ty) * row + column];
+    }
+    __device__ __forceinline__ R &total(int number, int column) const
+    {
+        return totals[number * block_columns + column];
     }
 };
 
@@ -390,7 +472,7 @@ __device__ __forceinline__ void exchange_columns(const place &at, const exchange
     each_column([&](int column, int lane, bool exists) {
         if (!exists || column >= at.columns)
             return;
-        const message<2> sent = {{memory.totals[column].numbers[0], memory.totals[column].numbers[1]}};
+        const message<2> sent = {{memory.total(0, column), memory.total(1, column)}};
         for (int to = lane; to < at.a.parts; to += column_lanes)
             send_message(by.mailbox, memory.of_blocks + at.rank * block_columns + column, to, sent);
     });
@@ -422,6 +504,8 @@ __device__ __forceinline__ void leave_columns(const place &at, const column_memo
                 each<W>([&](int j) { mean_of[j] += numbers[j] - pivot[kx][j]; });
         });
         each<W>([&](int j) { mean_of[j] *= own_share; });
+        if constexpr (in_slots && !mean_square)
+            __syncwarp(); /* the compiler reads the values again: kept, they are 96 registers more */
         each<KY>([&](int ky) {
             R numbers[W];
             unpack<type, W>(x[ky][kx], numbers);
@@ -431,12 +515,12 @@ __device__ __forceinline__ void leave_columns(const place &at, const column_memo
                     squares[j] = fma(of, of, squares[j]);
                 });
         });
-        each<W>([&](int j) {
-            const int column = at.column(kx, 0) + j;
-            memory.of_threads[at.ty * block_columns + column] = {{mean_of[j], squares[j]}};
-            if (at.ty == 0)
-                memory.pivots[column] = pivot[kx][j];
-        });
+        const int column = at.column(kx, 0);
+        if constexpr (!mean_square)
+            store_numbers(&memory.of_thread(0, at.ty, column), mean_of);
+        store_numbers(&memory.of_thread(1, at.ty, column), squares);
+        if (at.ty == 0)
+            store_numbers(memory.pivots + column, pivot[kx]);
     });
 }
 
@@ -454,20 +538,23 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
     each_column([&](int column, int lane, bool exists) {
         const R count = (R)at.rows;
         R all[1] = {R(0)};
-        for (int ty = lane; ty < down; ty += column_lanes)
-            all[0] =
-                fma((R)rows_of_thread(at.rows, ty), memory.of_threads[ty * block_columns + column].numbers[0], all[0]);
-        sum_lanes<1, column_lanes>(all);
-        const R mean_of = quotient(all[0], count, R(1) / count);
-        all[0] = R(0);
+        R mean_of = R(0);
+        if constexpr (!mean_square) {
+            for (int ty = lane; ty < down; ty += column_lanes)
+                all[0] = fma((R)rows_of_thread(at.rows, ty), memory.of_thread(0, ty, column), all[0]);
+            sum_lanes<1, column_lanes>(all);
+            mean_of = quotient(all[0], count, R(1) / count);
+            all[0] = R(0);
+        }
         for (int ty = lane; ty < down; ty += column_lanes) {
-            const message<2> of = memory.of_threads[ty * block_columns + column];
-            const R apart = of.numbers[0] - mean_of;
-            all[0] += fma((R)rows_of_thread(at.rows, ty) * apart, apart, of.numbers[1]);
+            const R apart = mean_square ? R(0) : memory.of_thread(0, ty, column) - mean_of;
+            all[0] += fma((R)rows_of_thread(at.rows, ty) * apart, apart, memory.of_thread(1, ty, column));
         }
         sum_lanes<1, column_lanes>(all);
-        if (lane == 0 && exists)
-            memory.totals[column] = {{mean_of, all[0]}};
+        if (lane == 0 && exists) {
+            memory.total(0, column) = mean_of;
+            memory.total(1, column) = all[0];
+        }
     });
     if constexpr (shared_by_cluster) {
         __syncthreads();
@@ -476,7 +563,7 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
     each_column([&](int column, int lane, bool exists) {
         running_statistics running;
         running.request(a.call, at.channel() + column, lane == 0 && exists && column < at.columns && at.rank == 0);
-        R distance = memory.totals[column].numbers[0], squares = memory.totals[column].numbers[1];
+        R distance = memory.total(0, column), squares = memory.total(1, column);
         if constexpr (shared_by_cluster) {
             R sum = R(0);
             squares = R(0);
@@ -503,16 +590,17 @@ find_column_statistics(const place &at, const exchange &by, const held &x, const
             store_statistics(a.call, tiled ? at.group : sample, tiled ? (int)sample * a.part_columns + column : channel,
                              channel, of_x + of_bias, variance, found, running);
         const R near = (R)of_x;
-        memory.totals[column] = {{near, (R)(of_x - (double)near), found, R(0)}};
+        memory.total(0, column) = near;
+        memory.total(1, column) = (R)(of_x - (double)near);
+        memory.total(2, column) = found;
     });
     __syncthreads();
     each<KX>([&](int kx) {
-        each<W>([&](int j) {
-            const message<4> of = memory.totals[at.column(kx, 0) + j];
-            centre.near[kx][j] = of.numbers[0];
-            centre.rest[kx][j] = of.numbers[1];
-            rstd_of[kx][j] = of.numbers[2];
-        });
+        if constexpr (!mean_square) {
+            load_numbers(centre.near[kx], &memory.total(0, at.column(kx, 0)));
+            load_numbers(centre.rest[kx], &memory.total(1, at.column(kx, 0)));
+        }
+        load_numbers(rstd_of[kx], &memory.total(2, at.column(kx, 0)));
     });
 }
 
@@ -533,16 +621,27 @@ struct channel_sums {
 /* A thread's values of one sample. */
 struct requested_sample {
     held x, of_pre_add;
+    held_y post;
     raw_element first_x, first_pre_add; /* the norm group's first value, and the bias that u has in it */
     requested<rounds_pre_bias && !mean_square ? pre_bias : 0, 1> first_bias;
     raw_vector first_row[KX], first_row_added[KX]; /* columns: the matrix's first row */
 
+    __device__ __forceinline__ void take(char *&memory)
+    {
+        take_slots(x, memory);
+        if constexpr (pre_add)
+            take_slots(of_pre_add, memory);
+        if constexpr (reads_post)
+            take_slots(post, memory);
+    }
     __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
     {
         const normfuse_single_arguments &a = at.a;
         at.request(a.x, sample, wanted, x);
         if constexpr (pre_add)
             at.request(a.call.pre_add, sample, wanted, of_pre_add);
+        if constexpr (in_slots)
+            request_late(at, sample, wanted);
         const int64_t first = (sample * a.sample_stride + at.first) * bytes_of(type);
         if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP && !mean_square) {
             first_x = first_pre_add = {};
@@ -562,6 +661,12 @@ struct requested_sample {
                 if constexpr (pre_add)
                     load_shared_by_many(has, first_row_added[kx], a.call.pre_add + from);
             });
+    }
+    /* Registers have room for it only when the sample is worked on. */
+    __device__ __forceinline__ void request_late(const place &at, int64_t sample, bool wanted)
+    {
+        if constexpr (reads_post)
+            at.template request<y_type>(at.a.call.post_add, sample, wanted, post);
     }
     /* u in the place of x. */
     __device__ __forceinline__ void add(const requested_weights &weights)
@@ -650,9 +755,8 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
 {
     const normfuse_single_arguments &a = at.a;
     of.add(weights);
-    held_y post;
-    if constexpr (reads_post)
-        at.template request<y_type>(a.call.post_add, sample, wanted, post);
+    if constexpr (!in_slots)
+        of.request_late(at, sample, wanted);
     centres centre;
     group_rstds rstd_of;
     if constexpr (of_columns)
@@ -663,29 +767,25 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
         receive_given(weights, a.call, centre, rstd_of);
     /* After the statistics: u may be in the place of what others read for these. */
     if constexpr (stores_u)
-        at.store(a.call.u, sample, wanted, of.x);
+        at.store(a.call.u, sample, wanted, [&](int ky, int kx) { return of.x[ky][kx]; });
     coefficients weighed;
     weigh_values(weights, centre, rstd_of, a.call, weighed);
     if constexpr (writes_out) {
         weighed.halve();
-        held_y to;
-        each<KY>([&](int ky) {
-            each<KX>([&](int kx) {
-                R numbers[W], more[W];
-                unpack<type, W>(of.x[ky][kx], numbers);
-                if constexpr (reads_post)
-                    unpack<y_type, W>(post[ky][kx], more);
-                const int set = weight_set(ky, kx);
-                each<W>([&](int j) {
-                    const int i = weight_value(j);
-                    const R z = z_of(normalized_of(centre, rstd_of, numbers[j], ky, kx, j), weighed.by[set][i],
-                                     weighed.offset[set][i], more, j);
-                    numbers[j] = activate(z, weighed.p[set][i]);
-                });
-                to[ky][kx] = pack<y_type, W>(numbers);
+        at.template store<y_type>(a.out, sample, wanted, [&](int ky, int kx) {
+            R numbers[W], more[W];
+            unpack<type, W>(of.x[ky][kx], numbers);
+            if constexpr (reads_post)
+                unpack<y_type, W>(of.post[ky][kx], more);
+            const int set = weight_set(ky, kx);
+            each<W>([&](int j) {
+                const int i = weight_value(j);
+                const R z = z_of(normalized_of(centre, rstd_of, numbers[j], ky, kx, j), weighed.by[set][i],
+                                 weighed.offset[set][i], more, j);
+                numbers[j] = activate(z, weighed.p[set][i]);
             });
+            return pack<y_type, W>(numbers);
         });
-        at.template store<y_type>(a.out, sample, wanted, to);
     }
 }
 
@@ -811,9 +911,24 @@ constexpr int mean_sets = tiled ? KX : many_rstds ? weight_sets : 1,
 struct requested_backward {
     requested_sample of;
     held_y dy;
+    held of_du;
     requested<mean, mean_values, (tiled ? packed_statistics : packed_parameters) != 0> of_mean[mean_sets];
     requested<rstd, mean_values, (tiled ? packed_statistics : packed_parameters) != 0> of_rstd[mean_sets];
 
+    __device__ __forceinline__ void take(char *&memory)
+    {
+        of.take(memory);
+        take_slots(dy, memory);
+        if constexpr (du)
+            take_slots(of_du, memory);
+    }
+    __device__ __forceinline__ void request_late(const place &at, int64_t sample, bool wanted)
+    {
+        if constexpr (!in_slots)
+            of.request_late(at, sample, wanted);
+        if constexpr (du)
+            at.request(at.a.call.du, sample, wanted, of_du);
+    }
     __device__ __forceinline__ void request(const place &at, int64_t sample, bool wanted)
     {
         const normfuse_single_arguments &a = at.a;
@@ -833,8 +948,13 @@ struct requested_backward {
             });
         of.request(at, sample, wanted);
         at.template request<y_type>(a.dy, sample, wanted, dy);
+        if constexpr (in_slots)
+            request_late(at, sample, wanted);
     }
 };
+
+/* dz of values in slots is found again from these, unless registers have room for it and it takes long. */
+constexpr bool keeps_dz = !in_slots || (activation != 0 && KY * KX * W * (int)sizeof(R) <= 128);
 
 /* A thread's sums of one sample: of dz, of dz * (u - mean), and of slopes; `tiled`, of each column those weighed by the
  * rows' weights, too. And what follows from the totals: dx = by dz + by_x (u - mean) + level, of the norm group or of each
@@ -843,7 +963,7 @@ struct sample_backward {
     centres centre;
     group_rstds rstd_of;
     coefficients weighed;
-    R dz[KY][KX][W]; /* in the place of dy */
+    R dz[keeps_dz ? KY : 1][keeps_dz ? KX : 1][W]; /* in the place of dy */
     R plain[weight_sets][weight_values], centred[weight_sets][weight_values], of_slope[weight_sets][weight_values];
     R of_column[2][tiled ? KX : 1][tiled ? W : 1];
     R by_x[column_sets][column_values], level[column_sets][column_values];
@@ -870,9 +990,35 @@ struct sample_backward {
         }
         weigh_values(weights, centre, rstd_of, a.call, weighed);
     }
+    /* The factors of a vector's values, too: distance(j); on_slope(j, z). */
+    template <typename OnSlope>
+    __device__ __forceinline__ void find_dz(const requested_backward &given, int ky, int kx, R (&distance)[W],
+                                            R (&found)[W], OnSlope on_slope) const
+    {
+        R numbers[W], more[W];
+        unpack<type, W>(given.of.x[ky][kx], numbers);
+        unpack<y_type, W>(given.dy[ky][kx], found);
+        if constexpr (reads_post)
+            unpack<y_type, W>(given.of.post[ky][kx], more);
+        const int set = weight_set(ky, kx);
+        each<W>([&](int j) {
+            const int i = weight_value(j);
+            distance[j] = normalized_of(centre, rstd_of, numbers[j], ky, kx, j);
+            found[j] = dz_of(found[j], distance[j], weighed.by[set][i] * half, weighed.offset[set][i] * half,
+                             weighed.p[set][i], more, j, [&](R z) { on_slope(j, z); });
+        });
+    }
+    /* Once its sums are known. */
+    __device__ __forceinline__ void receive_dz(const requested_backward &given, int ky, int kx, R (&to)[W]) const
+    {
+        R distance[W];
+        if constexpr (!keeps_dz)
+            find_dz(given, ky, kx, distance, to, [](int, R) {});
+        else
+            each<W>([&](int j) { to[j] = dz[keeps_dz ? ky : 0][keeps_dz ? kx : 0][j]; });
+    }
     template <int = 0>
-    __device__ __forceinline__ void find_sums(const place &at, int64_t sample, const requested_backward &given,
-                                              const held_y &post)
+    __device__ __forceinline__ void find_sums(const place &at, int64_t sample, const requested_backward &given)
     {
         constexpr bool sums = gradients != NORMFUSE_GRADIENTS_NONE || (has_statistics && writes_out);
         /* Its own: what is written through `this` would be a branch for each element. */
@@ -881,32 +1027,27 @@ struct sample_backward {
             R of_slope[weight_sets][weight_values], of_column[2][tiled ? KX : 1][tiled ? W : 1];
         } all = {};
         at.each_vector(sample, [&](int ky, int kx, int first_column, int64_t) {
-            R numbers[W], more[W];
-            unpack<type, W>(given.of.x[ky][kx], numbers);
-            unpack<y_type, W>(given.dy[ky][kx], dz[ky][kx]);
-            if constexpr (reads_post)
-                unpack<y_type, W>(post[ky][kx], more);
             const int set = weight_set(ky, kx);
             const bool has = at.has(ky, first_column);
+            R distance[W], g[W];
+            find_dz(given, ky, kx, distance, g, [&](int j, R z) {
+                const bool counts = has && at.has_element(first_column, j);
+                if constexpr (sums_slopes)
+                    all.of_slope[set][weight_value(j)] += z > R(0) || !counts ? R(0) : g[j] * z;
+            });
             each<W>([&](int j) {
                 const int i = weight_value(j);
-                const R distance = normalized_of(centre, rstd_of, numbers[j], ky, kx, j);
-                R &g = dz[ky][kx][j];
-                g = dz_of(g, distance, weighed.by[set][i] * half, weighed.offset[set][i] * half, weighed.p[set][i],
-                          more, j, [&](R z) {
-                              const bool counts = has && at.has_element(first_column, j);
-                              if constexpr (sums_slopes)
-                                  all.of_slope[set][i] += z > R(0) || !counts ? R(0) : g * z;
-                          });
+                if constexpr (keeps_dz)
+                    dz[keeps_dz ? ky : 0][keeps_dz ? kx : 0][j] = g[j];
                 if constexpr (sums) {
                     const bool counts = exact && aligned ? true : has && at.has_element(first_column, j);
-                    all.plain[set][i] += counts ? g : R(0);
-                    all.centred[set][i] = counts ? fma(g, distance, all.centred[set][i]) : all.centred[set][i];
+                    all.plain[set][i] += counts ? g[j] : R(0);
+                    all.centred[set][i] = counts ? fma(g[j], distance[j], all.centred[set][i]) : all.centred[set][i];
                     if constexpr (tiled) {
                         auto &to = all.of_column;
-                        const R by_weight = counts ? weighed.by[set][i] * g : R(0);
+                        const R by_weight = counts ? weighed.by[set][i] * g[j] : R(0);
                         to[0][kx][j] += by_weight;
-                        to[1][kx][j] = counts ? fma(by_weight, distance, to[1][kx][j]) : to[1][kx][j];
+                        to[1][kx][j] = counts ? fma(by_weight, distance[j], to[1][kx][j]) : to[1][kx][j];
                     }
                 }
             });
@@ -972,22 +1113,29 @@ struct sample_backward {
         const R portion = share_of_values(a);
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {
-            each<W>([&](int j) {
-                message<2> &to = memory.of_threads[at.ty * block_columns + at.column(kx, 0) + j];
-                if constexpr (tiled)
-                    to = {{of_column[0][tiled ? kx : 0][tiled ? j : 0], of_column[1][tiled ? kx : 0][tiled ? j : 0]}};
-                else
-                    to = {{plain[tiled ? 0 : kx][tiled ? 0 : j], centred[tiled ? 0 : kx][tiled ? 0 : j]}};
-            });
+            R *const to[2] = {&memory.of_thread(first_number, at.ty, at.column(kx, 0)),
+                              &memory.of_thread(1, at.ty, at.column(kx, 0))};
+            if constexpr (tiled) {
+                if constexpr (!mean_square)
+                    store_numbers(to[0], of_column[0][tiled ? kx : 0]);
+                store_numbers(to[1], of_column[1][tiled ? kx : 0]);
+            } else {
+                store_numbers(to[0], plain[tiled ? 0 : kx]);
+                store_numbers(to[1], centred[tiled ? 0 : kx]);
+            }
         });
         __syncthreads();
+        const auto store_totals = [&](int column, bool stores, const R(&total)[2]) {
+            if (stores)
+                each<2>([&](int i) { memory.total(i, column) = total[i]; });
+        };
         each_column([&](int column, int lane, bool exists) {
             R total[2] = {R(0), R(0)};
             for (int ty = lane; ty < down; ty += column_lanes)
-                each<2>([&](int i) { total[i] += memory.of_threads[ty * block_columns + column].numbers[i]; });
+                each<2 - first_number>(
+                    [&](int i) { total[i + first_number] += memory.of_thread(i + first_number, ty, column); });
             sum_lanes<2, column_lanes>(total);
-            if (lane == 0 && exists)
-                memory.totals[column] = {{total[0], total[1]}};
+            store_totals(column, lane == 0 && exists, total);
         });
         if constexpr (shared_by_cluster) {
             __syncthreads();
@@ -996,27 +1144,27 @@ struct sample_backward {
                 R total[2] = {R(0), R(0)};
                 for (int part = 0; part < a.parts; part++)
                     each<2>([&](int i) { total[i] += memory.of_blocks[part * block_columns + column].numbers[i]; });
-                if (lane == 0 && exists)
-                    memory.totals[column] = {{total[0], total[1]}};
+                store_totals(column, lane == 0 && exists, total);
             });
         }
         __syncthreads();
         each<KX>([&](int kx) {
+            R total[2][W];
+            each<2>([&](int i) { load_numbers(total[i], &memory.total(i, at.column(kx, 0))); });
             each<W>([&](int j) {
-                const message<4> of = memory.totals[at.column(kx, 0) + j];
                 if constexpr (tiled) { /* of dz weighed and multiplied by the distance times rstd */
                     const R r = rstd_of[tiled ? kx : 0][tiled ? j : 0];
-                    by_x[kx][j] = eps_of_norm && r >= (R)a.call.clamped_rstd ? R(0) : -of.numbers[1] * portion * r;
-                    level[kx][j] = mean_square ? R(0) : -of.numbers[0] * portion * r;
+                    by_x[kx][j] = eps_of_norm && r >= (R)a.call.clamped_rstd ? R(0) : -total[1][j] * portion * r;
+                    level[kx][j] = mean_square ? R(0) : -total[0][j] * portion * r;
                     return;
                 }
                 if constexpr (writes_columns) {
-                    plain[kx][j] = of.numbers[0];
-                    centred[kx][j] = of.numbers[1];
+                    plain[kx][j] = total[0][j];
+                    centred[kx][j] = total[1][j];
                 }
                 const int set = tiled ? 0 : kx, i = tiled ? 0 : j;
-                by_x[kx][j] = -weighed.by[set][i] * (of.numbers[1] * rstd_of[set][i]) * (rstd_of[set][i] * portion);
-                level[kx][j] = -weighed.by[set][i] * of.numbers[0] * portion - by_x[kx][j] * centre.left(set, i);
+                by_x[kx][j] = -weighed.by[set][i] * (total[1][j] * rstd_of[set][i]) * (rstd_of[set][i] * portion);
+                level[kx][j] = -weighed.by[set][i] * total[0][j] * portion - by_x[kx][j] * centre.left(set, i);
             });
         });
         if constexpr (writes_columns)
@@ -1091,36 +1239,31 @@ struct sample_backward {
         }
     }
     template <int = 0>
-    __device__ __forceinline__ void write(const place &at, int64_t sample, bool wanted, const held &x,
-                                          const held &of_du) const
+    __device__ __forceinline__ void write(const place &at, int64_t sample, bool wanted,
+                                          const requested_backward &given) const
     {
-        held to;
-        each<KY>([&](int ky) {
-            each<KX>([&](int kx) {
-                R numbers[W], more[W];
-                unpack<type, W>(x[ky][kx], numbers);
+        at.store(at.a.out, sample, wanted, [&](int ky, int kx) {
+            R numbers[W], more[W], g[W];
+            unpack<type, W>(given.of.x[ky][kx], numbers);
+            receive_dz(given, ky, kx, g);
+            if constexpr (du)
+                unpack<type, W>(given.of_du[ky][kx], more);
+            const int set = weight_set(ky, kx);
+            each<W>([&](int j) {
+                const int i = weight_value(j);
+                const int s = of_columns ? kx : 0, v = of_columns ? j : 0;
+                R value;
+                if constexpr (has_statistics)
+                    value = fma(weighed.by[set][i], tiled ? g[j] * rstd_of[tiled ? kx : 0][tiled ? j : 0] : g[j],
+                                fma(by_x[s][v], normalized_of(centre, rstd_of, numbers[j], ky, kx, j), level[s][v]));
+                else
+                    value = weighed.by[set][i] * g[j];
                 if constexpr (du)
-                    unpack<type, W>(of_du[ky][kx], more);
-                const int set = weight_set(ky, kx);
-                each<W>([&](int j) {
-                    const int i = weight_value(j);
-                    const int s = of_columns ? kx : 0, v = of_columns ? j : 0;
-                    R value;
-                    if constexpr (has_statistics)
-                        value = fma(weighed.by[set][i],
-                                    tiled ? dz[ky][kx][j] * rstd_of[tiled ? kx : 0][tiled ? j : 0] : dz[ky][kx][j],
-                                    fma(by_x[s][v], normalized_of(centre, rstd_of, numbers[j], ky, kx, j),
-                                        level[s][v]));
-                    else
-                        value = weighed.by[set][i] * dz[ky][kx][j];
-                    if constexpr (du)
-                        value += more[j];
-                    numbers[j] = value;
-                });
-                to[ky][kx] = pack<type, W>(numbers);
+                    value += more[j];
+                numbers[j] = value;
             });
+            return pack<type, W>(numbers);
         });
-        at.store(at.a.out, sample, wanted, to);
     }
 };
 
@@ -1130,20 +1273,17 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
 {
     const normfuse_single_arguments &a = at.a;
     given.of.add(weights);
-    held_y post;
-    held of_du;
-    if constexpr (reads_post)
-        at.template request<y_type>(a.call.post_add, sample, wanted, post);
-    if constexpr (du)
-        at.request(a.call.du, sample, wanted, of_du);
+    if constexpr (!in_slots)
+        given.request_late(at, sample, wanted);
     sample_backward found;
     found.find_centres(a, given, weights);
-    found.find_sums(at, sample, given, post);
-    if constexpr (dpost_add) {
-        held_y to;
-        each<KY>([&](int ky) { each<KX>([&](int kx) { to[ky][kx] = pack<y_type, W>(found.dz[ky][kx]); }); });
-        at.template store<y_type>(a.call.dpost_add, sample, wanted, to);
-    }
+    found.find_sums(at, sample, given);
+    if constexpr (dpost_add)
+        at.template store<y_type>(a.call.dpost_add, sample, wanted, [&](int ky, int kx) {
+            R dz[W];
+            found.receive_dz(given, ky, kx, dz);
+            return pack<y_type, W>(dz);
+        });
     /* Before the threads wait for their totals, where these are not what is summed. */
     constexpr bool sums_channels = gradients != NORMFUSE_GRADIENTS_NONE && !writes_columns;
     constexpr bool sums_early =
@@ -1154,7 +1294,7 @@ __device__ __forceinline__ void work_on(const place &at, const exchange &by, int
     if constexpr (!sums_early && sums_channels)
         found.add_to_channels(at, by, sample, wanted, all);
     if constexpr (writes_out)
-        found.write(at, sample, wanted, given.of.x, of_du);
+        found.write(at, sample, wanted, given);
 }
 
 } // namespace
@@ -1188,6 +1328,12 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
     int sample = at.walker * at_once + at.of_sample;
     using requested_tensors = choose<backward != 0, requested_backward, requested_sample>::type;
     requested_tensors given, next;
+    char *memory = by.dynamic;
+    if constexpr (in_slots) {
+        given.take(memory);
+        next.take(memory);
+        by.dynamic = memory;
+    }
     given.request(at, sample, (exact && !walks) || sample < a.samples);
     if constexpr (!walks) {
         const bool wanted = exact || sample < a.samples;
@@ -1198,6 +1344,8 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
         work_on(at, by, sample, wanted, given, weights, all);
     } else {
         /* The next sample's values are on their way while this one's are worked on. */
+        if constexpr (in_slots)
+            commit_copies();
 #pragma unroll 1
         for (int first = at.walker * at_once; first < a.samples; first += a.walkers * at_once) {
             const bool wanted = sample < a.samples;
@@ -1205,10 +1353,16 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
             at.turn_to(following);
             next.request(at, following, following < a.samples);
             at.turn_to(sample);
+            if constexpr (in_slots) {
+                commit_copies();
+                await_older_copies<1>();
+            }
             if constexpr (of_samples && !positions)
                 weights.request_of_sample(at, wanted ? sample : 0, wanted);
             work_on(at, by, sample, wanted, given, weights, all);
+            const requested_tensors done = given;
             given = next;
+            next = done;
             sample = following;
             by.turn++;
         }
