@@ -322,21 +322,19 @@ static bool is_direct(int32_t gradients)
     return gradients == NORMFUSE_GRADIENTS_DIRECT || gradients == NORMFUSE_GRADIENTS_NONE;
 }
 
-/* Bytes of dynamic shared memory, as single.cuh parts it: of the vectors of a tile and of the next one, where blocks walk
- * over tiles. */
+/* Bytes of the vectors of a tile and of the next one, where blocks walk over tiles. */
 static int64_t bytes_of_slots(const struct shape *shape, const struct matrix *m, const struct geometry *g)
 {
     if (!has_slots(shape, m, g))
         return 0;
     const struct normfuse_problem *const p = shape->problem;
     const bool backward = shape->direction == BACKWARD;
-    const int64_t of_x = 1 + (p->pre_add.data != NULL) + reads_du(shape),
-                  of_y = backward + reads_post(shape);
+    const int64_t of_x = 1 + (p->pre_add.data != NULL) + reads_du(shape), of_y = backward + reads_post(shape);
     return 2 * g->lanes * g->held_rows * g->vector *
            (of_x * (int64_t)normfuse_type_bytes(p->type) + of_y * (int64_t)normfuse_type_bytes(p->y_type));
 }
 
-/* And of numbers that threads join. */
+/* Bytes of dynamic shared memory, as single.cuh parts it. */
 static int64_t shared_of(const struct shape *shape, const struct matrix *m, const struct geometry *g, int32_t gradients)
 {
     enum { MAX_PARTS = 16 };
@@ -474,8 +472,8 @@ static double join_later(const struct shape *shape, const struct matrix *m, cons
                : 1.6 + 32.0 * slots * (double)shape->problem->c / (0.86 * shape->policy->bytes_a_microsecond);
 }
 
-/* Microseconds of a norm over adjacent channels: the positions of a block come one after the other. Memory, instructions and
- * these waits overlap, since the next position is on its way, or another block begins with it. */
+/* Microseconds of a norm over adjacent channels: the positions of a block come one after the other. Memory, instructions
+ * and these waits overlap, since the next position is on its way, or another block begins with it. */
 static double cost_of_positions(const struct shape *shape, const struct matrix *m, const struct geometry *g,
                                 int32_t gradients, int64_t shared)
 {

@@ -136,6 +136,14 @@ grep -E '^(greatest|longest)| passed, .* s$' "$logs/cases.txt" | cut -c 1-200
 collect cases "$logs/cases.txt" "$status"
 sed -n 's/^normfuse: dispatch: .*: //p' "$logs/cases.errors" | grep -oE '[a-z]+[a-z0-9_]*' | sort -u >"$logs/kernels.ran"
 
+# Each schedule takes what it does not refuse.
+for schedule in single held stream; do
+    timeout "$limit" "$build/test_operators" --jobs "$(nproc)" --schedule "$schedule" --with "device=cuda +twice" \
+        --seed 7 --drawn 320 >"$logs/$schedule.txt" 2>&1
+    status=$?
+    collect "$schedule alone" "$logs/$schedule.txt" "$status"
+done
+
 # The H100 and the H200 have the same bits, whichever of them printed the file: `test_operators --with device=cuda --hashes
 # --seed 2468 --random 200`.
 if "$build/test_cuda" --probe | grep -qE 'H(100|200).*, 132 multiprocessors'; then

@@ -24,8 +24,6 @@
 #include "cli/driver_functions.h"
 #include "cli/operator_call.h"
 #include "cli/problem_line.h"
-#include "cli/random.h"
-#include "cli/verify.h"
 #include "cuda/compile.h"
 #include "cuda/schedules.h"
 #include "harness.h"
@@ -1148,37 +1146,6 @@ static void test_host_time(void)
     }
 }
 
-/* ---- schedules --------------------------------------------------------------------------------------------------- */
-
-/* Each schedule takes what it does not refuse: small random problems by each alone, against the double reference. */
-static void test_each_schedule(void)
-{
-    enum { CASES = 160, MOST_BYTES = 512 << 10 };
-    struct normfuse_cuda_choice *const choice = normfuse_cuda_choice();
-    for (const struct schedule *const *list = normfuse_cuda_schedules; *list != NULL; list++) {
-        choice->only = (*list)->name;
-        int taken = 0;
-        for (int i = 0; i < 2 * CASES; i++) {
-            struct problem_line line = random_problem(7, i / 2, RANDOM_LEAST_BYTES, MOST_BYTES);
-            if (line.op == AFFINE || line.evaluate)
-                continue;
-            line.channels_last = i % 2 != 0 && line.ndim > 2;
-            line.device = NORMFUSE_CUDA;
-            static char name[PROBLEM_NAME_BYTES]; /* watched */
-            problem_line_name(&line, name, sizeof name);
-            watch(name, 120);
-            const struct verify_options options = {.seed = 1, .twice = true};
-            struct verify_result result = {.outcome = VERIFY_FAILED};
-            choice->taken = NULL;
-            (void)verify_problem(&line, &options, &result);
-            taken += choice->taken != NULL && strcmp(choice->taken, choice->only) == 0;
-            CHECK(result.outcome == VERIFY_PASSED, "%s by %s: %s", name, choice->only, result.message);
-        }
-        printf("# %s: %d problems\n", choice->only, taken);
-    }
-    choice->only = NULL;
-}
-
 /* ---- the whole -------------------------------------------------------------------------------------------------- */
 
 static void timed(const char *name, void (*test)(void))
@@ -1233,7 +1200,6 @@ int main(int count, char **arguments)
     timed("refused memory", test_refused);
     timed("more than 2^31 elements", test_more_than_31_bits);
     timed("tensors without elements", test_empty);
-    timed("each schedule alone", test_each_schedule);
     timed("the host's time", test_host_time);
     timed("a device reset", test_reset); /* the last: nothing of before can be used */
     return harness_close();
