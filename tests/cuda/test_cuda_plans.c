@@ -329,8 +329,7 @@ static int64_t shared_of_single(const struct single *s)
                by_column = s->of.parameters == NORMFUSE_PARAMETERS_OF_COLUMN;
     int64_t bytes = 2 * value * parts;
     if (s->of.statistics == NORMFUSE_STATISTICS_COLUMN)
-        bytes = value * ((s->of.mean_square ? 1 : 2) * s->down * (s->block_columns + 4) +
-                         s->block_columns * (3 + 1 + 2 * parts));
+        bytes = value * (2 * s->down * (s->block_columns + 4) + s->block_columns * (3 + 1 + 2 * parts));
     const int64_t weights = by_column ? s->down * s->block_columns : by_row ? s->of.held_rows * s->down : 1;
     const int64_t of_channels =
         s->of.gradients != NORMFUSE_GRADIENTS_NONE ? s->beside * weights * (s->of.sums_slopes ? 3 : 2) * value : 0;

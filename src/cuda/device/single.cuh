@@ -243,7 +243,7 @@ struct place {
             request_vector<aligned != 0>(loads, to[ky][kx], tensor + element * bytes_of(of_type));
         });
     }
-    /* vector_of(ky, kx): of the results */
+    /* vector_of(ky, kx): what is stored. In registers all of it is found first: the slots' threads have no room for that. */
     template <int of_type = type, typename Vectors>
     __device__ __forceinline__ void store(char *tensor, int64_t sample, bool wanted, Vectors vector_of) const
     {
@@ -423,13 +423,11 @@ template <int N> __device__ __forceinline__ void load_numbers(R (&numbers)[N], c
     });
 }
 
-/* Mean squares have the second of a column's two numbers alone. */
-constexpr int first_number = mean_square ? 1 : 0;
 /* Behind one another in dynamic shared memory; single.c has the same sum. Rows of the threads' numbers begin in other
  * banks, since the lanes that join a column read one column of several rows. */
 struct column_memory {
     static constexpr int row = block_columns + 4;
-    R *of_threads;         /* [numbers][down][row] */
+    R *of_threads;         /* [2][down][row]; mean squares have the second number alone */
     R *totals;             /* [3][block_columns]: near and rest of the mean, and rstd; or sums */
     R *pivots;             /* [block_columns] */
     message<2> *of_blocks; /* [parts][block_columns] */
@@ -437,13 +435,13 @@ struct column_memory {
     __device__ __forceinline__ column_memory(char *dynamic)
     {
         of_threads = reinterpret_cast<R *>(dynamic);
-        totals = of_threads + (2 - first_number) * down * row;
+        totals = of_threads + 2 * down * row;
         pivots = totals + 3 * block_columns;
         of_blocks = reinterpret_cast<message<2> *>(pivots + block_columns);
     }
     __device__ __forceinline__ R &of_thread(int number, int ty, int column) const
     {
-        return of_threads[((number - first_number) * down + ty) * row + column];
+        return of_threads[(number * down + ty) * row + column];
     }
     __device__ __forceinline__ R &total(int number, int column) const
     {
@@ -640,8 +638,6 @@ struct requested_sample {
         at.request(a.x, sample, wanted, x);
         if constexpr (pre_add)
             at.request(a.call.pre_add, sample, wanted, of_pre_add);
-        if constexpr (in_slots)
-            request_late(at, sample, wanted);
         const int64_t first = (sample * a.sample_stride + at.first) * bytes_of(type);
         if constexpr (!backward && statistics == NORMFUSE_STATISTICS_GROUP && !mean_square) {
             first_x = first_pre_add = {};
@@ -924,8 +920,7 @@ struct requested_backward {
     }
     __device__ __forceinline__ void request_late(const place &at, int64_t sample, bool wanted)
     {
-        if constexpr (!in_slots)
-            of.request_late(at, sample, wanted);
+        of.request_late(at, sample, wanted);
         if constexpr (du)
             at.request(at.a.call.du, sample, wanted, of_du);
     }
@@ -948,8 +943,6 @@ struct requested_backward {
             });
         of.request(at, sample, wanted);
         at.template request<y_type>(a.dy, sample, wanted, dy);
-        if constexpr (in_slots)
-            request_late(at, sample, wanted);
     }
 };
 
@@ -990,7 +983,7 @@ struct sample_backward {
         }
         weigh_values(weights, centre, rstd_of, a.call, weighed);
     }
-    /* The factors of a vector's values, too: distance(j); on_slope(j, z). */
+    /* dz of a vector, and the distances of its values from the mean; on_slope(j, z) before element j's dz is found. */
     template <typename OnSlope>
     __device__ __forceinline__ void find_dz(const requested_backward &given, int ky, int kx, R (&distance)[W],
                                             R (&found)[W], OnSlope on_slope) const
@@ -1008,7 +1001,7 @@ struct sample_backward {
                              weighed.p[set][i], more, j, [&](R z) { on_slope(j, z); });
         });
     }
-    /* Once its sums are known. */
+    /* dz of a vector for the results. */
     __device__ __forceinline__ void receive_dz(const requested_backward &given, int ky, int kx, R (&to)[W]) const
     {
         R distance[W];
@@ -1113,15 +1106,16 @@ struct sample_backward {
         const R portion = share_of_values(a);
         const column_memory memory(by.dynamic);
         each<KX>([&](int kx) {
-            R *const to[2] = {&memory.of_thread(first_number, at.ty, at.column(kx, 0)),
-                              &memory.of_thread(1, at.ty, at.column(kx, 0))};
-            if constexpr (tiled) {
-                if constexpr (!mean_square)
-                    store_numbers(to[0], of_column[0][tiled ? kx : 0]);
-                store_numbers(to[1], of_column[1][tiled ? kx : 0]);
+            const auto leave = [&](int number, const auto &sums) {
+                store_numbers(&memory.of_thread(number, at.ty, at.column(kx, 0)), sums);
+            };
+            if constexpr (!tiled) {
+                leave(0, plain[tiled ? 0 : kx]);
+                leave(1, centred[tiled ? 0 : kx]);
             } else {
-                store_numbers(to[0], plain[tiled ? 0 : kx]);
-                store_numbers(to[1], centred[tiled ? 0 : kx]);
+                if constexpr (!mean_square)
+                    leave(0, of_column[0][tiled ? kx : 0]);
+                leave(1, of_column[1][tiled ? kx : 0]);
             }
         });
         __syncthreads();
@@ -1132,8 +1126,7 @@ struct sample_backward {
         each_column([&](int column, int lane, bool exists) {
             R total[2] = {R(0), R(0)};
             for (int ty = lane; ty < down; ty += column_lanes)
-                each<2 - first_number>(
-                    [&](int i) { total[i + first_number] += memory.of_thread(i + first_number, ty, column); });
+                each<2>([&](int i) { total[i] += mean_square && i == 0 ? R(0) : memory.of_thread(i, ty, column); });
             sum_lanes<2, column_lanes>(total);
             store_totals(column, lane == 0 && exists, total);
         });
@@ -1334,7 +1327,14 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
         next.take(memory);
         by.dynamic = memory;
     }
-    given.request(at, sample, (exact && !walks) || sample < a.samples);
+    const auto request = [&](requested_tensors &to, int of_sample, bool wanted) {
+        to.request(at, of_sample, wanted);
+        if constexpr (in_slots) {
+            to.request_late(at, of_sample, wanted);
+            commit_copies();
+        }
+    };
+    request(given, sample, (exact && !walks) || sample < a.samples);
     if constexpr (!walks) {
         const bool wanted = exact || sample < a.samples;
         if constexpr (per_sample)
@@ -1344,19 +1344,15 @@ extern "C" __global__ void __launch_bounds__(threads, resident)
         work_on(at, by, sample, wanted, given, weights, all);
     } else {
         /* The next sample's values are on their way while this one's are worked on. */
-        if constexpr (in_slots)
-            commit_copies();
 #pragma unroll 1
         for (int first = at.walker * at_once; first < a.samples; first += a.walkers * at_once) {
             const bool wanted = sample < a.samples;
             const int following = sample + a.walkers * at_once;
             at.turn_to(following);
-            next.request(at, following, following < a.samples);
+            request(next, following, following < a.samples);
             at.turn_to(sample);
-            if constexpr (in_slots) {
-                commit_copies();
+            if constexpr (in_slots)
                 await_older_copies<1>();
-            }
             if constexpr (of_samples && !positions)
                 weights.request_of_sample(at, wanted ? sample : 0, wanted);
             work_on(at, by, sample, wanted, given, weights, all);
