@@ -20,6 +20,7 @@ if [ $# -ne 1 ] || [ ! -x "$1/test_operators" ]; then
 fi
 build=$1
 limit=${LIMIT:-900}
+jobs=$(env -u OMP_NUM_THREADS nproc) # where that is set, nproc prints it
 logs=$build/check-cuda
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -127,7 +128,7 @@ fi
 
 # ---- case files and random cases ----------------------------------------------------------------------------------
 
-NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --jobs "$(nproc)" --every "${EVERY:-1}" \
+NORMFUSE_VERBOSE=dispatch timeout "$limit" "$build/test_operators" --jobs "$jobs" --every "${EVERY:-1}" \
     --with "device=cuda +twice" tests/cases/*.txt --random 1500 \
     --with "device=cuda +graph" tests/cases/options.txt \
     --with "device=cuda +no_sync" tests/cases/options.txt --seed 77 --random 500 >"$logs/cases.txt" 2>"$logs/cases.errors"
@@ -138,7 +139,7 @@ sed -n 's/^normfuse: dispatch: .*: //p' "$logs/cases.errors" | grep -oE '[a-z]+[
 
 # Each schedule takes what it does not refuse.
 for schedule in single held stream; do
-    timeout "$limit" "$build/test_operators" --jobs "$(nproc)" --schedule "$schedule" --with "device=cuda +twice" \
+    timeout "$limit" "$build/test_operators" --jobs "$jobs" --schedule "$schedule" --with "device=cuda +twice" \
         --seed 7 --drawn 320 >"$logs/$schedule.txt" 2>&1
     status=$?
     collect "$schedule alone" "$logs/$schedule.txt" "$status"
